@@ -1,0 +1,57 @@
+"""FedExP: FedAvg with a server step chosen each round by extrapolation.
+
+    client i:   as FedAvg;  also reports ‖Δ_i‖²
+    server:     η_g = max{1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))},    w ← w − η_g Δ̄
+
+    ε     ``eps``
+
+``exact_projection`` drops the 2: η_g = max{1, mean ‖Δ_i‖² / (‖Δ̄‖² + ε)}, the step of the extrapolated parallel
+projection method, for clients that solve their problem to convergence.
+``eps_scale: cohort`` (|S|·ε) and ``eps_decay`` (ε·eps_decay^t) are what the authors' code does.
+
+The iterates oscillate: evaluate with ``evaluate.model: last-two``, the average of the last two, never fed back.
+
+Reduced: Δ, one vector (d,), and the scalar ‖Δ_i‖². State: none.
+
+Reference: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation", ICLR 2023,
+Algorithm 1, eqs. (9) and (7); Section 5 on the last two iterates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfed.algorithms.fedavg import Plain
+from hpcfed.types import Means, Part, State, Stepped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Extrapolation(Part):
+    """η_g from the ratio of the mean squared norm to the squared norm of the mean."""
+
+    eps: float = Field(1e-3, ge=0)
+    exact_projection: bool = False
+    eps_scale: Literal["one", "cohort"] = "one"
+    eps_decay: float = Field(1.0, gt=0)
+
+    def begin(self, w: Tensor) -> State:
+        return {}
+
+    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+        eta_g = self.server_lr(means)
+        return Stepped(w - eta_g * means.delta, state, eta_g)
+
+    def server_lr(self, means: Means) -> float:
+        """η_g of the round; 1 where nothing moved and ε is 0."""
+        eps = self.eps * self.eps_decay**means.round
+        if self.eps_scale == "cohort":
+            eps *= means.cohort_size
+        below = (1.0 if self.exact_projection else 2.0) * (means.delta_sq + eps)
+        return max(1.0, means.mean_delta_sq / below) if below > 0 else 1.0
+
+
+LOCAL, SERVER = Plain, Extrapolation

@@ -1,0 +1,35 @@
+"""FedProx: FedAvg whose clients are held near the server's model by a quadratic term.
+
+    client i:   y ← w;  τ_i times:  y ← y − η (∇f_i(y; batch) + μ (y − w));   Δ_i = w − y
+    server:     w ← w − η_g Δ̄
+
+    μ     ``mu``                   η_g   ``server_lr``
+
+Reduced: Δ, one vector (d,). State: none. μ = 0 is FedAvg, bit for bit.
+
+Reference: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2 and eq. (2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import State, Tilt, Who
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Prox(Plain):
+    """The client's gradient plus μ (y − w)."""
+
+    mu: float = Field(ge=0)
+
+    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
+        return Tilt(mu=self.mu)
+
+
+LOCAL, SERVER = Prox, ServerStep

@@ -1,0 +1,72 @@
+"""The ``hpcfed`` command: one module per subcommand, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from hpcfed.errors import HpcfedError, nearest
+
+SUBCOMMANDS = {
+    "prepare": "Turn raw data into a federation file.",
+    "inspect": "Show what is in a federation file.",
+    "run": "Run a recipe, alone or under mpirun or srun.",
+    "report": "Draw figures and one HTML page from finished or running runs.",
+    "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
+    "bench": "Time a local round beside a bare PyTorch loop.",
+}
+
+
+class _Lazy(click.Group):
+    """A group whose subcommands live in ``hpcfed.cli.<name>.command``; `hpcfed --help` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in SUBCOMMANDS:
+            return None
+        return importlib.import_module(f"hpcfed.cli.{name}").command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in SUBCOMMANDS:
+            raise click.UsageError(f"no command {args[0]!r}; {nearest(args[0], SUBCOMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUBCOMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hpcfed")
+def cli() -> None:
+    """Federated learning on a workstation or a cluster, the same result on any number of ranks."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of the console script: run the command, then leave with the same exit code on every rank."""
+    from hpcfed.world import leave
+
+    code, message = 0, ""
+    try:
+        code = cli.main(args=args, prog_name="hpcfed", standalone_mode=False) or 0
+    except click.exceptions.NoArgsIsHelpError as help_page:
+        code, message = 2, help_page.format_message()
+    except click.UsageError as error:
+        hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
+        code, message = 2, f"hpcfed: {error.format_message()}{hint}"
+    except click.exceptions.Abort:
+        code, message = 130, "hpcfed: interrupted"
+    except HpcfedError as error:
+        code, message = error.exit_code, f"hpcfed: {error}"
+    leave(code, message)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

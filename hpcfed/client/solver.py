@@ -1,0 +1,90 @@
+"""The local solver: one client's training in one round, the same lines for every method.
+
+    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     v ← ρ v + g,     y ← y − η v
+
+from y = w. What a method adds is its tilt (shift, μ, anchor), constant during the round; so shift − μ·anchor is
+computed once, and μ·y joins the weight decay wherever no clipping comes between them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.data.batches import minibatches
+from hpcfed.data.shards import Samples
+from hpcfed.flat import FlatModel
+from hpcfed.losses import Loss
+from hpcfed.rng import Purpose, stream, torch_seed
+from hpcfed.types import Local, Tilt
+
+
+class LocalSolver:
+    """Trains one client after another with one model and one set of buffers."""
+
+    def __init__(self, model: FlatModel, loss: Loss, section: LocalSection, seed: int):
+        self._model = model
+        self._loss = loss
+        self._section = section
+        self._seed = seed
+        self._delta = torch.empty_like(model.vector)
+        self._velocity = torch.empty_like(model.vector) if section.momentum else None
+
+    def solve(self, w: Tensor, samples: Samples, tilt: Tilt, *, steps: int, round: int, client: int) -> Local:
+        """Run `steps` minibatch steps of one client from the server's model `w`, (d,) on the model's device.
+
+        The minibatches, and whatever the model draws itself (dropout), come from the streams of (round, client).
+        """
+        section, y = self._section, self._model.vector
+        lr = section.lr * section.lr_decay ** (round - 1)
+        constant = _constant(tilt, w)
+        before_clip, after_clip = tilt.mu, section.weight_decay
+        if section.clip_norm is None or section.clip == "linear":
+            before_clip, after_clip = 0.0, tilt.mu + section.weight_decay
+        y.copy_(w)
+        if self._velocity is not None:
+            self._velocity.zero_()
+        torch.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, client))
+        losses = []
+        rng = stream(self._seed, Purpose.BATCHES, round, client)
+        for x_batch, y_batch in minibatches(samples, section.batch_size, steps, rng):
+            losses.append(self._gradient(x_batch, y_batch))
+            self._descend(lr, constant, before_clip, after_clip)
+        torch.sub(w, y, out=self._delta)
+        loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
+        return Local(self._delta, steps, loss_sum)
+
+    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Leave ∇f in the flat gradient, and return the minibatch loss."""
+        self._model.grad.zero_()
+        loss = self._loss.batch(self._model.module(x), y)
+        loss.backward()
+        return loss.detach()
+
+    def _descend(self, lr: float, constant: Tensor | None, before_clip: float, after_clip: float) -> None:
+        """One step of the client optimizer from the flat gradient."""
+        y, g, v = self._model.vector, self._model.grad, self._velocity
+        if constant is not None:
+            g.add_(constant)
+        if before_clip:
+            g.add_(y, alpha=before_clip)
+        if self._section.clip_norm is not None:
+            g.mul_((self._section.clip_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp_(max=1.0))
+        if v is None:
+            if after_clip:
+                y.mul_(1.0 - lr * after_clip)
+            y.add_(g, alpha=-lr)
+        else:
+            v.mul_(self._section.momentum).add_(g)
+            if after_clip:
+                v.add_(y, alpha=after_clip)
+            y.add_(v, alpha=-lr)
+
+
+def _constant(tilt: Tilt, w: Tensor) -> Tensor | None:
+    """Return shift − μ·anchor, or None where it is 0."""
+    if tilt.mu == 0.0:
+        return tilt.shift
+    anchor = w if tilt.anchor is None else tilt.anchor
+    return -tilt.mu * anchor if tilt.shift is None else tilt.shift - tilt.mu * anchor

@@ -1,0 +1,153 @@
+"""Who takes part in a round, with what weight and how many steps: the same answer on every rank, without a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.batches import num_steps
+from hpcfed.errors import InputError
+from hpcfed.rng import Purpose, stream
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """One round's clients.
+
+    Attributes:
+        clients: (S,) int64, distinct.
+        shares: p_i = q_i / q(S), (S,) float64; they sum to 1.
+        fraction: q(S).
+        steps: τ_i, (S,) int64; 0 for a client without samples.
+    """
+
+    clients: np.ndarray
+    shares: np.ndarray
+    fraction: float
+    steps: np.ndarray
+
+
+class Cohorts:
+    """Draws the cohorts of a recipe over a federation.
+
+    Args:
+        recipe: its ``cohort``, ``budget``, ``local``, ``seed`` and ``rounds``.
+        sizes: samples per client, (N,).
+        weights: ``samples`` (q_i = n_i/n) or ``uniform`` (q_i = 1/N).
+
+    Raises:
+        InputError: a cohort larger than the federation, or a schedule that does not fit it.
+    """
+
+    def __init__(self, recipe: Recipe, sizes: np.ndarray, weights: str):
+        self._recipe = recipe
+        self._sizes = sizes
+        total = sizes.sum() if weights == "samples" else len(sizes)
+        self._q = (sizes if weights == "samples" else np.ones(len(sizes))) / total
+        self._draw = self._sampler()
+        self._budgets = self._read_budgets()
+
+    def round(self, round: int) -> Cohort:
+        """Return the cohort of a round, counted from 1."""
+        clients = self._draw(round)
+        q = self._q[clients]
+        fraction = float(q.sum())
+        shares = q / fraction if fraction > 0 else np.zeros(len(q))
+        return Cohort(clients, shares, fraction, self._steps(round, clients))
+
+    def _sampler(self) -> Callable[[int], np.ndarray]:
+        section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
+        if section.schedule is not None:
+            schedule = _read_schedule(section.schedule, "cohort.schedule", self._recipe.rounds, self._check_cohort)
+            return lambda round: np.array(schedule[round - 1], dtype=np.int64)
+        size = num_clients
+        if section.size is not None:
+            size = section.size
+        elif section.fraction is not None:
+            size = max(1, round(section.fraction * num_clients))
+        if size > num_clients:
+            raise InputError(
+                "cohort.size",
+                expected=f"at most the {num_clients} clients of {self._recipe.data.name}",
+                got=str(size),
+                remedy="make the cohort smaller or prepare more clients",
+            )
+        if section.sampling == "bernoulli":
+            chance = section.fraction if section.fraction is not None else size / num_clients
+            return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance)
+        return lambda round: np.sort(
+            stream(seed, Purpose.COHORT, round).choice(num_clients, size, replace=False, shuffle=False)
+        )
+
+    def _steps(self, round: int, clients: np.ndarray) -> np.ndarray:
+        local, budget = self._recipe.local, self._recipe.budget
+        asked: list[int | None]
+        if self._budgets is not None:
+            asked = [*self._budgets[round - 1]]
+        elif budget is not None and budget.low is not None and budget.high is not None:
+            seed = self._recipe.seed.cohort
+            asked = [
+                int(stream(seed, Purpose.BUDGET, round, k).integers(budget.low, budget.high, endpoint=True))
+                for k in clients
+            ]
+        else:
+            asked = [local.steps] * len(clients)
+        sizes = self._sizes[clients]
+        return np.array(
+            [num_steps(n, local.batch_size, tau, local.epochs) for n, tau in zip(sizes, asked, strict=True)], np.int64
+        )
+
+    def _read_budgets(self) -> list[list[int]] | None:
+        budget = self._recipe.budget
+        if budget is None or budget.schedule is None:
+            return None
+        return _read_schedule(budget.schedule, "budget.schedule", self._recipe.rounds, self._check_budget)
+
+    def _check_cohort(self, row: list[int], where: str) -> None:
+        num_clients = len(self._sizes)
+        if not row or len(set(row)) != len(row):
+            raise InputError(where, expected="one or more different clients", got=str(row))
+        absent = [client for client in row if not 0 <= client < num_clients]
+        if absent:
+            raise InputError(f"{where}: no client {absent[0]}", expected=f"clients 0 to {num_clients - 1}")
+
+    def _check_budget(self, row: list[int], where: str) -> None:
+        number = int(where.rsplit(" ", 1)[1])
+        cohort_size = len(self._draw(number))
+        if len(row) != cohort_size or min(row) < 1:
+            raise InputError(where, expected=f"{cohort_size} numbers of steps, each at least 1", got=str(row))
+
+
+def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:
+    """Let each client join with the given chance; draw again where nobody does."""
+    while True:
+        joined = np.flatnonzero(rng.random(num_clients) < chance)
+        if len(joined):
+            return joined
+
+
+def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int], str], None]) -> list[list[int]]:
+    """Read a JSON list over rounds of lists of whole numbers, and check each round's list."""
+    where = f"{key} {path}"
+    try:
+        schedule: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file", remedy="check the path in the recipe") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where} cannot be read", got=str(error)) from None
+    whole = isinstance(schedule, list) and all(
+        isinstance(row, list) and all(type(entry) is int for entry in row) for row in schedule
+    )
+    if not whole:
+        raise InputError(where, expected="a list over rounds of lists of whole numbers")
+    if len(schedule) < rounds:
+        raise InputError(where, expected=f"a list for each of the {rounds} rounds", got=f"{len(schedule)} lists")
+    for number, row in enumerate(schedule[:rounds], 1):
+        check(row, f"{where}: round {number}")
+    return schedule

@@ -1,0 +1,149 @@
+"""From a YAML file, or a mapping, and ``key=value`` overrides to a `Recipe`; every mistake becomes one `InputError`."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError, nearest
+
+EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
+IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
+
+
+def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """Read and check a recipe.
+
+    Args:
+        source: a YAML file, or the same content as a mapping (relative paths then resolve from the working folder).
+        overrides: ``section.key=value`` texts, the value in YAML, applied in order.
+
+    Raises:
+        InputError: naming the key, what was expected and what was found.
+    """
+    if isinstance(source, Mapping):
+        where, folder, content = "recipe", Path.cwd(), _plain(source)
+        content.setdefault("name", "run")
+    else:
+        path = Path(source)
+        where, folder, content = str(path), path.resolve().parent, _read_yaml(path)
+        content.setdefault("name", path.stem)
+    for override in overrides:
+        _override(content, override)
+    for keys in IN_RECIPE_FOLDER:
+        _resolve_path(content, keys, folder, where)
+    content["python_path"] = [_absolute(entry, folder, where) for entry in content.get("python_path") or [folder]]
+    content["output"] = _absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
+    return validated(Recipe, content, where)
+
+
+def to_plain(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as plain YAML data, paths as text, keys in their documented order."""
+    return recipe.model_dump(mode="json")
+
+
+def dump_yaml(content: Mapping[str, Any]) -> str:
+    """Write plain data as YAML text, in the order given."""
+    stream = io.StringIO()
+    yaml = YAML()
+    yaml.width = 120
+    yaml.dump(dict(content), stream)
+    return stream.getvalue()
+
+
+def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> Any:
+    """Build `kind` from plain data, turning pydantic's first complaint into one `InputError`."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise _explain(kind, error, where) from None
+
+
+def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> InputError:
+    first = error.errors()[0]
+    location, found = [str(part) for part in first["loc"]], first["input"]
+    dotted = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        known = _section(kind, location[:-1]).model_fields
+        return InputError(f"unknown key {dotted!r}", where=where, remedy=nearest(location[-1], known))
+    if first["type"] == "missing":
+        return InputError(f"key {dotted!r} is missing", where=where, remedy="add it to the recipe")
+    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    expected = EXPECTED.get(first["type"], said)
+    got = repr(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
+    return InputError(dotted or "recipe", where=where, expected=expected, got=got[:200])
+
+
+def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
+    """Find the model class that a dotted location lies in."""
+    for part in location:
+        annotation = kind.model_fields[part].annotation
+        candidates = (annotation, *getattr(annotation, "__args__", ()))
+        kind = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return kind
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError("no such recipe", where=str(path), remedy="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read as text ({error})", where=str(path)) from None
+    try:
+        content = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "not well formed"
+        raise InputError(f"not valid YAML{line}: {problem}", where=str(path)) from None
+    if not isinstance(content, dict):
+        raise InputError("a recipe", where=str(path), expected="a mapping of keys", got=type(content).__name__)
+    return content
+
+
+def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in content.items()}
+
+
+def _override(content: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InputError("override", expected="section.key=value", got=repr(text))
+    *sections, last = key.split(".")
+    place = content
+    for section in sections:
+        inner = place.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=repr(inner))
+        place = inner
+    try:
+        place[last] = YAML(typ="safe", pure=True).load(value)
+    except YAMLError:
+        raise InputError(f"override {text!r}", expected="a YAML value after '='", got=repr(value)) from None
+
+
+def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, where: str) -> None:
+    """Make the path at `keys`, where there is one, absolute from the recipe's folder."""
+    place: Any = content
+    for key in keys[:-1]:
+        place = place.get(key) if isinstance(place, dict) else None
+    if isinstance(place, dict) and isinstance(place.get(keys[-1]), str | Path):
+        place[keys[-1]] = _absolute(place[keys[-1]], folder, where)
+
+
+def _absolute(text: Any, folder: Path, where: str) -> Any:
+    if not isinstance(text, str | Path):
+        return text
+    expanded = str(Path(os.path.expandvars(text)).expanduser())
+    if "$" in expanded:
+        raise InputError(f"path {text!s}", where=where, expected="every $VARIABLE to be set", got=expanded)
+    return Path(os.path.normpath(folder / expanded))

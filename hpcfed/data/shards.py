@@ -1,0 +1,83 @@
+"""Clients' data as a device sees it: read from the federation file, normalised once, kept while there is room."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.data.format import Federation
+
+Samples = tuple[Tensor, Tensor]
+"""x (n, …) in the run's dtype, and y: labels int64 (n,), or targets (n, …) in the run's dtype."""
+
+
+class Shards:
+    """The data this rank trains and evaluates on, prepared at first use.
+
+    The least recently used pieces make room once `capacity` bytes are held; what is prepared again is the same to the
+    last bit, so the capacity changes the time of a run and nothing else.
+    """
+
+    def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device, capacity: int):
+        self._federation = federation
+        self._dtype = dtype
+        self._device = device
+        self._room = capacity
+        self._held: OrderedDict[tuple[str, int], Samples] = OrderedDict()
+        self._centre = self._per_channel(federation)
+
+    def client(self, client: int) -> Samples:
+        """Return all samples of a client, in the file's order."""
+        return self._get(("train", client), lambda: self._federation.client(client))
+
+    def test_chunk(self, chunk: int, size: int) -> Samples:
+        """Return test samples ``chunk·size : (chunk+1)·size``, fewer in the last chunk."""
+        return self._get(("test", chunk), lambda: self._federation.test(chunk * size, (chunk + 1) * size))
+
+    def _get(self, key: tuple[str, int], read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Samples:
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        x, y = read()
+        samples = self._prepare_x(x), self._prepare_y(y)
+        self._room -= _nbytes(samples)
+        while self._room < 0 and self._held:
+            self._room += _nbytes(self._held.popitem(last=False)[1])
+        self._held[key] = samples
+        return samples
+
+    def _prepare_x(self, x: np.ndarray) -> Tensor:
+        prepared = self._to_device(x, self._dtype)
+        if x.dtype == np.uint8:
+            prepared.div_(255)
+        if self._centre is not None:
+            prepared.sub_(self._centre[0]).div_(self._centre[1])
+        return prepared
+
+    def _prepare_y(self, y: np.ndarray) -> Tensor:
+        return self._to_device(y, self._dtype if self._federation.task == "regression" else torch.int64)
+
+    def _to_device(self, array: np.ndarray, dtype: torch.dtype) -> Tensor:
+        """Copy into memory of torch's own, which is aligned to 64 bytes wherever the rows lie in the file."""
+        prepared = torch.empty(array.shape, dtype=dtype, device=self._device)
+        native = array.astype(array.dtype.newbyteorder("="), copy=True)
+        return prepared.copy_(torch.from_numpy(native))
+
+    def _per_channel(self, federation: Federation) -> tuple[Tensor, Tensor] | None:
+        """Mean and std, shaped to broadcast along axis 1 of (n, C, …)."""
+        if federation.normalization is None:
+            return None
+        trailing = (1,) * max(len(federation.feature_shape) - 1, 0)
+        mean, std = (
+            torch.tensor(values, dtype=self._dtype, device=self._device).view(-1, *trailing)
+            for values in (federation.normalization.mean, federation.normalization.std)
+        )
+        return mean, std
+
+
+def _nbytes(samples: Samples) -> int:
+    return sum(tensor.nbytes for tensor in samples)

@@ -1,0 +1,59 @@
+"""How a run tells of itself besides its metrics: a log per rank, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import Diverged, HpcfedError
+from hpcfed.folder import RunFolder
+from hpcfed.world import World
+
+
+@contextmanager
+def recorded_ending(folder: RunFolder, world: World) -> Iterator[None]:
+    """Leave ``result.json`` however the block ends."""
+    started = time.perf_counter()
+    status, message = "failed", ""
+    try:
+        yield
+        status = "finished"
+    except HpcfedError as error:
+        status, message = "diverged" if isinstance(error, Diverged) else "failed", str(error)
+        raise
+    finally:
+        if world.is_root:
+            seconds = round(time.perf_counter() - started, 6)
+            ending = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
+            folder.write("result.json", ending)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file whose folder, too, appears with the first thing there is to say."""
+
+    def _open(self) -> Any:
+        Path(self.baseFilename).parent.mkdir(exist_ok=True)
+        return super()._open()
+
+
+@contextmanager
+def own_log(folder: RunFolder, world: World) -> Iterator[None]:
+    """Send this rank's log and warnings to ``logs/rank-R.log``, which exists only where there was something to say."""
+    handler = _LogFile(folder.path / "logs" / f"rank-{world.rank}.log", delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    loggers = [logging.getLogger("hpcfed"), logging.getLogger("py.warnings")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()

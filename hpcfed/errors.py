@@ -1,0 +1,57 @@
+"""Every way a run can end other than well, each with its exit code and one line for the person who reads it.
+
+The line follows one template, ``where: what: expected …, got …; remedy``, so that it can be understood without a
+traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HpcfedError(Exception):
+    """Base of the errors that end a run with a known exit code."""
+
+    exit_code = 1
+
+
+def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = "") -> str:
+    """Join the parts of an error message into one line: ``where: what: expected E, got G; remedy``."""
+    details = ", ".join(part for part in (expected and f"expected {expected}", got and f"got {got}") if part)
+    line = ": ".join(part for part in (where, what, details) if part)
+    if remedy:
+        line = f"{line}; {remedy}"
+    return " ".join(line.split())
+
+
+class _Explained(HpcfedError):
+    """An error built from the template's parts (see `sentence`)."""
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = ""):
+        super().__init__(sentence(what, where=where, expected=expected, got=got, remedy=remedy))
+
+
+class InputError(_Explained):
+    """What the user typed, or a file they named, is wrong (exit code 2)."""
+
+    exit_code = 2
+
+
+class Diverged(_Explained):
+    """Training produced numbers that are not finite, or left the range of the exact sums (exit code 3)."""
+
+    exit_code = 3
+
+
+class EnvironmentFailure(_Explained):
+    """The machine, a disk, a file in mid-run or a rank failed (exit code 4)."""
+
+    exit_code = 4
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of what is known."""
+    known = sorted(known)
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(known)}"

@@ -1,0 +1,25 @@
+"""Files written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Write a file under a temporary name, flush it to disk, and rename it into place.
+
+    Raises:
+        OSError: as the system reports it; the old file, if any, is untouched.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

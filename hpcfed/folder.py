@@ -1,0 +1,162 @@
+"""The run folder: what may be started in it, and the files that a run leaves there.
+
+    nothing there, or no round was recorded     start
+    our finished run of the same recipe         say so, exit 0
+    our unfinished run of the same recipe       start again, the old record kept under previous-N/
+    only FREE keys changed                      likewise
+    anything else changed, or files not ours    refuse, with the difference
+
+Rank 0 alone looks and writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from hpcfed.config.load import dump_yaml, to_plain
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import write_whole
+
+PLACES = ("output", "python_path")
+FREE = ("rounds", "evaluate", *PLACES)
+"""Keys that may differ between a run and what continues it."""
+RECORD = (
+    "metrics.jsonl",
+    "result.json",
+    "environment.json",
+    "model.safetensors",
+    "model-evaluated.safetensors",
+    "logs",
+)
+"""What is put aside when a run starts again."""
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+
+    def is_finished(self, recipe: Recipe) -> bool:
+        """Tell whether this very recipe's run is here and finished; writes nothing.
+
+        Raises:
+            InputError: the folder holds another recipe's run, or files that are not ours.
+        """
+        wanted = to_plain(recipe)
+        try:
+            found = self._read_recipe() if self.path.exists() and any(self.path.iterdir()) else None
+        except OSError as error:
+            raise self._unusable(error) from None
+        if found is None or not self._has_rounds():
+            return False
+        self._refuse_other(found, wanted)
+        same = _comparable(found, PLACES) == _comparable(wanted, PLACES)
+        return same and self._status() == "finished"
+
+    def claim(self, recipe: Recipe) -> None:
+        """Make the folder, put an older record aside, and write the resolved recipe.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self._has_rounds():
+                self._put_aside()
+            write_whole(self.path / "recipe.yaml", dump_yaml(to_plain(recipe)))
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def write(self, name: str, content: bytes | str | Mapping[str, Any]) -> None:
+        """Write one file of the folder, whole or not at all; a mapping is written as JSON.
+
+        Raises:
+            EnvironmentFailure: the file system refuses.
+        """
+        text = json.dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
+        try:
+            write_whole(self.path / name, text)
+        except OSError as error:
+            raise EnvironmentFailure("cannot be written", where=str(self.path / name), got=str(error)) from error
+
+    def rounds(self) -> int:
+        """Return how many rounds are recorded."""
+        if not self.metrics.exists():
+            return 0
+        with self.metrics.open("rb") as record:
+            return sum(1 for _ in record)
+
+    def _read_recipe(self) -> dict[str, Any]:
+        path = self.path / "recipe.yaml"
+        if not path.is_file():
+            raise InputError(
+                "output holds files that are not a run's",
+                where=str(self.path),
+                got=", ".join(sorted(entry.name for entry in self.path.iterdir())[:3]),
+                remedy="choose another output",
+            )
+        try:
+            found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        except (YAMLError, UnicodeDecodeError):
+            found = None
+        if not isinstance(found, dict):
+            raise InputError("not a run's recipe", where=str(path), remedy="choose another output")
+        return found
+
+    def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        before, now = _comparable(found, FREE), _comparable(wanted, FREE)
+        changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+        if changed:
+            details = ", ".join(f"{key} {before.get(key)!r} there and {now.get(key)!r} here" for key in changed[:3])
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise InputError(
+                "output holds another recipe's run",
+                where=str(self.path),
+                got=details + more,
+                remedy="choose another output or name",
+            )
+
+    def _status(self) -> str | None:
+        try:
+            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))["status"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _has_rounds(self) -> bool:
+        return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+    def _put_aside(self) -> None:
+        number = 1
+        while (aside := self.path / f"previous-{number}").exists():
+            number += 1
+        aside.mkdir()
+        write_whole(aside / "recipe.yaml", (self.path / "recipe.yaml").read_bytes())
+        for entry in (self.path / name for name in RECORD):
+            if entry.exists():
+                entry.rename(aside / entry.name)
+
+    def _unusable(self, error: OSError) -> InputError:
+        what = error.strerror or str(error)
+        return InputError("output cannot be used", where=str(self.path), got=what, remedy="choose another output")
+
+
+def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
+    """Return the keys that decide the result as dotted names; the data counts by its content where that is known."""
+    data = ("data",) if recipe.get("data_content") else ()
+    return dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
+
+
+def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in section.items():
+        rows += _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return rows

@@ -1,0 +1,86 @@
+"""The models, one file each, and the user's own by ``factory``.
+
+A file declares a `Spec`: its recipe keys, and how to build the module for a federation's shapes. Specs import torch
+only when they build, so that a recipe is checked before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from hpcfed.config.load import validated
+from hpcfed.config.recipe import Model
+from hpcfed.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BUILT_IN = {"linear": "linear", "logistic": "linear", "quadratic": "linear", "mlp": "mlp"}
+"""Recipe name → module; each module's ``SPECS`` holds its classes by recipe name."""
+
+
+class Spec(BaseModel, ABC):
+    """A model's recipe keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @abstractmethod
+    def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
+        """Return the module, its parameters drawn from torch's default generator.
+
+        Args:
+            features: shape of one sample's features, without the batch axis.
+            outputs: classes, or numbers in a regression target.
+        """
+
+
+def spec(section: Model, where: str = "recipe") -> Spec | None:
+    """Check the recipe's ``model`` section; None for a factory, which checks its own arguments.
+
+    Raises:
+        InputError: unknown model or key, value out of range.
+    """
+    if section.factory is not None:
+        if section.parameters:
+            key = next(iter(section.parameters))
+            raise InputError(f"unknown key 'model.{key}'", where=where, remedy="a factory's arguments go under 'args'")
+        return None
+    if section.name not in BUILT_IN:
+        raise InputError(
+            f"unknown model.name {section.name!r}", where=where, remedy=nearest(str(section.name), BUILT_IN)
+        )
+    kind = import_module(f"{__name__}.{BUILT_IN[section.name]}").SPECS[section.name]
+    return validated(kind, section.parameters, f"{where}: model")
+
+
+def factory(reference: str, python_path: list[Any], key: str) -> Callable[..., Any]:
+    """Return the user's function written as ``package.module:function``, found from the recipe's folder.
+
+    Raises:
+        InputError: no such module or function, or the module raises while it is imported.
+    """
+    module_name, _, function_name = reference.partition(":")
+    for folder in reversed(python_path):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # the user's module may raise anything
+        raise InputError(
+            f"{key}.factory {reference!r} cannot be imported",
+            got=f"{type(error).__name__}: {error}",
+            remedy=f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}",
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise InputError(
+            f"{key}.factory: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
+        )
+    return function

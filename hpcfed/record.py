@@ -1,0 +1,139 @@
+"""The record of a run: one JSON object a round, what the machine was, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import save
+
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.evaluate import Scores
+from hpcfed.flat import FlatModel
+from hpcfed.folder import RunFolder
+from hpcfed.reduce.exact import range_of, units_of
+from hpcfed.simulation import Outcome
+from hpcfed.types import Method
+from hpcfed.version import __version__
+from hpcfed.world import World
+
+PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
+
+
+class Recorder:
+    """Writes ``metrics.jsonl`` on rank 0, a line a round; on other ranks it writes nothing.
+
+    Args:
+        folder: the run folder.
+        method: for the parameters it sends and receives.
+        num_parameters: d, gaps not counted.
+        world: this rank's.
+    """
+
+    def __init__(self, folder: RunFolder, method: Method, num_parameters: int, world: World):
+        self._up, self._down = (vectors * num_parameters for vectors in (method.local.sent, method.local.received))
+        self._totals = {"params_up": 0, "params_down": 0, "gradients": 0}
+        self._folder = folder
+        self._file = folder.metrics.open("w", encoding="utf-8") if world.is_root else None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, round: int, outcome: Outcome, scores: Scores, seconds: dict[str, float]) -> dict[str, Any]:
+        """Write one round, and return what was written.
+
+        Raises:
+            EnvironmentFailure: the disk refuses.
+        """
+        size = len(outcome.cohort.clients)
+        self._totals["params_up"] += size * self._up
+        self._totals["params_down"] += size * self._down
+        self._totals["gradients"] += outcome.gradients
+        row = {
+            "round": round,
+            "cohort": outcome.cohort.clients.tolist(),
+            "local_loss": outcome.local_loss,
+            **asdict(scores),
+            "server_lr": outcome.server_lr,
+            "delta_sq": outcome.means.delta_sq,
+            "mean_delta_sq": outcome.means.mean_delta_sq,
+            **self._totals,
+            "seconds": {name: _round_off(value) for name, value in (outcome.seconds | seconds).items()},
+            "imbalance": _round_off(outcome.imbalance),
+        }
+        if self._file is not None:
+            try:
+                self._file.write(json.dumps(row) + "\n")
+                self._file.flush()
+            except OSError as error:
+                raise EnvironmentFailure(
+                    "cannot be written", where=str(self._folder.metrics), got=str(error)
+                ) from error
+        return row
+
+    def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor) -> None:
+        """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) where it is another."""
+        if self._file is None:
+            return
+        self._folder.write("model.safetensors", save(model.named(w)))
+        if not torch.equal(w, evaluated):
+            self._folder.write("model-evaluated.safetensors", save(model.named(evaluated)))
+
+
+def _round_off(value: float) -> float:
+    """Round a measured number to six digits after the point: microseconds."""
+    return float(f"{value:.6f}")
+
+
+def environment(world: World, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Return ``environment.json``: what the run's bits depend on, and where it ran. Called on every rank."""
+    here = {
+        "host": platform.node(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+    everywhere = world.gather(here)
+    alike = len({(entry["device"], entry["instructions"]) for entry in everywhere}) == 1
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "hpcfed": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        **world.describe(),
+        "per_rank": everywhere,
+        "cpu": _cpu_model(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "threads_per_rank": torch.get_num_threads(),
+        "reduction": {"kind": "exact", "units": list(units_of(dtype)), "range": range_of(dtype)},
+        "bitwise": alike,
+        "bitwise_why_not": None if alike else "the ranks differ in device or instruction set",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        return platform.processor()

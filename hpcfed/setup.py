@@ -1,0 +1,199 @@
+"""From a recipe to a simulation: every check before the first round, cheapest first, and the parts put together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from hpcfed import algorithms, models
+from hpcfed.averaging import following_clients
+from hpcfed.cohort import Cohorts
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
+from hpcfed.placement import homes
+from hpcfed.rng import Purpose, torch_seed
+from hpcfed.types import Method
+from hpcfed.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpcfed.evaluate import Evaluator
+    from hpcfed.flat import FlatModel
+    from hpcfed.simulation import Parts
+
+
+def resolve(recipe: Recipe) -> Recipe:
+    """Fill in all that the recipe left open, and check what needs the federation but not torch.
+
+    Raises:
+        InputError: anything in the recipe, or in the files it names, that cannot be run.
+    """
+    method = algorithms.build(recipe.algorithm)
+    spec = models.spec(recipe.model)
+    with Federation.open(recipe.data) as federation:
+        if recipe.data_content not in (None, federation.content):
+            raise InputError(
+                "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"
+            )
+        weights = recipe.weights or method.local.weights
+        Cohorts(recipe, federation.sizes, weights)
+        if recipe.evaluate.model == "client-average" and federation.num_test == 0 and not recipe.evaluate.train.every:
+            raise InputError("evaluate.model: client-average", expected="a test set, or evaluate.train.every")
+        content = federation.content or None
+    parameters = {"name": method.name, **method.parameters()}
+    model = {**recipe.model.model_dump(), **(spec.model_dump() if spec else {})}
+    return recipe.model_copy(
+        update={
+            "algorithm": type(recipe.algorithm).model_validate(parameters),
+            "model": type(recipe.model).model_validate(model),
+            "weights": weights,
+            "data_content": content,
+        }
+    )
+
+
+def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
+    """Build the parts of a resolved recipe's simulation on this rank.
+
+    Raises:
+        InputError: the model does not fit the federation, or cannot be built.
+    """
+    import torch
+
+    from hpcfed.client.solver import LocalSolver
+    from hpcfed.data.shards import Shards
+    from hpcfed.evaluate import Evaluator
+    from hpcfed.losses import loss_for
+    from hpcfed.simulation import Parts
+
+    federation = Federation.open(recipe.data)
+    method = algorithms.build(recipe.algorithm)
+    if recipe.evaluate.model == "client-average":
+        method = following_clients(method)
+    torch.set_num_threads(recipe.threads)
+    device = choose_device(recipe.device, world)
+    dtype = getattr(torch, recipe.dtype)
+    loss = loss_for(recipe.loss, federation.task)
+    model = build_model(recipe, federation, dtype, device)
+    shards = Shards(federation, dtype, device, capacity=_room_for_data(device, world))
+    home = homes(federation.sizes, world.size)
+    parts = Parts(
+        method=method,
+        federation=federation,
+        model=model,
+        solver=LocalSolver(model, loss, recipe.local, recipe.seed.batches),
+        shards=shards,
+        cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
+        home=home,
+        spread=_may_spread(recipe.placement, method),
+        evaluate_model=recipe.evaluate.model,
+        world=world,
+    )
+    return parts, Evaluator(model, loss, shards, federation, home, world, recipe.evaluate.batch_size)
+
+
+def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
+    """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
+    import torch
+
+    from hpcfed.flat import FlatModel
+
+    outputs = federation.num_classes or prod(federation.target_shape)
+    torch.manual_seed(torch_seed(recipe.seed.model, Purpose.MODEL))
+    spec = models.spec(recipe.model)
+    module = spec.build(federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    model = FlatModel(module, dtype, device)
+    if recipe.model.init is not None:
+        model.load_file(recipe.model.init)
+    _check_outputs(model, federation, outputs, dtype, device)
+    return model
+
+
+def choose_device(wanted: str, world: World) -> torch.device:
+    """Return this rank's device: ranks of one host take its GPUs in turn.
+
+    Raises:
+        InputError: ``cuda`` was asked for and there is none.
+    """
+    import torch
+
+    if wanted == "cpu" or not torch.cuda.is_available():
+        if wanted == "cuda":
+            raise InputError(
+                "device: cuda",
+                expected="a GPU",
+                got="none that torch sees",
+                remedy="set device: cpu, or check the driver",
+            )
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = torch.device("cuda", local_rank(world) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def local_rank(world: World) -> int:
+    """Return how many lower ranks share this rank's host."""
+    return world.hosts[: world.rank].count(world.hosts[world.rank])
+
+
+def _may_spread(placement: str, method: Method) -> bool:
+    if placement == "balanced" and method.local.stateful:
+        raise InputError(
+            f"placement: balanced with {method.name}, whose clients have a state", remedy="use placement: static"
+        )
+    return placement != "static" and not method.local.stateful
+
+
+def _room_for_data(device: torch.device, world: World) -> int:
+    """Bytes of prepared data a rank may hold: half of what is free, shared fairly among the ranks of its host."""
+    import torch
+
+    neighbours = world.hosts.count(world.hosts[world.rank])
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return int(free // (2 * neighbours))
+
+
+def _from_factory(recipe: Recipe) -> Any:
+    from torch import nn
+
+    reference = str(recipe.model.factory)
+    build = models.factory(reference, recipe.python_path, "model")
+    try:
+        module = build(**recipe.model.args)
+    except Exception as error:  # the user's function may raise anything
+        raise InputError(
+            f"model.factory {reference!r} raised {type(error).__name__}: {error}", remedy="check model.args"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
+    return module
+
+
+def _check_outputs(
+    model: FlatModel, federation: Federation, outputs: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Run the model on one sample of zeros, and compare its output with what the federation asks for."""
+    import torch
+
+    sample = torch.zeros((1, *federation.feature_shape), dtype=dtype, device=device)
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            output = model.module(sample)
+    except Exception as error:  # a user's model may raise anything
+        what = f"the model cannot take a sample of shape {federation.feature_shape}"
+        raise InputError(what, got=f"{type(error).__name__}: {error}") from error
+    model.module.train()
+    wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
+    shape: Sequence[int] = tuple(getattr(output, "shape", ()))
+    if len(shape) < 2 or prod(shape[1:]) != outputs:
+        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {tuple(shape)}")

@@ -1,0 +1,234 @@
+"""A federated run's state, and one round of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from hpcfed.averaging import evaluated_model
+from hpcfed.client.solver import LocalSolver
+from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.data.format import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError
+from hpcfed.flat import FlatModel
+from hpcfed.placement import spread
+from hpcfed.reduce.exact import range_of
+from hpcfed.reduce.fused import FAILED, RoundBuffer, Sums
+from hpcfed.types import Means, Method, State, Who
+from hpcfed.world import PATIENCE, World
+
+log = logging.getLogger("hpcfed")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a simulation is put together from (see `hpcfed.setup`)."""
+
+    method: Method
+    federation: Federation
+    model: FlatModel
+    solver: LocalSolver
+    shards: Shards
+    cohorts: Cohorts
+    home: np.ndarray
+    """Home rank of each client, (N,)."""
+    spread: bool
+    """Whether a round's cohort may leave home."""
+    evaluate_model: str
+    world: World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one round came to; the same on every rank, but for the seconds."""
+
+    cohort: Cohort
+    means: Means
+    server_lr: float | None
+    local_loss: float | None
+    gradients: int
+    evaluated: Tensor
+    """The model that ``evaluate.model`` names, (d,), in the run's dtype."""
+    seconds: dict[str, float]
+    imbalance: float
+
+
+class Simulation:
+    """The replicated server, and the clients that this rank trains.
+
+    Attributes:
+        w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
+        server: the method's server state; the same on every rank.
+        clients: states of the clients at home here, as far as they have taken part.
+    """
+
+    def __init__(self, parts: Parts):
+        self._parts = parts
+        self._world = parts.world
+        self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
+        vectors = parts.method.local.vectors
+        self._buffer = RoundBuffer(vectors, parts.model.vector.numel(), self._dtype, self._device, parts.world)
+        self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
+        self.server: State = parts.method.server.begin(self.w.double())
+        self.clients: dict[int, State] = {}
+        self._initial = self.w.to(self._device, copy=True)
+
+    def round(self, round: int) -> Outcome:
+        """Train a round, counted from 1: local work, the one Allreduce, the server's step.
+
+        Raises:
+            Diverged: a client's update is not finite, or the sums left their range.
+            EnvironmentFailure: a client's training raised, or the ranks' states differ.
+        """
+        started = time.perf_counter()
+        cohort = self._parts.cohorts.round(round)
+        ranks = self._place(cohort)
+        self._buffer.open(len(cohort.clients))
+        states, failure = self._train(round, cohort, ranks)
+        trained = time.perf_counter()
+        with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
+            sums = self._buffer.reduce(self._hash(), trained - started)
+        reduced = time.perf_counter()
+        self._check(round, cohort, ranks, sums, failure)
+        means = self._means(round, cohort, sums)
+        previous = self.w.double()
+        stepped = self._parts.method.server.step(previous, self.server, means)
+        self.w, self.server = stepped.w.to(self._dtype), stepped.state
+        self.clients.update(states)
+        if not torch.isfinite(self.w.sum()):
+            raise Diverged(f"round {round}: the server's model is not finite", remedy=_LOWER)
+        which = self._parts.evaluate_model
+        evaluated = evaluated_model(which, self.w.double(), previous, means.delta, self.server)
+        local = sums.local_seconds
+        waited = float(local.max() - local[self._world.rank])
+        steps = int(sums.steps.sum())
+        return Outcome(
+            cohort=cohort,
+            means=means,
+            server_lr=stepped.server_lr,
+            local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
+            gradients=steps,
+            evaluated=evaluated.to(self._dtype),
+            seconds={
+                "local": float(local.max()),
+                "wait": float((local.max() - local).mean()),
+                "reduce": max(reduced - trained - waited, 0.0),
+                "server": time.perf_counter() - reduced,
+            },
+            imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
+        )
+
+    def _place(self, cohort: Cohort) -> list[int]:
+        """Return the rank of each cohort member, (S,)."""
+        home = self._parts.home[cohort.clients].tolist()
+        if not self._parts.spread or self._world.size == 1:
+            return home
+        return spread(cohort.steps.tolist(), home, self._world.size)
+
+    def _train(self, round: int, cohort: Cohort, ranks: list[int]) -> tuple[dict[int, State], HpcfedError | None]:
+        """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
+        states: dict[int, State] = {}
+        w = self.w.to(self._device)
+        for place, (client, rank) in enumerate(zip(cohort.clients.tolist(), ranks, strict=True)):
+            if rank != self._world.rank:
+                continue
+            try:
+                self._train_client(round, place, client, cohort, w, states)
+            except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
+                self._buffer.fail(place)
+                return {}, self._explain(error, round, client)
+        return states, None
+
+    def _train_client(
+        self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, states: dict[int, State]
+    ) -> None:
+        method, sizes = self._parts.method.local, self._parts.federation.sizes
+        who = Who(client, int(sizes[client]), float(sizes.mean()))
+        state = self.clients.get(client) or method.begin(self._initial)
+        local = self._parts.solver.solve(
+            w,
+            self._parts.shards.client(client),
+            method.tilt(w, self.server, state, who),
+            steps=int(cohort.steps[place]),
+            round=round,
+            client=client,
+        )
+        told = method.report(local, w, self.server, state, who)
+        share = float(cohort.shares[place])
+        self._buffer.add(place, share, told.vectors, loss_sum=local.loss_sum, steps=local.steps)
+        if told.state is not None:
+            states[client] = told.state
+
+    def _means(self, round: int, cohort: Cohort, sums: Sums) -> Means:
+        delta = sums.vectors["delta"]
+        return Means(
+            vectors=sums.vectors,
+            mean_delta_sq=float((cohort.shares * sums.delta_sq).sum()),
+            delta_sq=float(torch.dot(delta, delta)),
+            fraction=cohort.fraction,
+            cohort_size=len(cohort.clients),
+            round=round,
+        )
+
+    def _hash(self) -> int:
+        """Hash of all that must be the same on every rank, as a signed 64-bit integer."""
+        digest = xxhash.xxh3_64(self.w.numpy().data)
+        for name in sorted(self.server):
+            digest.update(self.server[name].numpy().data)
+        return int(np.uint64(digest.intdigest()).view(np.int64))
+
+    def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
+        """Write the traceback to this rank's log, and return the line that all ranks will end with."""
+        place = f"{self._whereabouts(round, client)}, rank {self._world.rank} on {self._world.hosts[self._world.rank]}"
+        log.error("%s: training raised", place, exc_info=error)
+        if isinstance(error, HpcfedError):
+            return type(error)(f"{place}: {error}")
+        what = f"{place}: {type(error).__name__}: {error}"
+        return EnvironmentFailure(what, remedy=f"see the run folder's logs/rank-{self._world.rank}.log")
+
+    def _whereabouts(self, round: int, client: int) -> str:
+        return f"round {round}, client {client} ({self._parts.federation.client_name(client)})"
+
+    def _check(self, round: int, cohort: Cohort, ranks: list[int], sums: Sums, failure: HpcfedError | None) -> None:
+        """Raise, on every rank alike, what makes this round's sums unusable."""
+        if len(set(sums.hashes.tolist())) > 1:
+            raise EnvironmentFailure(
+                f"round {round}: the ranks no longer hold the same model",
+                got=_differing(sums.hashes, self._world.hosts),
+                remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
+            )
+        failed = np.flatnonzero(sums.status == FAILED)
+        if len(failed):
+            raise self._world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
+        bad = np.flatnonzero(~np.isfinite(sums.largest))
+        if len(bad):
+            client = int(cohort.clients[bad[0]])
+            place = f"{self._whereabouts(round, client)}, rank {ranks[bad[0]]}"
+            raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=_LOWER)
+        if sums.largest.sum() >= range_of(self._dtype):
+            client = int(cohort.clients[np.argmax(sums.largest)])
+            raise Diverged(
+                f"{self._whereabouts(round, client)}: updates leave the range of the exact sums",
+                expected=f"magnitudes below {range_of(self._dtype):.0f} in total",
+                got=f"{sums.largest.sum():.3g}",
+                remedy=_LOWER,
+            )
+
+
+_LOWER = "lower local.lr, or set local.clip_norm"
+
+
+def _differing(hashes: np.ndarray, hosts: tuple[str, ...]) -> str:
+    """Name the ranks whose hash is not the most frequent one; all of them where none is."""
+    values, counts = np.unique(hashes, return_counts=True)
+    tied = (counts == counts.max()).sum() > 1
+    ranks = range(len(hashes)) if tied else np.flatnonzero(hashes != values[counts.argmax()]).tolist()
+    return ", ".join(f"rank {rank} on {hosts[rank]}" for rank in ranks) + " differing"

@@ -1,0 +1,180 @@
+"""The words that methods, clients and the reduction share.
+
+Shapes, everywhere in the package: d parameters (a flat vector, padded so that every parameter tensor starts on 64
+bytes), N clients, S cohort members, K local steps, B samples of a minibatch, P ranks.
+
+Sign, everywhere: Δ_i = w − y_i, the server's model minus the client's last iterate. It points uphill like a gradient,
+and the server subtracts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State = Mapping[str, "Tensor"]
+"""A method's memory: named vectors (d,), nothing else. Never changed in place; a step returns a new one."""
+
+
+@dataclass(frozen=True)
+class Who:
+    """The client that a method is asked about."""
+
+    client: int
+    num_samples: int
+    mean_samples: float
+    """Samples of the federation over N, so that num_samples / mean_samples is 1 where clients are equal."""
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """What a method adds to a client's gradient: ``shift + mu·(y − anchor)``, constant during one round.
+
+    ``shift`` and ``anchor`` are vectors (d,); None stands for 0 and for the server's model w.
+    """
+
+    shift: Tensor | None = None
+    mu: float = 0.0
+    anchor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client's local solve came to.
+
+    Attributes:
+        delta: Δ_i = w − y_i, (d,), in the run's dtype. The solver's buffer: valid until its next solve.
+        steps: minibatch gradients computed, τ_i.
+        loss_sum: sum over those steps of the minibatch loss, before the tilt.
+    """
+
+    delta: Tensor
+    steps: int
+    loss_sum: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a client contributes to the round: vectors (d,) to be averaged, and its next state if it has one."""
+
+    vectors: Mapping[str, Tensor]
+    state: State | None = None
+
+
+@dataclass(frozen=True)
+class Means:
+    """The round's averages, the same to the last bit on every rank.
+
+    ``mean`` is Σ_{i∈S} p_i(·) with p_i = q_i / q(S), where q_i (1/N or n_i/n) are weights over all N clients.
+
+    Attributes:
+        vectors: mean of each reported vector, (d,), float64.
+        mean_delta_sq: mean ‖Δ_i‖².
+        delta_sq: ‖Δ̄‖².
+        fraction: q(S); |S|/N with uniform weights.
+        cohort_size: |S|.
+        round: t, counted from 1.
+    """
+
+    vectors: Mapping[str, Tensor]
+    mean_delta_sq: float
+    delta_sq: float
+    fraction: float
+    cohort_size: int
+    round: int
+
+    @property
+    def delta(self) -> Tensor:
+        """Δ̄, (d,), float64."""
+        return self.vectors["delta"]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A server step's outcome: the next model (d,), float64; the next state; the step size η_g where there is one."""
+
+    w: Tensor
+    state: State = field(default_factory=dict)
+    server_lr: float | None = None
+
+
+class Part(BaseModel):
+    """Base of a method's parts: frozen parameters, checked like the rest of the recipe. All memory is passed in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LocalMethod(Protocol):
+    """What a method does at its clients."""
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the reported vectors, "delta" first."""
+        ...
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep a state between rounds."""
+        ...
+
+    @property
+    def weights(self) -> Literal["samples", "uniform"]:
+        """Default of the recipe's ``weights``."""
+        ...
+
+    @property
+    def sent(self) -> int:
+        """Vectors of d parameters that a client sends up in a round, as the papers count them."""
+        ...
+
+    @property
+    def received(self) -> int:
+        """Vectors of d parameters that a client receives in a round, likewise."""
+        ...
+
+    def begin(self, w: Tensor) -> State:
+        """Return a client's state at its first participation; `w` is the *initial* model (d,)."""
+        ...
+
+    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
+        """Return what is added to the client's gradient this round; `w` is the server's model (d,)."""
+        ...
+
+    def report(self, local: Local, w: Tensor, server: State, client: State, who: Who) -> Report:
+        """Return the client's contribution, and its next state."""
+        ...
+
+
+class ServerMethod(Protocol):
+    """What a method does with the averages: a pure function, run identically on every rank."""
+
+    def begin(self, w: Tensor) -> State:
+        """Return the state before round 1; vectors are float64, `w` is the initial model (d,), float64."""
+        ...
+
+    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+        """Return the next model and state; `w` is float64, so is the result."""
+        ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method: what its clients do and what its server does, chosen independently."""
+
+    name: str
+    local: LocalMethod
+    server: ServerMethod
+
+    def parameters(self) -> dict[str, Any]:
+        """All parameters by name, for the resolved recipe."""
+        merged: dict[str, Any] = {}
+        for part in (self.local, self.server):
+            if isinstance(part, BaseModel):
+                merged |= part.model_dump(mode="json")
+        return merged
