@@ -82,7 +82,8 @@ def _goals(groups: Sequence[Group], criterion: Criterion, targets: Sequence[floa
     for target in targets:
         if not math.isfinite(target) or target <= 0 or (is_accuracy and target > 1):
             expected = "a fraction above 0 and up to 1" if is_accuracy else "a loss above 0"
-            raise InputError("--target", where=criterion.title, expected=expected, got=f"{target:g}")
+            remedy = f"write {target / 100:g} for {target:g} %" if is_accuracy and 1 < target <= 100 else ""
+            raise InputError("target", where=criterion.title, expected=expected, got=f"{target:g}", remedy=remedy)
     if targets:
         return tuple(dict.fromkeys(targets)), f"The first evaluated round with this {criterion.title} or better."
     chosen = default_target(groups, criterion)

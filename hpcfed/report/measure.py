@@ -1,0 +1,177 @@
+"""The numbers a report compares: means over seeds, curves with their spread, and what it cost to reach a target.
+
+Standard deviations are the sample's (n − 1), over the runs of a group. A run that never reached a target is counted as
+such and is part of no mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.report.group import Group
+from hpcfed.report.read import Run
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The metric that targets and the results table are about."""
+
+    column: str
+    title: str
+    higher_is_better: bool
+
+    def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
+        """Return (E,) bool: which of the values (E,) are at the target or better."""
+        return values >= target if self.higher_is_better else values <= target
+
+    def best(self, values: Sequence[float] | np.ndarray) -> float:
+        return float(np.max(values) if self.higher_is_better else np.min(values))
+
+    def worst(self, values: Sequence[float] | np.ndarray) -> float:
+        return float(np.min(values) if self.higher_is_better else np.max(values))
+
+
+CRITERIA = (
+    Criterion("test_accuracy", "test accuracy", higher_is_better=True),
+    Criterion("test_loss", "test loss", higher_is_better=False),
+    Criterion("train_loss", "training loss of all clients", higher_is_better=False),
+    Criterion("local_loss", "loss of the cohort's local training", higher_is_better=False),
+)
+
+
+def choose_criterion(runs: Iterable[Run]) -> Criterion:
+    """Return the first of `CRITERIA` that any run recorded; regression has no accuracy, some data no test set."""
+    runs = list(runs)
+    recorded = (item for item in CRITERIA if any(np.isfinite(run.column(item.column)).any() for run in runs))
+    return next(recorded, CRITERIA[-1])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (None for a single value) of `count` values."""
+
+    mean: float
+    std: float | None
+    count: int
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Return the spread of the finite values, None where there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    return Spread(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
+
+
+def final(run: Run, column: str) -> float:
+    """Return the last recorded value of a column, nan where there is none."""
+    values = run.column(column)
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else math.nan
+
+
+def best(run: Run, criterion: Criterion) -> float:
+    """Return the run's best value of the criterion, nan where there is none."""
+    values = run.column(criterion.column)
+    finite = values[np.isfinite(values)]
+    return criterion.best(finite) if len(finite) else math.nan
+
+
+def mean_seconds(runs: Sequence[Run], timer: str) -> float:
+    """Return the mean over all rounds of the runs of a timer's seconds, nan where none was recorded."""
+    measured = spread(np.concatenate([run.column(f"seconds.{timer}") for run in runs]))
+    return measured.mean if measured else math.nan
+
+
+def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1) -> int | None:
+    """Return the first evaluated round whose mean over the last `window` evaluations reaches the target, else None."""
+    values = run.column(criterion.column)
+    rounds = np.flatnonzero(np.isfinite(values)) + 1
+    if len(rounds) < window:
+        return None
+    means = np.convolve(values[rounds - 1], np.full(window, 1 / window), mode="valid")
+    reached = rounds[window - 1 :][criterion.reaches(means, target)]
+    return int(reached[0]) if len(reached) else None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What it cost a group to reach a target: spreads over the `reached` of its `runs` runs, None where unknown."""
+
+    target: float
+    reached: int
+    runs: int
+    rounds: Spread | None
+    params: Spread | None  # sent up and down
+    gradients: Spread | None
+    seconds: Spread | None
+
+
+def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
+    """Return what the group's runs spent up to the round in which they reached the target."""
+    rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
+    arrived = [(run, number) for run, number in rounds if number is not None]
+    return Reach(
+        target=target,
+        reached=len(arrived),
+        runs=len(group.runs),
+        rounds=spread(number for _, number in arrived),
+        params=spread(run.column("params")[number - 1] for run, number in arrived),
+        gradients=spread(run.column("gradients")[number - 1] for run, number in arrived),
+        seconds=spread(run.column("seconds.total")[:number].sum() for run, number in arrived),
+    )
+
+
+def default_target(groups: Sequence[Group], criterion: Criterion) -> float | None:
+    """Return what even the worst run ended with, rounded to what all of them reach: accuracy down to a whole percent,
+    a loss up to two digits. Runs that diverged, failed or still go count only when there are no others.
+    """
+    runs = [run for group in groups for run in group.runs]
+    finished = [run for run in runs if run.status in ("finished", "stopped")]
+    finals = [final(run, criterion.column) for run in finished or runs]
+    finals = [value for value in finals if math.isfinite(value)]
+    if not finals:
+        return None
+    worst = criterion.worst(finals)
+    if criterion.higher_is_better:
+        return math.floor(round(worst * 100, 9)) / 100 or None
+    if worst <= 0:
+        return None
+    unit = 10.0 ** (math.floor(math.log10(worst)) - 1)
+    return float(f"{math.ceil(round(worst / unit, 9)) * unit:.2g}")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A group's mean over its runs at the E rounds that all of them recorded, and each run's own course after that."""
+
+    x: np.ndarray  # (E,)
+    mean: np.ndarray  # (E,)
+    std: np.ndarray  # (E,), zero for a single run
+    tails: tuple[tuple[np.ndarray, np.ndarray], ...]  # (x, y) of the runs that went further than the others
+
+    def __bool__(self) -> bool:
+        return len(self.x) > 0 or len(self.tails) > 0
+
+
+def curve(group: Group, column: str, against: str) -> Curve:
+    """Return `column` against the column `against` (``round``, ``params``), nulls left out."""
+    shared = min(run.num_rounds for run in group.runs)
+    x = np.stack([run.column(against)[:shared] for run in group.runs])  # (R, shared) for R runs
+    y = np.stack([run.column(column)[:shared] for run in group.runs])
+    common = np.flatnonzero(np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0))
+    x, y = x[:, common], y[:, common]
+    start = common[-1] if len(common) else 0
+    tails = [_tail(run, column, against, start) for run in group.runs]
+    std = y.std(axis=0, ddof=1) if len(group.runs) > 1 else np.zeros(len(common))
+    return Curve(x.mean(axis=0), y.mean(axis=0), std, tuple(tail for tail in tails if len(tail[0]) > 1))
+
+
+def _tail(run: Run, column: str, against: str, start: int) -> tuple[np.ndarray, np.ndarray]:
+    x, y = run.column(against)[start:], run.column(column)[start:]
+    recorded = np.isfinite(x) & np.isfinite(y)
+    return x[recorded], y[recorded]

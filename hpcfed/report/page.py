@@ -1,0 +1,92 @@
+"""One HTML page that holds everything: tables, figures for light and dark screens, and how to run it all again."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from ruamel.yaml import YAML
+
+from hpcfed.report.group import Group, flatten
+from hpcfed.report.tables import Table
+from hpcfed.report.write import MARKER
+from hpcfed.version import __version__
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page, as PNG bytes for both colour schemes."""
+
+    file: str
+    caption: str
+    light: bytes
+    dark: bytes
+
+
+def render_page(
+    groups: Sequence[Group],
+    results: Sequence[Table],
+    pictures: Sequence[Picture],
+    details: Sequence[Table],
+) -> str:
+    """Return the page's HTML: `results` above the figures, `details` below; it needs no other file and no script."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hpcfed", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode("ascii")
+    return environment.get_template("page.html.j2").render(
+        marker=MARKER,
+        version=__version__,
+        title=", ".join(dict.fromkeys(group.label for group in groups)),
+        num_runs=sum(len(group.runs) for group in groups),
+        warnings=_warnings(groups),
+        results=results,
+        pictures=pictures,
+        details=details,
+        data=_data(groups),
+        environment=_shared([run.environment for group in groups for run in group.runs]),
+        recipes=[(group, _yaml(group.recipe)) for group in groups],
+    )
+
+
+def _warnings(groups: Sequence[Group]) -> list[str]:
+    """What a reader must know before comparing."""
+    notes = []
+    for group in groups:
+        for status in ("unfinished", "diverged", "failed"):
+            names = [f"{run.folder} (round {run.num_rounds})" for run in group.runs if run.status == status]
+            if names:
+                notes.append(f"{group.label}: {status}: {', '.join(names)}. Its last evaluation stands for its end.")
+        repeated = [seed for seed, count in Counter(run.seed for run in group.runs).items() if count > 1]
+        if repeated:
+            notes.append(f"{group.label}: more than one run of seed {', '.join(repeated)}: its deviation is too small.")
+    if len({str(group.recipe.get("data_content")) for group in groups}) > 1:
+        notes.append("The groups did not train on the same data: their content hashes differ.")
+    return notes
+
+
+def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """Return (name, content hash) of every federation file in the report."""
+    recipes = [group.recipe for group in groups]
+    return list(dict.fromkeys((str(r.get("data", "–")), str(r.get("data_content", "not recorded"))) for r in recipes))
+
+
+def _shared(mappings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the dotted keys that have the same value in all mappings."""
+    flat = [flatten(mapping) for mapping in mappings]
+    return {key: value for key, value in flat[0].items() if all(entry.get(key) == value for entry in flat)}
+
+
+def _yaml(recipe: Mapping[str, Any]) -> str:
+    buffer = io.StringIO()
+    YAML().dump(dict(recipe), buffer)  # the round-trip writer keeps the order of the keys
+    return buffer.getvalue()

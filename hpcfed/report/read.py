@@ -1,0 +1,212 @@
+"""Run folders, read from disk: the recipe, the environment, how the run ended, and one column of numbers per metric.
+
+A run may still be going: then its record may end in half a line, and it has no ``result.json`` yet.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from hpcfed.errors import InputError
+
+METRICS = (
+    "local_loss",
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "server_lr",
+    "params_up",
+    "params_down",
+    "gradients",
+    "imbalance",
+)
+PHASES = ("local", "wait", "reduce", "server", "evaluate")
+TIMERS = (*PHASES, "total")
+RECIPE, RECORD = "recipe.yaml", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. T is the number of rounds recorded so far; round t is entry t − 1 of every column."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    environment: Mapping[str, Any]  # empty when the run recorded none
+    status: str  # finished, stopped, diverged, failed; unfinished: no result yet, or one that is older than the record
+    columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.columns["gradients"])
+
+    @property
+    def seed(self) -> str:
+        """The seed in words: ``0``, or ``model 0, cohort 1, batches 2`` where the streams have their own."""
+        seed = self.recipe.get("seed", "–")
+        if not isinstance(seed, Mapping):
+            return str(seed)
+        values = {str(value) for value in seed.values()}
+        return values.pop() if len(values) == 1 else ", ".join(f"{stream} {value}" for stream, value in seed.items())
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, or ``params`` (sent up plus sent down)."""
+        if name == "round":
+            return np.arange(1, self.num_rounds + 1, dtype=np.float64)
+        if name == "params":
+            return self.columns["params_up"] + self.columns["params_down"]
+        return self.columns[name]
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Read every folder given; one that holds run folders stands for them. A folder named twice is read once.
+
+    Raises InputError: not a run folder, no rounds yet, a file that is damaged.
+    """
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        try:
+            runs = _run_folders(folder)
+        except OSError as error:
+            raise InputError(error.strerror or "cannot be read", where=str(folder)) from error
+        for run in runs:
+            found.setdefault(run.resolve(), run)
+    return [read_run(folder) for folder in found.values()]
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() and (folder / RECORD).is_file()
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        what = "not a folder" if folder.exists() else "no such folder"
+        raise InputError(what, where=str(folder), remedy="name the output folder of a run")
+    if (folder / RECIPE).exists() or (folder / RECORD).exists():
+        return [folder]
+    inside = sorted(child for child in folder.iterdir() if is_run_folder(child))
+    if not inside:
+        raise InputError(
+            "not a run folder",
+            where=str(folder),
+            expected=f"{RECIPE} and {RECORD} in it, or run folders",
+            remedy="name the output folder of a run",
+        )
+    return inside
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run folder, finished or not.
+
+    Raises InputError: a file of it is missing or damaged, or no round is recorded yet.
+    """
+    recipe = _read_recipe(folder / RECIPE)
+    columns = read_record(folder / RECORD)
+    result = _read_json(folder / "result.json")
+    return Run(
+        folder=folder,
+        recipe=recipe,
+        environment=_read_json(folder / "environment.json"),
+        status=_status(result, len(columns["gradients"])),
+        columns=columns,
+    )
+
+
+def read_record(path: Path) -> dict[str, np.ndarray]:
+    """Read ``metrics.jsonl`` into columns (T,), one per metric and ``seconds.<timer>``.
+
+    A last line without its newline that is no JSON yet is being written, and left out.
+    Raises InputError naming the line: malformed, out of order, or a value that is no number.
+    """
+    lines = _read_text(path).split("\n")
+    unfinished = lines.pop()
+    rows = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+    if unfinished.strip() and _is_json(unfinished):
+        rows.append(_parse(unfinished, path, len(lines) + 1))
+    if not rows:
+        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+    names = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
+    return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
+
+
+def _parse(line: str, path: Path, number: int) -> dict[str, float]:
+    """Return the numbers of one line, nan for null; `number` is both the line and the round it must hold."""
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InputError("not JSON", where=where, remedy="cut the file before this line and resume the run") from error
+    if not isinstance(row, dict) or row.get("round") != number:
+        got = f"round {row.get('round')!r}" if isinstance(row, dict) else type(row).__name__
+        raise InputError("rounds out of order", where=where, expected=f"an object with round {number}", got=got)
+    seconds = row.get("seconds") or {}
+    if not isinstance(seconds, dict):
+        raise InputError("seconds", where=where, expected="an object", got=repr(seconds))
+    values = {name: row.get(name) for name in METRICS} | {f"seconds.{timer}": seconds.get(timer) for timer in TIMERS}
+    return {name: _number(value, name, where) for name, value in values.items()}
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(name, where=where, expected="a number or null", got=repr(value))
+    return float(value)
+
+
+def _status(result: Mapping[str, Any], num_rounds: int) -> str:
+    """How the run ended. A run that was resumed has outgrown its old result, unless it diverged and cannot resume."""
+    status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
+    outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
+    return "unfinished" if outgrown else status
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        recipe = YAML(typ="safe", pure=True).load(_read_text(path))
+    except YAMLError as error:
+        raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
+    if not isinstance(recipe, dict):
+        raise InputError("not a recipe", where=str(path), expected="keys and values", got=type(recipe).__name__)
+    return recipe
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in `path`, empty when there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(_read_text(path))
+    except ValueError as error:
+        raise InputError("not JSON", where=str(path), got=str(error), remedy="remove the file") from error
+    if not isinstance(content, dict):
+        raise InputError("not a JSON object", where=str(path), got=type(content).__name__, remedy="remove the file")
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from error
+    except OSError as error:
+        raise InputError(error.strerror or "cannot be read", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InputError("not text", where=str(path), expected="UTF-8", remedy="restore the run's own file") from error
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""Grouping, and the numbers of the tables, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hpcfed.report import compare
+from hpcfed.report.group import differences, group_runs, method_name
+from hpcfed.report.measure import CRITERIA, curve, default_target, reach, round_reached, spread
+from hpcfed.report.read import read_run, read_runs
+from tests.report.conftest import make_rows, write_run
+
+ACCURACY, LOSS = CRITERIA[:2]
+
+
+def cells(table, label):
+    row = next(row for row in table.rows if row[0] == label)
+    return dict(zip(table.header, row, strict=True))
+
+
+def test_runs_that_differ_only_in_seed_name_and_output_are_grouped(tmp_path):
+    methods = ("fedavg", "fedprox", "fedexp", "feddyn")
+    rows = make_rows(2, "fedavg", 0)
+    folders = [write_run(tmp_path / f"{name}-{seed}", name, seed, rows=rows) for seed in range(3) for name in methods]
+    groups = group_runs(read_runs(folders))
+    assert [group.label for group in groups] == ["FedAvg", "FedProx", "FedExP", "FedDyn"]
+    assert [group.seeds for group in groups] == ["0, 1, 2"] * 4
+
+
+@pytest.mark.parametrize("key", ["data_content", "rounds", "local"])
+def test_any_other_key_makes_another_group(tmp_path, key):
+    other = {"data_content": "ffff", "rounds": 61, "local": {"steps": 20, "batch_size": 50, "lr": 0.2}}
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, change={key: other[key]})]
+    labels = [group.label for group in group_runs(read_runs(folders))]
+    assert len(labels) == len(set(labels)) == 2
+    assert all(label.startswith("FedAvg (") for label in labels)
+
+
+def test_method_names():
+    assert method_name({"algorithm": {"local": "prox", "normalize": "steps", "server": "fedexp", "mu": 1}}) == (
+        "prox + steps + fedexp"
+    )
+    assert method_name({"algorithm": {"name": "fedprox"}, "guess": "limit"}) == "FedProx + GeL (limit)"
+    assert method_name({"algorithm": {"factory": "mine.rule:make"}}) == "rule:make"
+
+
+def test_differences_are_dotted_and_null_is_absent():
+    assert differences([{"a": {"b": 1, "c": None}, "d": [1]}, {"a": {"b": 2}, "d": [1]}]) == {"a.b": ["1", "2"]}
+
+
+def test_rounds_to_target_first_evaluated_round_counts(accuracies):
+    run = read_run(accuracies("run", [None, 0.5, None, 0.9, 0.6, 0.95]))
+    assert round_reached(run, ACCURACY, 0.9) == 4
+    assert round_reached(run, ACCURACY, 0.951) is None
+    assert round_reached(run, ACCURACY, 0.7, window=2) == 4  # (0.5 + 0.9) / 2
+    assert round_reached(run, ACCURACY, 0.75, window=2) == 5
+    assert round_reached(run, ACCURACY, 0.1, window=5) is None  # only four evaluations
+
+
+def test_never_reached_is_counted_and_in_no_mean(accuracies):
+    folders = [
+        accuracies("a", [0.1, 0.8, 0.9, 0.9], seed=0),
+        accuracies("b", [0.1, 0.2, 0.3, 0.9], seed=1),
+        accuracies("c", [0.1, 0.2, 0.3, 0.4], seed=2),
+    ]
+    (group,) = group_runs(read_runs(folders))
+    cost = reach(group, ACCURACY, 0.8)
+    assert (cost.reached, cost.runs) == (2, 3)
+    assert (cost.rounds.mean, cost.rounds.std) == (3, pytest.approx(math.sqrt(2)))
+    assert cost.params.mean == 3 * 2 * 1_781_100
+    assert cost.seconds.mean == pytest.approx(3 * 0.26)
+    results, targets = compare(folders, [0.8, 0.99]).results
+    assert targets.rows[0][:3] == ("FedAvg", "80 %", "2 of 3: 3 ± 1.4")
+    assert targets.rows[1][2:] == ("not reached", "–", "–", "–")
+    assert cells(results, "FedAvg")["Final test accuracy"] == "73.33 ± 28.87 %"
+
+
+def test_a_run_still_going_has_not_reached_it_yet(accuracies):
+    table = compare([accuracies("a", [0.1, 0.2], status=None)], [0.9]).results[1]
+    assert table.rows[0][2] == "not reached yet"
+
+
+def test_default_target_is_what_the_worst_finished_run_ends_with(accuracies):
+    folders = [
+        accuracies("a", [0.5, 0.9678]),
+        accuracies("b", [0.5, 0.9345], change={"rounds": 9}),
+        accuracies("c", [0.5, 0.1], change={"rounds": 8}, status="diverged"),
+    ]
+    groups = group_runs(read_runs(folders))
+    assert default_target(groups, ACCURACY) == 0.93
+    finals = [run.column("test_loss")[-1] for group in groups[:2] for run in group.runs]
+    target = default_target(groups, LOSS)
+    assert max(finals) <= target <= max(finals) * 1.1
+
+
+def test_regression_is_compared_by_loss(accuracies):
+    comparison = compare([accuracies("run", [None, None, None])])
+    assert comparison.criterion == LOSS
+    assert comparison.results[1].rows[0][2] == "3"  # the loss falls, and the target is where the run ends
+
+
+def test_spread_uses_the_sample_deviation():
+    assert spread([1.0, 3.0, math.nan]).std == pytest.approx(math.sqrt(2))
+    assert spread([2.0]).std is None
+    assert spread([math.nan]) is None
+
+
+def test_curve_is_the_mean_where_all_seeds_are_and_each_seed_alone_after_that(accuracies):
+    folders = [accuracies("a", [0.1, 0.2, 0.3, 0.4], seed=0), accuracies("b", [0.3, 0.4], seed=1, status=None)]
+    (group,) = group_runs(read_runs(folders))
+    line = curve(group, "test_accuracy", "round")
+    np.testing.assert_allclose(line.mean, [0.2, 0.3])
+    np.testing.assert_allclose(line.std, [math.sqrt(0.02)] * 2)
+    ((x, y),) = line.tails
+    assert (x.tolist(), y.tolist()) == ([2, 3, 4], [0.2, 0.3, 0.4])
+
+
+def test_evaluations_every_few_rounds_make_a_line_without_gaps(tmp_path):
+    (group,) = group_runs([read_run(write_run(tmp_path / "run", rows=make_rows(20, "fedexp", 0, every=5)))])
+    assert curve(group, "test_accuracy", "round").x.tolist() == [5, 10, 15, 20]
+    assert not curve(group, "train_loss", "round")

@@ -1,0 +1,93 @@
+"""Reading run folders: what is there, what may be missing, and what is refused with one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import InputError
+from hpcfed.report.read import read_run, read_runs
+from tests.report.conftest import make_rows, write_run
+
+
+def test_nulls_are_nan_and_sums_are_kept(tmp_path):
+    run = read_run(write_run(tmp_path / "run", rows=make_rows(10, "fedavg", 0, every=5)))
+    evaluated = np.flatnonzero(np.isfinite(run.column("test_accuracy")))
+    assert evaluated.tolist() == [4, 9]
+    assert np.isnan(run.column("train_loss")).all()
+    assert run.column("params")[0] == 2 * 1_781_100
+    assert run.column("round").tolist() == list(range(1, 11))
+
+
+def test_partial_last_line_is_left_out(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(4, "fedavg", 0), status=None)
+    record = folder / "metrics.jsonl"
+    text = record.read_text()
+    for cut in (1, 2, 40):
+        record.write_text(text[:-cut])
+        assert read_run(folder).num_rounds == (4 if cut == 1 else 3)  # only the newline is missing: the round is whole
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: [lines[0], "{oops", lines[2]], "line 2: not JSON"),
+        (lambda lines: [lines[0], lines[2]], "line 2: rounds out of order"),
+        (lambda lines: [lines[0], "[1, 2]", lines[2]], "line 2: rounds out of order"),
+        (lambda lines: [lines[0].replace('"gradients": 10000', '"gradients": "many"')], "line 1: gradients"),
+        (lambda lines: [], "no rounds yet"),
+    ],
+)
+def test_damaged_record_is_refused_by_line(tmp_path, damage, message):
+    folder = write_run(tmp_path / "run", rows=make_rows(3, "fedavg", 0))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in damage(lines)))
+    with pytest.raises(InputError, match=message) as error:
+        read_run(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_folders_that_are_no_runs_are_refused(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        read_runs([tmp_path / "absent"])
+    with pytest.raises(InputError, match="not a run folder"):
+        read_runs([tmp_path])
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: no such file"):
+        read_runs([folder])
+
+
+def test_recipe_must_be_plain_yaml(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "recipe.yaml").write_text("data: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(InputError, match=r"recipe\.yaml: not YAML"):
+        read_run(folder)
+
+
+def test_a_folder_of_runs_stands_for_them_and_repetition_does_not_count(tmp_path):
+    folders = [write_run(tmp_path / "all" / str(seed), seed=seed) for seed in range(3)]
+    runs = read_runs([tmp_path / "all", folders[1], Path(f"{folders[0]}/../0")])
+    assert [run.seed for run in runs] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        ({"status": "finished", "rounds": 5}, "finished"),
+        ({"status": "stopped", "rounds": 3}, "unfinished"),  # resumed: the record has outgrown the result
+        ({"status": "diverged", "rounds": 3}, "diverged"),
+        (None, "unfinished"),
+    ],
+)
+def test_status(tmp_path, result, status):
+    folder = write_run(tmp_path / "run", rows=make_rows(5, "fedavg", 0), status=None)
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
+    (folder / "environment.json").unlink()
+    run = read_run(folder)
+    assert run.status == status
+    assert run.environment == {}
