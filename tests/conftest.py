@@ -1,0 +1,211 @@
+"""One suite for any number of ranks: every rank runs every test, and a test passes only if it passed on all of them.
+
+    python -m pytest                                             one rank; tests that start mpirun themselves run here
+    mpirun -n 3 python -m mpi4py -m pytest --with-mpi            three ranks
+
+No rank starts a phase of a test (setup, call, teardown) before all ranks have agreed on how the one before ended, and
+rank 0 reports for all. A rank that does not come back within ``MPI_TEST_DEADLINE`` seconds ends the session with exit
+code 97 and a message from every rank. With ``CI=true`` a skipped test is a failed one, unless it needs more ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.harness.agreement import MPI, Ranks
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from hpcfed.world import World
+
+FOLDER = Path(__file__).parent
+SERIAL = {"cli", "data", "faults", "harness", "report", "slurm"}
+"""Folders whose tests start their own jobs or need one process only; they run in a world of one."""
+DEADLINE = float(os.environ.get("MPI_TEST_DEADLINE", "45"))
+SERIAL_DEADLINE = 6 * DEADLINE
+"""Tests that start jobs give each of them a limit of its own."""
+ON_CI = os.environ.get("CI") == "true"
+NEXT = {"setup": "call", "call": "teardown"}
+
+RANKS = Ranks()
+TOO_FEW = pytest.StashKey[bool]()
+FAILED = pytest.StashKey[bool]()
+COLLECTION_ERRORS = pytest.StashKey[list[str]]()
+
+
+class Outcome(NamedTuple):
+    """How a phase of a test ended on one rank."""
+
+    phase: str
+    outcome: str
+    expected: bool  # skipped or passed because of an xfail mark
+    text: str
+    sections: list[tuple[str, str]]
+
+    def __str__(self) -> str:
+        return f"{self.outcome}{' as expected' if self.expected else ''}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[COLLECTION_ERRORS] = []
+    RANKS.keep_stderr()
+    if RANKS.rank != 0:
+        config.option.xmlpath = None  # rank 0 writes the report for all
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_configure")
+def pytest_configure_reporter(config: pytest.Config) -> None:
+    if RANKS.rank != 0:
+        config.pluginmanager.unregister(name="terminalreporter")
+        silence = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
+        config.pluginmanager.register(pytest.TerminalReporter(config, silence), "terminalreporter")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    # A rank that leaves with a code other than 0 ends the job: nobody leaves before rank 0 has printed its report.
+    RANKS.watch("the end of the session", DEADLINE)
+    RANKS.exchange(None)
+    RANKS.unwatch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and ON_CI:
+        report.outcome, report.longrepr = "failed", f"skipped, which CI does not allow: {_reason(report.longrepr)}"
+    if report.failed:
+        collector.config.stash[COLLECTION_ERRORS].append(f"{report.nodeid}: {report.longrepr}")
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(FOLDER).parts[0] in SERIAL:
+            item.add_marker("serial")
+        _skip_if_too_few(item)
+    if RANKS.size > 1:
+        serial = [item for item in items if item.get_closest_marker("serial")]
+        config.hook.pytest_deselected(items=serial)
+        items[:] = [item for item in items if item not in serial]
+        _agree_on_collection(config, items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    RANKS.watch(f"{item.nodeid} (setup)", _deadline(item))
+    try:
+        return (yield)
+    finally:
+        RANKS.unwatch()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if ON_CI and report.skipped and not hasattr(report, "wasxfail") and not item.stash.get(TOO_FEW, False):
+        report.outcome, report.longrepr = "failed", f"skipped, which CI does not allow: {_reason(report.longrepr)}"
+    if RANKS.size > 1:
+        _agree_on_report(item, report)
+    if report.failed:
+        item.stash[FAILED] = True
+    if call.when in NEXT:
+        RANKS.watch(f"{item.nodeid} ({NEXT[call.when]})", _deadline(item))
+    return report
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest) -> Iterator[Intracomm]:
+    """A communicator of all ranks for this test alone, so that a stray message cannot reach another test."""
+    if MPI is None:
+        pytest.skip("needs mpi4py and an MPI library")
+    comm = MPI.COMM_WORLD.Dup()
+    yield comm
+    if not request.node.stash.get(FAILED, False):  # else its number could go to another while messages are under way
+        comm.Free()
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """The `World` of all ranks over a communicator for this test alone; a world of one where there is no MPI."""
+    from hpcfed.world import World, world_over
+
+    return World() if MPI is None else world_over(request.getfixturevalue("comm"))
+
+
+@pytest.fixture
+def shared_tmp(request: pytest.FixtureRequest) -> Path:
+    """An empty folder, the same on every rank."""
+    path: Path = request.getfixturevalue("tmp_path") if RANKS.rank == 0 else Path()
+    return path if RANKS.size == 1 else request.getfixturevalue("comm").bcast(path, root=0)
+
+
+def _deadline(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("deadline")
+    if mark:
+        return float(mark.args[0])
+    return SERIAL_DEADLINE if item.get_closest_marker("serial") else DEADLINE
+
+
+def _skip_if_too_few(item: pytest.Item) -> None:
+    """Apply ``ranks(n)``, and pytest-mpi's ``mpi(min_size=n)``, here: CI allows these skips and no others."""
+    needed = max([mark.args[0] for mark in item.iter_markers("ranks")], default=1)
+    needed = max([needed, *(mark.kwargs.get("min_size", 1) for mark in item.iter_markers("mpi"))])
+    if needed > RANKS.size:
+        item.stash[TOO_FEW] = True
+        item.add_marker(pytest.mark.skip(reason=f"needs {needed} ranks, has {RANKS.size}"))
+
+
+def _agree_on_collection(config: pytest.Config, items: list[pytest.Item]) -> None:
+    RANKS.watch("the collection of tests", DEADLINE)
+    answers = RANKS.exchange(([item.nodeid for item in items], config.stash[COLLECTION_ERRORS]))
+    RANKS.unwatch()
+    errors = [f"rank {rank}: {error}" for rank, (_, found) in enumerate(answers) for error in found]
+    if errors:
+        pytest.exit("tests cannot be collected\n" + "\n".join(errors), returncode=3)
+    for rank, (tests, _) in enumerate(answers):
+        different = sorted(set(tests) ^ set(answers[0][0]))
+        if tests != answers[0][0]:
+            pytest.exit(f"ranks 0 and {rank} collected different tests: {different or 'the order'}", returncode=3)
+
+
+def _agree_on_report(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Make `report` what all ranks together say of this phase; they fail together, naming who failed."""
+    phase = f"{item.nodeid} ({report.when})"
+    text = _reason(report.longrepr) if report.skipped else str(report.longrepr or "")
+    own = Outcome(phase, report.outcome, hasattr(report, "wasxfail"), text, report.sections if report.failed else [])
+    outcomes = RANKS.exchange(own, story=f"this rank {own}:\n{text}" if report.failed else "")
+    phases = {outcome.phase for outcome in outcomes}
+    if len(phases) > 1:
+        RANKS.give_up(f"ranks are in different tests: {sorted(phases)}")
+    failed = [rank for rank, outcome in enumerate(outcomes) if outcome.outcome == "failed"]
+    kinds = [str(outcome) for outcome in outcomes]
+    if failed:
+        report.longrepr = "\n".join(f"--- rank {rank} of {RANKS.size} ---\n{outcomes[rank].text}" for rank in failed)
+        report.sections = [
+            (f"rank {rank}: {title}", said) for rank in failed for title, said in outcomes[rank].sections
+        ]
+    elif len(set(kinds)) > 1:
+        told = [f"rank {rank} {kind} {outcomes[rank].text}" for rank, kind in enumerate(kinds)]
+        report.longrepr = "ranks disagree on the outcome:\n" + "\n".join(told)
+    else:
+        return
+    report.outcome = "failed"
+    vars(report).pop("wasxfail", None)
+
+
+def _reason(longrepr: object) -> str:
+    """The reason of a skip, from pytest's (path, line, reason)."""
+    return str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix("Skipped: ")

@@ -1,0 +1,57 @@
+"""The suite's runner: what it adds up, and what it does not let pass."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.launch import ROOT
+from tests.run_suite import main
+
+pytest.importorskip("mpi4py", reason="needs mpi4py", exc_type=ImportError)
+
+
+@pytest.fixture
+def suite(tmp_path, capsys):
+    """Run the runner on one test file at 1 and 2 ranks; return its exit code and the lines it printed."""
+
+    def run(body, *options):
+        shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+        (tmp_path / "test_it.py").write_text(f"import os, time, pytest\n{body}\n")
+        code = main(["--ranks", "1", "2", *options, "--", str(tmp_path)])
+        return code, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_adds_up_what_passed(suite):
+    code, lines = suite("@pytest.mark.ranks(2)\ndef test_a(comm): pass\ndef test_b(): pass")
+    assert code == 0
+    assert "1 rank " in lines[0]
+    assert lines[0].endswith("1 passed, 0 failed, 1 skipped")
+    assert lines[1].endswith("2 passed, 0 failed")
+    assert lines[2:] == ["3 passed, 0 failed, 1 skipped"]
+
+
+def test_failure_at_one_rank_count_fails_the_suite(suite):
+    code, lines = suite("def test_a(comm): assert comm.size == 1\ndef test_b(): pass")
+    assert code == 1
+    assert lines[-1] == "3 passed, 1 failed"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("def test_a(comm): os._exit(0)", "ran no test, or left no report"),
+        ("def test_a(comm): os.abort()", "exit code"),
+        ("raise ValueError", "exit code"),
+        ("def helper(): pass", "exit code 5"),
+        ("def test_a():\n    while True: time.sleep(1)", "stopped after 4 s"),
+    ],
+)
+def test_launch_that_does_not_end_well_fails_the_suite(suite, body, reason):
+    code, lines = suite(body, "--timeout", "4")
+    assert code == 1
+    assert any("1 rank " in line and "1 failed" in line and reason in line for line in lines), lines
+    assert lines[-1] == "0 passed, 2 failed"

@@ -1,0 +1,141 @@
+"""Run the suite at 1, 2, 3 and 4 ranks, one process per rank and rank count (what ``make test`` calls).
+
+    python -m tests.run_suite                       on the MPI of this environment
+    python -m tests.run_suite --openmpi PYTHON      and what depends on the MPI on that of another environment as well
+
+A launch counts only if it ended in time, with exit code 0, and left a report. The last line adds up all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.launch import ROOT, Overtime, launch, launcher
+
+OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
+"""Folders whose tests depend on the MPI library and its launcher."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One pytest session: its interpreter (and by that its MPI), rank count and pytest arguments."""
+
+    python: str
+    ranks: int
+    arguments: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{launcher(self.python).mpi:8}  {self.ranks} rank{'s' if self.ranks > 1 else ' '}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a launch ended: number of tests by outcome, wall time in seconds, and its output if it is to be shown."""
+
+    counts: Counter[str]
+    seconds: float
+    trouble: str = ""
+    output: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all launches, print a line for each and their sum, and return the exit code."""
+    options = _parse(arguments)
+    total: Counter[str] = Counter()
+    for planned in plan(options):
+        ending = run(planned, options.timeout)
+        total += ending.counts
+        if ending.trouble:
+            print(ending.output)
+        outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
+        print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
+    print(_closing_line(total))
+    return 1 if total["failed"] else 0
+
+
+def plan(options: argparse.Namespace) -> Iterator[Launch]:
+    """Yield the launches in order."""
+    of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
+    if options.soak:
+        for ranks in options.ranks * options.soak:
+            for python in filter(None, (sys.executable, options.openmpi)):
+                yield Launch(python, ranks, ("-m", "", *of_the_mpi))
+        return
+    for ranks in options.ranks:
+        yield Launch(sys.executable, ranks, tuple(options.paths))
+    if options.openmpi and of_the_mpi:
+        yield Launch(options.openmpi, 1, of_the_mpi)
+        yield Launch(options.openmpi, 3, of_the_mpi)
+
+
+def run(planned: Launch, timeout: float) -> Ending:
+    """Run one launch and read the report that its rank 0 left."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        pytest = ["--with-mpi", "--color=no", "-p", "no:cacheprovider", f"--junitxml={report}", *planned.arguments]
+        try:
+            done = launch(
+                planned.ranks if planned.ranks > 1 else 0,
+                pytest,
+                program=("-m", "mpi4py", "-m", "pytest") if planned.ranks > 1 else ("-m", "pytest"),
+                python=planned.python,
+                timeout=timeout,
+                cwd=ROOT,
+            )
+        except Overtime as overtime:
+            return Ending(Counter(failed=1), timeout, f"stopped after {timeout:g} s", str(overtime))
+        counts = _read(report)
+    trouble = ""
+    if done.returncode != 0:
+        trouble = f"exit code {done.returncode}"
+    elif counts.total() == 0:
+        trouble = "ran no test, or left no report"
+    if trouble and not counts["failed"]:
+        counts["failed"] = 1  # the launch hung or crashed, and no test of it could say so
+    return Ending(counts, done.seconds, trouble, done.stdout + done.stderr)
+
+
+def _read(report: Path) -> Counter[str]:
+    """Count a JUnit report's tests by outcome; empty, where a session ended before it wrote one."""
+    counts: Counter[str] = Counter()
+    if not report.exists():
+        return counts
+    outcomes: dict[tuple[str | None, str | None], str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        test = case.get("classname"), case.get("name")
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcomes[test] = "failed"
+        elif case.find("skipped") is not None:
+            outcomes.setdefault(test, "skipped")
+        else:
+            outcomes.setdefault(test, "passed")
+    return Counter(outcomes.values())
+
+
+def _closing_line(counts: Counter[str]) -> str:
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    return f"{counts['passed']} passed, {counts['failed']} failed{skipped}"
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run the test suite at several rank counts.")
+    parser.add_argument("paths", nargs="*", help="tests to run on this environment's MPI (default: all)")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 4], metavar="N", help="rank counts")
+    parser.add_argument("--openmpi", metavar="PYTHON", help="interpreter of an environment with Open MPI")
+    parser.add_argument(
+        "--soak", type=int, default=0, metavar="N", help="run the MPI's tests and the long ones N times"
+    )
+    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds that one launch may take")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
