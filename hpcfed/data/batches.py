@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from hpcfed.data.shards import Samples
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfed.data.shards import Samples
 
 
 def num_steps(num_samples: int, batch_size: int | str, steps: int | None, epochs: int | None) -> int:
@@ -26,6 +28,8 @@ def minibatches(samples: Samples, batch_size: int | str, steps: int, rng: np.ran
 
     A short last piece counts as a minibatch. ``full`` yields all samples, unshuffled, each time.
     """
+    import torch  # here, because a recipe's cohorts are checked by `num_steps` before torch is loaded
+
     x, y = samples
     if batch_size == "full" or steps == 0:
         for _ in range(steps):

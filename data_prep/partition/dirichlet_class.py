@@ -1,0 +1,53 @@
+"""Dirichlet over clients, per class: each class is divided among the clients, whose sizes are left to chance.
+
+    shares_c ~ Dir(α·1_N) for each class c;  client k gets the share shares_ck of the samples of c (in random order)
+
+Not to be confused with `dirichlet_client`, which fixes the sizes and draws a class mixture per client; Hsu et al. are
+commonly cited for both.
+
+References: Hsu, Qi, Brown, arXiv 1909.06335; in this form Yurochkin et al., ICML 2019, section 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.partition.sizes import positive
+from hpcfed.errors import InputError
+
+DRAWS = 1000
+
+
+def assign(
+    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float = 0.3, min_samples: int = 1
+) -> np.ndarray:
+    """Return owner (n,) int64 for labels (n,) of 0 … K-1, drawn again until every client has `min_samples`.
+
+    Raises:
+        InputError: α not positive, or no draw of 1000 gave every client its `min_samples`.
+    """
+    positive("alpha", alpha)
+    if num_clients * min_samples > len(labels):
+        got = f"{num_clients} clients of at least {min_samples} for {len(labels)} samples"
+        raise InputError("more clients than samples", got=got, remedy="ask for fewer clients")
+    classes = [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
+    for _ in range(DRAWS):
+        counts = [_counts(rng.dirichlet(np.full(num_clients, alpha)), len(rows)) for rows in classes]
+        if np.sum(counts, axis=0).min() >= min_samples:
+            break
+    else:
+        raise InputError(
+            f"none of {DRAWS} draws gave each of {num_clients} clients {min_samples} samples",
+            remedy="ask for a larger alpha, fewer clients, or a smaller min-samples",
+        )
+    owner = np.empty(len(labels), np.int64)
+    for rows, sizes in zip(classes, counts, strict=True):
+        owner[rows] = rng.permutation(np.repeat(np.arange(num_clients), sizes))
+    return owner
+
+
+def _counts(shares: np.ndarray, num_samples: int) -> np.ndarray:
+    """Return (N,) counts that follow shares (N,) of sum 1 and sum to `num_samples`: cuts at the rounded running sum."""
+    cuts = np.rint(np.cumsum(shares) * num_samples).astype(np.int64)
+    cuts[-1] = num_samples
+    return np.diff(cuts, prepend=0)

@@ -1,0 +1,118 @@
+"""How classes and samples are spread over the clients of a federation: counts, a text heat map, and a figure."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.text import Text
+
+from hpcfed.data.format import Federation
+from hpcfed.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
+MAX_FIGURE_ROWS = 1000
+LEVELS = (0.0, 0.05, 0.15, 0.35, 0.60)
+"""Lower bounds of the shares of a client's samples that `SHADES` stand for, each exclusive; a blank stands for none."""
+SHADES = "·░▒▓█"
+STYLES = ("bright_black", "blue", "cyan", "yellow", "bright_red")
+FIGURE_TYPES = (".png", ".pdf", ".svg")
+
+
+def class_counts(federation: Federation) -> np.ndarray:
+    """Return the samples of each class that each client holds, (N, K) int64, for a classification."""
+    labels = (federation.client(k)[1] for k in range(federation.num_clients))
+    return np.stack([np.bincount(y, minlength=federation.num_classes or 0) for y in labels])
+
+
+def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
+    """Return how many of its largest classes hold `share` of each client's samples, (N,) int64, for counts (N, K)."""
+    held = np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1)
+    return np.minimum(1 + (held < share * held[:, -1:]).sum(axis=1), counts.shape[1])
+
+
+def text_heat_map(counts: np.ndarray) -> list[Text]:
+    """Return lines of text: clients down, classes across, the share of a client's samples as a shade.
+
+    Neighbouring clients and classes are added up where there are more than fit.
+    """
+    cells, clients = _merge(counts, MAX_TEXT_ROWS)
+    cells, classes = _merge(cells.T, MAX_TEXT_COLUMNS)
+    cells = cells.T
+    shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
+    names = [_span(clients, row) for row in range(len(cells))]
+    margin, width = max(6, *map(len, names)), max(2, len(str(counts.shape[1] - 1)) + 1)
+    if width * len(classes[:-1]) > MAX_TEXT_COLUMNS:
+        width = 1
+    head = "".join(str(c)[-max(1, width - 1) :].rjust(width) for c in classes[:-1])
+    lines = [Text(f"{'client':>{margin}} {head}", style="bold")]
+    for name, row in zip(names, shares, strict=True):
+        line = Text(f"{name:>{margin}} ")
+        for value in row:
+            level = int(np.searchsorted(LEVELS, value)) - 1
+            shade, style = (SHADES[level], STYLES[level]) if level >= 0 else (" ", "")
+            line.append(" " * (width > 1) + shade * max(1, width - 1), style=style)
+        lines.append(line)
+    bounds = [f"{SHADES[0]} below {LEVELS[1]:.0%}"]
+    bounds += [f"{shade} from {low:.0%}" for shade, low in zip(SHADES[1:], LEVELS[1:], strict=True)]
+    lines.append(Text(f"share of a client's samples: {'  '.join(bounds)}", style="dim"))
+    return lines
+
+
+def save_figure(federation: Federation, counts: np.ndarray | None, path: Path) -> None:
+    """Draw clients × classes (where there are classes) and the clients' sizes; the ending of `path` sets the type.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    panels = 1 if counts is None else 2
+    figure = Figure(figsize=(3.5 + 4 * (panels - 1), 5), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False, sharey=True, width_ratios=[3, 2][-panels:])[0]
+    top = federation.num_clients - 0.5
+    if counts is not None:
+        cells, _ = _merge(counts, MAX_FIGURE_ROWS)
+        shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
+        extent = (-0.5, counts.shape[1] - 0.5, top, -0.5)
+        image = axes[0].imshow(shares, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest", extent=extent)
+        axes[0].set_xlabel("class")
+        axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.colorbar(image, ax=axes[0], label="share of the client's samples")
+    sizes, edges = _merge(federation.sizes[:, None], MAX_FIGURE_ROWS)
+    axes[-1].stairs(sizes[:, 0] / np.diff(edges), edges - 0.5, orientation="horizontal", fill=True, color="0.6")
+    axes[-1].set_xlabel("samples per client")
+    axes[0].set_ylabel("client")
+    axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylim(top, -0.5)
+    figure.suptitle(f"{federation.name}: {describe_partition(federation)}", fontsize=10)
+    write_whole(path, _rendered(figure, path.suffix[1:]))
+
+
+def describe_partition(federation: Federation) -> str:
+    """Return the partition in one line, such as ``dirichlet-client, alpha 0.3, seed 0``."""
+    rest = [f"{key} {value}" for key, value in federation.partition.items() if key != "scheme"]
+    return ", ".join([str(federation.partition.get("scheme", "unknown partition")), *rest])
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, dpi=150)
+    return buffer.getvalue()
+
+
+def _merge(counts: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Add up neighbouring rows of (n, m) so that at most `limit` remain; return them and their edges, 0 … n."""
+    edges = np.linspace(0, len(counts), min(limit, len(counts)) + 1).astype(np.int64)
+    return np.add.reduceat(counts, edges[:-1], axis=0), edges
+
+
+def _span(edges: np.ndarray, row: int) -> str:
+    first, last = int(edges[row]), int(edges[row + 1]) - 1
+    return str(first) if first == last else f"{first}-{last}"

@@ -1,0 +1,1 @@
+"""Data preparation and the federation file."""

@@ -1,0 +1,97 @@
+"""`hpcfed prepare` and `hpcfed inspect` as a user types them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.data.format import Federation
+from tests.data.raw import write_idx_folder
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def hpcfed(*arguments: object, code: int = 0) -> str:
+    """Run the command in a process of its own and return what it printed: stdout, or stderr if it should fail."""
+    command = [sys.executable, "-m", "hpcfed.cli.main", *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == code, ended.stderr + ended.stdout
+    return ended.stdout if code == 0 else ended.stderr
+
+
+def test_prepare_and_inspect_images(tmp_path: Path) -> None:
+    write_idx_folder(tmp_path / "raw", end=".gz")
+    path, picture = tmp_path / "f.h5", tmp_path / "f.png"
+    arguments = ("prepare", "fashion-mnist", "--raw", tmp_path / "raw", "--clients", 6, "-o", path)
+    said = hpcfed(*arguments, "--partition", "dirichlet-client", "--alpha", 0.5, "--name", "tiny")
+    with Federation.open(path) as federation:
+        assert federation.name == "tiny"
+        expected = {"scheme": "dirichlet-client", "clients": 6, "alpha": 0.5, "sizes": "equal", "seed": 0}
+        assert federation.partition == expected
+        assert federation.content in said
+    assert "not the published files of Fashion-MNIST" in said
+    shown = hpcfed("inspect", path, "--verify", "--picture", picture)
+    for part in ("min 10, median 10, max 10", "dirichlet-client, clients 6, alpha 0.5", "verified", "client  0 1 2 3"):
+        assert part in shown
+    assert "\x1b" not in shown
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_prepare_and_inspect_a_regression(tmp_path: Path) -> None:
+    path, picture = tmp_path / "f.h5", tmp_path / "f.svg"
+    hpcfed("prepare", "linear-regression", "-o", path)
+    with Federation.open(path) as federation:
+        assert federation.sizes.tolist() == [30] * 20
+        assert federation.partition == {"scheme": "natural", "clients": 20}
+        assert (federation.feature_shape, federation.target_shape) == ((1000,), (1,))
+    shown = hpcfed("inspect", path, "--picture", picture)
+    assert "min 30, median 30, max 30" in shown
+    assert "classes" not in shown
+    assert "<svg" in picture.read_text()
+
+
+def test_changed_data_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "f.h5"
+    hpcfed("prepare", "toy2d", "-o", path)
+    with Federation.open(path) as federation:
+        value = np.float64(federation.client(0)[0][0, 0]).tobytes()
+    path.write_bytes(path.read_bytes().replace(value, np.float64(2.5).tobytes(), 1))
+    assert "the data changed since the file was written" in hpcfed("inspect", path, "--verify", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("prepare mnits -o OUT", "unknown source 'mnits'; did you mean 'mnist'?"),
+        ("prepare mnist -o OUT", "mnist is read from files; name their folder by --raw"),
+        ("prepare mnist --raw . -o OUT", "missing train-images-idx3-ubyte[.gz], train-labels-idx1-ubyte[.gz]"),
+        ("prepare toy2d --raw . -o OUT", "toy2d is not read from files"),
+        ("prepare toy2d", "Missing option '-o'"),
+        ("prepare toy2d --clients 3 -o OUT", "--clients has no effect with toy2d, which comes split"),
+        ("prepare toy2d --partition dirichlet-class -o OUT", "dirichlet-class needs classes, and toy2d has none"),
+        ("prepare toy2d --partition iid --clients 3 -o OUT", "more clients than samples"),
+        ("prepare toy2d --partition idd -o OUT", "unknown partition 'idd'; did you mean 'iid'?"),
+        ("prepare linear-regression --partition iid --alpha 1 -o OUT", "--alpha has no effect with --partition iid"),
+        ("prepare linear-regression --partition iid --sigma 1 -o OUT", "--sigma has no effect with --sizes equal"),
+        ("prepare linear-regression --partition iid --clients 0 -o OUT", "0 is not in the range"),
+        ("prepare toy2d --seed -1 -o OUT", "-1 is not in the range"),
+        ("inspect OUT", "no such federation file"),
+        ("inspect . --picture p.gif", "expected .png, .pdf, .svg, got .gif"),
+    ],
+)
+def test_mistakes_end_in_one_line(tmp_path: Path, arguments: str, message: str) -> None:
+    words = [str(tmp_path / "out.h5") if word == "OUT" else word for word in arguments.split()]
+    said = hpcfed(*[str(tmp_path) if word == "." else word for word in words], code=2)
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preparation_does_without_torch_and_mpi() -> None:
+    listing = "import sys, hpcfed.cli.prepare, hpcfed.cli.inspect; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"torch", "mpi4py.MPI", "matplotlib", "sklearn"} & set(ended.stdout.split())

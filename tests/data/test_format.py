@@ -1,0 +1,222 @@
+"""`Federation`: files other programs write by the contract, and every file it must refuse in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed.data import format as federation_format
+from hpcfed.data.format import Federation, Normalization
+from hpcfed.errors import InputError
+
+X = np.arange(10 * 3 * 2 * 2, dtype=np.uint8).reshape(10, 3, 2, 2)
+Y = np.array([0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
+OFFSETS = np.array([0, 4, 4, 10])
+
+
+def write_minimal(path: Path, x: np.ndarray = X, y: np.ndarray = Y, **options: object) -> Path:
+    """Write a federation of three clients, the second of them empty, with nothing optional in it."""
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"format": "hpcfed-federation", "version": 1, "task": "classification", "num_classes": 4})
+        file.create_dataset("train/x", data=x, **options)
+        file.create_dataset("train/y", data=y, **options)
+        file["train/offsets"] = OFFSETS
+    return path
+
+
+def test_nothing_optional_is_needed(tmp_path: Path) -> None:
+    with Federation.open(str(write_minimal(tmp_path / "plain.h5"))) as federation:
+        assert (federation.name, federation.content) == ("plain", "")
+        assert (federation.partition, federation.source) == ({}, {})
+        assert federation.vocabulary is federation.normalization is federation.test_offsets is None
+        assert federation.sizes.tolist() == [4, 0, 6]
+        assert federation.client_name(2) == "2"
+        assert federation.client(1)[0].shape == (0, 3, 2, 2)
+        assert [array.shape for array in federation.test(0, 5)] == [(0, 3, 2, 2), (0,)]
+        x, y = federation.client(2)
+        assert np.array_equal(x, X[4:])
+        assert np.array_equal(y, Y[4:])
+
+
+def test_views_are_read_only_and_outlive_the_file(tmp_path: Path) -> None:
+    federation = Federation.open(write_minimal(tmp_path / "f.h5"))
+    x, _ = federation.client(0)
+    federation.close()
+    assert np.array_equal(x, X[:4])
+    assert not x.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        x[0] = 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(">f4", {}), ("<f8", {}), ("u1", {"chunks": True}), ("<f4", {"compression": "gzip"}), (">i2", {"chunks": True})],
+)
+def test_layouts_of_other_programs(tmp_path: Path, dtype: str, options: dict) -> None:
+    path = write_minimal(tmp_path / "f.h5", X.astype(dtype), Y.astype(">i4"), **options)
+    with Federation.open(path) as federation:
+        x, y = federation.client(2)
+        assert np.array_equal(x, X[4:].astype(dtype))
+        assert np.array_equal(y, Y[4:])
+        assert x.dtype == federation.x_dtype
+        assert y.dtype == federation.y_dtype == np.int32
+        assert x.dtype.isnative
+
+
+def test_text_as_other_programs_store_it(tmp_path: Path) -> None:
+    with h5py.File(write_minimal(tmp_path / "f.h5"), "r+") as file:
+        file.attrs["format"] = np.bytes_(b"hpcfed-federation")
+        file.attrs["name"] = "écoles"
+        file.attrs["vocabulary"] = json.dumps(["a", "b"])
+        file.attrs["partition"] = np.bytes_(json.dumps({"scheme": "natural"}))
+        file.attrs["normalization"] = json.dumps({"mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]})
+        file["train/client"] = np.array([name.encode() for name in ("Zoë", "b", "")], h5py.string_dtype("utf-8", 8))
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.name == "écoles"
+        assert [federation.client_name(k) for k in range(3)] == ["Zoë", "b", ""]
+        assert federation.partition == {"scheme": "natural"}
+        assert federation.vocabulary == ["a", "b"]
+        assert federation.normalization == Normalization((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+
+
+def test_regression_and_per_client_test_sets(tmp_path: Path) -> None:
+    path = write_minimal(tmp_path / "f.h5", X, np.linspace(-1, 1, 20).reshape(10, 2))
+    with h5py.File(path, "r+") as file:
+        file.attrs["task"] = "regression"
+        del file.attrs["num_classes"]
+        file["test/x"], file["test/y"], file["test/offsets"] = X[:5], np.zeros((5, 2)), [0, 2, 5, 5]
+    with Federation.open(path) as federation:
+        assert (federation.num_classes, federation.target_shape, federation.num_test) == (None, (2,), 5)
+        assert federation.test_offsets.tolist() == [0, 2, 5, 5]
+
+
+def replace(name: str, value: object) -> Callable[[h5py.File], None]:
+    """Return a change of one dataset or, where the name starts with @, of one attribute; None deletes."""
+
+    def change(file: h5py.File) -> None:
+        target, key = (file.attrs, name[1:]) if name.startswith("@") else (file, name)
+        if key in target:
+            del target[key]
+        if value is not None:
+            target[key] = value
+
+    return change
+
+
+def float_labels(file: h5py.File) -> None:
+    replace("train/y", Y.astype(float))(file)
+
+
+def half_a_test_set(file: h5py.File) -> None:
+    file["test/x"] = X
+
+
+def other_test_shape(file: h5py.File) -> None:
+    file["test/x"], file["test/y"] = X[:, :1], Y
+
+
+def short_test_offsets(file: h5py.File) -> None:
+    file["test/x"], file["test/y"], file["test/offsets"] = X, Y, [0, 10]
+
+
+WRONG: dict[str, tuple[Callable[[h5py.File], None], str]] = {
+    "no format": (replace("@format", None), "not a federation file"),
+    "other format": (replace("@format", "leaf"), "not a federation file"),
+    "version": (replace("@version", 2), "another version: expected version 1, got 2"),
+    "no version": (replace("@version", None), "expected version 1, got none"),
+    "version as text": (replace("@version", "1"), "attribute 'version': expected one integer"),
+    "task": (replace("@task", "clasification"), "did you mean 'classification'"),
+    "no task": (replace("@task", None), "attribute 'task'"),
+    "no num_classes": (replace("@num_classes", None), "attribute 'num_classes' is missing"),
+    "num_classes 0": (replace("@num_classes", 0), "expected at least 1, got 0"),
+    "partition": (replace("@partition", "iid"), "attribute 'partition': expected JSON, got 'iid'"),
+    "source": (replace("@source", "[1]"), "attribute 'source': expected a JSON object"),
+    "normalization keys": (replace("@normalization", '{"mean": [0]}'), "attribute 'normalization': expected"),
+    "normalization length": (replace("@normalization", '{"mean": [0, 0], "std": [1, 1]}'), "expected 1 or 3, got 2"),
+    "std 0": (replace("@normalization", '{"mean": [0], "std": [0]}'), "positive stds"),
+    "no x": (replace("train/x", None), "dataset /train/x is missing"),
+    "no y": (replace("train/y", None), "dataset /train/y is missing"),
+    "no offsets": (replace("train/offsets", None), "dataset /train/offsets is missing"),
+    "text for x": (replace("train/x", "no numbers"), "dataset /train/x: expected an array of numbers"),
+    "lengths": (replace("train/y", Y[:9]), "differ in length: got 10 and 9 rows"),
+    "offsets start": (replace("train/offsets", [1, 4, 10]), "does not cover the samples: expected 0 … 10, got 1 … 10"),
+    "offsets end": (replace("train/offsets", [0, 4, 11]), "expected 0 … 10, got 0 … 11"),
+    "offsets order": (replace("train/offsets", [0, 6, 4, 10]), "decreases at client 1: got 6 then 4"),
+    "offsets type": (replace("train/offsets", [0.0, 10.0]), "expected one row of integers"),
+    "no clients": (replace("train/offsets", [0]), "a federation of no clients"),
+    "label too large": (replace("train/y", Y + 1), "labels in /train/y: expected 0 … 3, got 1 … 4"),
+    "label negative": (replace("train/y", Y - 1), "labels in /train/y: expected 0 … 3, got -1 … 2"),
+    "labels in rows": (replace("train/y", np.stack([Y, Y], 1)), "expected one label per sample"),
+    "float labels": (float_labels, "expected integer labels"),
+    "half a test set": (half_a_test_set, "dataset /test/y is missing"),
+    "test shape": (other_test_shape, "a test sample has another shape"),
+    "test offsets": (short_test_offsets, "/test/offsets: expected 4 entries, got 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_files(tmp_path: Path, case: str) -> None:
+    change, message = WRONG[case]
+    path = write_minimal(tmp_path / "wrong.h5")
+    with h5py.File(path, "r+") as file:
+        change(file)
+    with pytest.raises(InputError) as caught:
+        Federation.open(path)
+    line = str(caught.value)
+    assert message in line
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
+
+
+def test_not_a_file_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "text.h5").write_text("PK not HDF5 at all" * 100)
+    (tmp_path / "empty.h5").write_bytes(b"")
+    for name, message in (
+        ("absent.h5", "no such federation file"),
+        ("", "is a folder"),
+        ("text.h5", "not an HDF5 file"),
+        ("empty.h5", "not an HDF5 file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Federation.open(tmp_path / name)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.99])
+def test_truncated(tmp_path: Path, share: float) -> None:
+    path = write_minimal(tmp_path / "f.h5")
+    os.truncate(path, int(share * path.stat().st_size))
+    with pytest.raises(InputError, match=r"truncated HDF5 file|not an HDF5 file, or damaged"):
+        Federation.open(path)
+
+
+def test_labels_of_large_files_are_checked_when_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation_format, "LABELS_CHECKED_AT_OPEN", 5)
+    labels = Y.copy()
+    labels[7] = 4
+    with Federation.open(write_minimal(tmp_path / "f.h5", X, labels)) as federation:
+        assert len(federation.client(0)[1]) == 4
+        with pytest.raises(InputError, match=r"labels in /train/y of client 2: expected 0 … 3, got 0 … 4"):
+            federation.client(2)
+
+
+def test_opening_reads_no_samples(tmp_path: Path) -> None:
+    """A sparse file of 64 GB opens as fast as a small one."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"format": "hpcfed-federation", "version": 1, "task": "regression"})
+        for name, shape in (("x", (1_000_000, 8_000)), ("y", (1_000_000,))):
+            layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            space = h5py.h5s.create_simple(shape)
+            h5py.h5d.create(file.require_group("train").id, name.encode(), h5py.h5t.IEEE_F64LE, space, layout)
+        file["train/offsets"] = [0, 999_990, 1_000_000]
+    assert path.stat().st_size > 64e9
+    with Federation.open(path) as federation:
+        assert federation.client(1)[0].shape == (10, 8_000)

@@ -1,0 +1,125 @@
+"""Partitions: every sample once, sizes as asked for, mixtures as the papers' authors have them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from data_prep.partition import SCHEMES, options
+from data_prep.partition.sizes import draw
+from data_prep.sources import idx
+from data_prep.streams import stream
+from hpcfed.data.picture import classes_for_share
+from hpcfed.errors import InputError
+from tests.shared_files import shared_folder
+
+LABELS = np.random.default_rng(5).integers(0, 7, 900)
+
+
+def counts_of(owner: np.ndarray, labels: np.ndarray, num_clients: int) -> np.ndarray:
+    """Return the samples of each class that each client holds, (N, K)."""
+    num_classes = labels.max() + 1
+    flat = np.bincount(owner * num_classes + labels, minlength=num_clients * num_classes)
+    return flat.reshape(num_clients, num_classes)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_pure_function_of_its_seed(scheme: str) -> None:
+    first, again, other = (SCHEMES[scheme](LABELS, 12, stream(seed, "t")) for seed in (3, 3, 4))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert first.shape == LABELS.shape
+    assert set(first) == set(range(12))
+
+
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if "sizes" in options(SCHEMES[name])])
+def test_sizes_are_those_asked_for(scheme: str) -> None:
+    equal = np.bincount(SCHEMES[scheme](LABELS, 13, stream(0, "t")))
+    assert (equal.min(), equal.max(), equal.sum()) == (69, 70, 900)
+    unequal = np.bincount(SCHEMES[scheme](LABELS, 13, stream(0, "t"), sizes="lognormal", sigma=1.0))
+    assert unequal.sum() == 900
+    assert unequal.max() > 3 * unequal.min()
+
+
+def test_lognormal_sizes_have_the_spread_asked_for() -> None:
+    sizes = draw("lognormal", 0.5, 10_000_000, 2_000, stream(0, "t"))
+    assert sizes.sum() == 10_000_000
+    assert np.log(sizes).std() == pytest.approx(0.5, rel=0.05)
+    assert draw("lognormal", 3.0, 60, 50, stream(0, "t")).min() >= 1
+
+
+def test_small_alpha_concentrates_and_large_alpha_does_not() -> None:
+    for scheme in ("dirichlet-client", "dirichlet-class"):
+        spread = []
+        for alpha in (0.05, 1.0, 1000.0):
+            owner = SCHEMES[scheme](LABELS, 12, stream(0, "t"), alpha=alpha)
+            spread.append(classes_for_share(counts_of(owner, LABELS, 12)).mean())
+        assert spread[0] < spread[1] - 0.5 < spread[2] - 1, scheme
+
+
+def test_used_up_classes_end() -> None:
+    """A client whose prior has underflowed to one class must not wait for ever for a sample of it."""
+    owner = SCHEMES["dirichlet-client"](LABELS, 30, stream(0, "t"), alpha=1e-4)
+    assert np.array_equal(np.bincount(owner), np.full(30, 30))
+
+
+def test_one_client_and_one_sample_each() -> None:
+    for name, scheme in SCHEMES.items():
+        assert not scheme(LABELS, 1, stream(0, "t")).any(), name
+    for name in ("iid", "dirichlet-client"):
+        assert np.array_equal(np.sort(SCHEMES[name](LABELS, 900, stream(0, "t"))), np.arange(900)), name
+
+
+def test_dirichlet_class_divides_each_class_by_its_own_shares() -> None:
+    """At large α every client gets an equal part of every class; the rounding of all parts stays below one sample."""
+    counts = counts_of(SCHEMES["dirichlet-class"](LABELS, 10, stream(0, "t"), alpha=1e8), LABELS, 10)
+    assert np.abs(counts - np.bincount(LABELS) / 10).max() <= 1
+
+
+def test_dirichlet_class_keeps_min_samples() -> None:
+    free = SCHEMES["dirichlet-class"](LABELS, 20, stream(1, "t"), alpha=0.1, min_samples=0)
+    kept = SCHEMES["dirichlet-class"](LABELS, 20, stream(1, "t"), alpha=0.1, min_samples=4)
+    assert np.bincount(free, minlength=20).min() < 4 <= np.bincount(kept, minlength=20).min()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "num_clients", "given", "message"),
+    [
+        ("iid", 901, {}, "more clients than samples"),
+        ("dirichlet-client", 901, {}, "more clients than samples"),
+        ("dirichlet-class", 901, {}, "more clients than samples"),
+        ("dirichlet-client", 9, {"alpha": 0.0}, "alpha: expected a positive number, got 0.0"),
+        ("dirichlet-class", 9, {"alpha": float("nan")}, "alpha: expected a positive number"),
+        ("dirichlet-client", 9, {"sizes": "lognormal", "sigma": -1.0}, "sigma: expected a positive number"),
+        ("iid", 9, {"sizes": "lognormla"}, "did you mean 'lognormal'"),
+        ("dirichlet-class", 50, {"alpha": 0.01, "min_samples": 15}, "none of 1000 draws"),
+    ],
+)
+def test_wrong_parameters(scheme: str, num_clients: int, given: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SCHEMES[scheme](LABELS, num_clients, stream(0, "t"), **given)
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.3, 3.3), (0.6, 4.4)])
+def test_mixtures_on_mnist_are_the_authors(alpha: float, expected: float) -> None:
+    """One draw of 100 priors varies by 0.09 (standard deviation), the authors' own value included."""
+    folder = shared_folder("data/MNIST")
+    if folder is None:
+        pytest.skip("needs MNIST in $HPCFED_SHARED/data/MNIST")
+    labels = idx.read(folder / "train-labels-idx1-ubyte.gz", 1).astype(np.int64)
+    spreads = []
+    for seed in range(5):
+        owner = SCHEMES["dirichlet-client"](labels, 100, stream(seed, "t"), alpha=alpha)
+        spreads.append(classes_for_share(counts_of(owner, labels, 100)).mean())
+    assert np.mean(spreads) == pytest.approx(expected, abs=0.25)
+
+
+@pytest.mark.parametrize("num_clients", [100, 1000])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_sixty_thousand_samples_take_seconds(scheme: str, num_clients: int) -> None:
+    labels = np.random.default_rng(0).integers(0, 10, 60_000)
+    started = time.process_time()
+    SCHEMES[scheme](labels, num_clients, stream(0, "t"))
+    assert time.process_time() - started < 5
