@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 def train(recipe: Recipe, parts: Parts, evaluator: Evaluator, recorder: Recorder, reporter: Reporter) -> None:
     """Train all rounds of a recipe: sample, train, reduce, step, evaluate, record."""
     simulation = Simulation(parts)
+    ended = time.perf_counter()
     for round in range(1, recipe.rounds + 1):
-        started = time.perf_counter()
+        started = ended  # so that writing the record counts, with the round after it
         outcome = simulation.round(round)
         trained = time.perf_counter()
         scores = _evaluate(recipe, round, outcome, evaluator)
@@ -63,7 +64,7 @@ def run(
     world = world or connect()
     recipe = world.on_root(lambda: resolve(load_recipe(source, overrides)))
     folder = RunFolder(recipe.output)
-    with Reporter(recipe.name, recipe.rounds, speaks=world.is_root and not quiet) as reporter:
+    with Reporter(recipe.name, recipe.rounds, speaks=world.is_root and not quiet, live=world.size == 1) as reporter:
         if world.on_root(lambda: folder.is_finished(recipe)):
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")
             return Result(recipe)

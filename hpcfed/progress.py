@@ -15,16 +15,24 @@ QUIET_SECONDS = 10.0
 
 
 class Reporter:
-    """Tells of the rounds as they end; silent where `speaks` is false."""
+    """Tells of the rounds as they end.
 
-    def __init__(self, name: str, rounds: int, *, speaks: bool, stream: TextIO | None = None):
+    Args:
+        name, rounds: of the run.
+        speaks: false on all ranks but one.
+        live: whether a terminal may get a moving line. Under a launcher it may not: some give every rank a terminal of
+            its own and write what comes out of it to a file.
+        stream: standard output unless given.
+    """
+
+    def __init__(self, name: str, rounds: int, *, speaks: bool, live: bool, stream: TextIO | None = None):
         self._stream = stream or sys.stdout
         self._name, self._rounds = name, rounds
         self._speaks = speaks
         self._started = self._spoke = time.monotonic()
         self._done = 0
         self._scores: dict[str, float] = {}
-        self._live = self._bar() if speaks and self._stream.isatty() else None
+        self._live = self._bar() if speaks and live and self._stream.isatty() else None
 
     def __enter__(self) -> Reporter:
         if self._live is not None:

@@ -1,0 +1,5 @@
+"""``python -m hpcfed`` is ``hpcfed``."""
+
+from hpcfed.cli.main import main
+
+main()

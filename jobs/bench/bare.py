@@ -1,0 +1,86 @@
+"""The bare PyTorch loop that a local round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
+
+Usage: bare.py (mlp | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS]
+
+FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median
+milliseconds of a round (``ms_med``) after the warm-up, and their number. It uses nothing of hpcfed.
+"""
+
+import copy
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import h5py
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+torch.set_num_threads(1)
+LR, WEIGHT_DECAY = 0.1, 1e-4
+
+
+def perceptron() -> nn.Module:
+    """784-200-100-10."""
+    return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
+MODELS = {"mlp": (perceptron, 50), "logistic": (lambda: nn.Linear(60, 5), 5)}
+
+
+def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size: int) -> None:
+    """One epoch over a client's samples, in a random order."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+    order = torch.randperm(len(y))
+    for start in range(0, len(y), batch_size):
+        batch = order[start : start + batch_size]
+        optimizer.zero_grad()
+        cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+
+
+def train_round(server: nn.Module, model: nn.Module, clients: list, cohort: list[int], batch_size: int) -> None:
+    """One round of FedAvg, weighted by samples, into `server`."""
+    ours, theirs = list(server.parameters()), list(model.parameters())
+    sums, total = [torch.zeros_like(p) for p in ours], 0
+    for client in cohort:
+        x, y = clients[client]
+        with torch.no_grad():
+            for mine, parameter in zip(theirs, ours, strict=True):
+                mine.copy_(parameter)
+        train_client(model, x, y, batch_size)
+        total += len(y)
+        with torch.no_grad():
+            for added, mine in zip(sums, theirs, strict=True):
+                added.add_(mine, alpha=len(y))
+    with torch.no_grad():
+        for added, parameter in zip(sums, ours, strict=True):
+            parameter.copy_(added / total)
+
+
+def main(name: str, folder: str, rounds: int = 25, warm_up: int = 5) -> None:
+    """Run the loop and print what a round took."""
+    build, batch_size = MODELS[name]
+    torch.manual_seed(0)
+    server = build()
+    model = copy.deepcopy(server)
+    with h5py.File(Path(folder) / "federation.h5") as file:
+        x, y = torch.from_numpy(file["train/x"][()]), torch.from_numpy(file["train/y"][()]).long()
+        bounds = file["train/offsets"][()].tolist()
+    clients = [(x[a:b], y[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    cohorts = json.loads((Path(folder) / "cohorts.json").read_text())
+    seconds = []
+    for cohort in cohorts[: rounds + warm_up]:
+        started = time.perf_counter()
+        train_round(server, model, clients, cohort, batch_size)
+        seconds.append(time.perf_counter() - started)
+    print(json.dumps({"ms_med": 1e3 * median(seconds[warm_up:]), "rounds": rounds, "torch": torch.__version__}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]))
