@@ -1,0 +1,74 @@
+"""What the README shows is what happens: its commands run, its names exist, what it quotes is in the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcfed.config.recipe import Recipe
+from tests.launch import LEAKED, ROOT, launcher
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The README's fenced blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """This process's environment with the launcher and `hpcfed` of its own Python first on the path."""
+    mpi = launcher(sys.executable)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LEAKED)}
+    folders = [str(Path(sys.executable).parent), str(Path(mpi.command[0]).parent), kept["PATH"]]
+    return kept | mpi.settings | {"PATH": os.pathsep.join(folders), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.deadline(240)
+def test_the_ten_minutes_work(environment, tmp_path):
+    (tmp_path / "fedexp.yaml").write_text(blocks("yaml")[0])
+    oversubscribe = " ".join(launcher(sys.executable).command[1:])  # a flag that Open MPI needs on small machines
+    for block in blocks("bash"):
+        script = block.replace("mpirun", f"mpirun {oversubscribe}")
+        done = subprocess.run(
+            ["bash", "-euc", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    for name in ("clients.png", "runs/fedexp/model.safetensors", "comparison/report.html"):
+        assert (tmp_path / name).stat().st_size > 0
+    (block,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy, parameters = done.stdout.splitlines()[-1].split()
+    assert float(accuracy) > 0.8
+    assert f"{int(parameters):,} parameters" in README
+
+
+def test_the_recipe_page_names_every_key():
+    table = README.split("## The recipe")[1].split("\n## ")[0]
+    told = set(re.findall(r"^\| `(\w+)", table, flags=re.MULTILINE))
+    neutral = {"guess", "precision", "reduction"}  # keys with one value so far
+    of_the_record = {"data_content", "python_path"}  # keys that a resolved recipe adds
+    assert told == set(Recipe.model_fields) - neutral - of_the_record
+
+
+def test_what_is_quoted_stands_in_the_code():
+    (quoted,) = blocks("python-quoted")
+    assert quoted in (ROOT / "hpcfed" / "algorithms" / "fedprox.py").read_text(encoding="utf-8")
+
+
+def test_the_files_it_names_exist():
+    named = set(re.findall(r"`((?:hpcfed|jobs|tests|data_prep)/[\w./-]+)", README)) | set(
+        re.findall(r"\]\(([\w./-]+)\)", README)
+    )
+    assert named
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
