@@ -11,7 +11,7 @@ from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
-    from hpcfed.loop import Result, run
+    from hpcfed.api import Result, run
 
 __all__ = ["Diverged", "EnvironmentFailure", "InputError", "Result", "__version__", "run"]
 
@@ -19,7 +19,7 @@ __all__ = ["Diverged", "EnvironmentFailure", "InputError", "Result", "__version_
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is first asked for."""
     if name in ("run", "Result"):
-        from hpcfed import loop
+        from hpcfed import api
 
-        return getattr(loop, name)
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,7 +41,7 @@ class _RememberLast:
     def report(self, local: Local, w: Tensor, server: State, client: State, who: Who) -> Report:
         told = self.inner.report(local, w, server, client, who)
         last = w - local.delta
-        return Report({**told.vectors, MOVED: last - client[LAST]}, {LAST: last, **(told.state or {})})
+        return Report({**told.vectors, MOVED: last - client[LAST]}, {**(told.state or {}), LAST: last})
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _FollowAverage:
     def step(self, w: Tensor, state: State, means: Means) -> Stepped:
         stepped = self.inner.step(w, state, means)
         average = state[AVERAGE] + means.fraction * means.vectors[MOVED]
-        return Stepped(stepped.w, {AVERAGE: average, **stepped.state}, stepped.server_lr)
+        return Stepped(stepped.w, {**stepped.state, AVERAGE: average}, stepped.server_lr)
 
 
 def following_clients(method: Method) -> Method:

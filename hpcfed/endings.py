@@ -52,6 +52,10 @@ def own_log(folder: RunFolder, world: World) -> Iterator[None]:
     logging.captureWarnings(True)
     try:
         yield
+    except Exception as error:
+        if not isinstance(error, HpcfedError):
+            loggers[0].exception("unexpected")
+        raise
     finally:
         logging.captureWarnings(False)
         for logger in loggers:

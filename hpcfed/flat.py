@@ -57,7 +57,7 @@ class FlatModel:
         }
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return a host copy of every parameter, by name: the trainable ones from a vector (d,), and the frozen ones."""
+        """Return a host copy of every parameter by name: the trainable ones from a vector (d,), and the frozen."""
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
         both = frozen | self.views(vector.to(self.vector.dtype))
         return {name: tensor.cpu().contiguous().clone() for name, tensor in both.items()}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcfed.errors import EnvironmentFailure, HpcfedError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_RANKID")
 """Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
+KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure)}
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -86,6 +87,11 @@ class World:
         """End the job with `message` if the block, a collective that another rank may never reach, takes longer."""
         yield
 
+    @contextmanager
+    def united(self) -> Iterator[None]:
+        """Let the block end alike on all ranks: an error on one is raised on all, or ends a job that is stuck."""
+        yield
+
     def leave(self, code: int, message: str) -> int:
         """Agree on how the run ended, print the first message, and return the exit code of all."""
         _say(message)
@@ -127,19 +133,39 @@ class MpiWorld(World):
         finally:
             watch.cancel()
 
+    @contextmanager
+    def united(self) -> Iterator[None]:
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        code = 0 if own is None else getattr(own, "exit_code", 1)
+        name = f"rank {self.rank}: {type(own).__name__}: " if code == 1 else ""
+        endings = self._agree(code, f"{name}{own}" if own is not None else "")
+        if own is not None:
+            raise own
+        for code, message in endings:
+            if code != 0:
+                raise KINDS.get(code, HpcfedError)(message)
+
     def leave(self, code: int, message: str) -> int:
-        arrived = self._control.Ibarrier()
-        deadline = time.monotonic() + PATIENCE
-        while not arrived.Test():
-            if code != 0 and time.monotonic() > deadline:
-                self._abort(code, message)
-            time.sleep(0.001)
-        endings = self._control.allgather((code, message))
+        endings = self._agree(code, message)
         speaker, ending = next(((r, e) for r, e in enumerate(endings) if e[0] != 0), (0, endings[0]))
         if self.rank == speaker:
             _say(ending[1])
         self._control.Barrier()
         return ending[0]
+
+    def _agree(self, code: int, message: str) -> list[tuple[int, str]]:
+        """Return how each rank ended; where this one failed and another does not arrive, end the job."""
+        arrived = self._control.Ibarrier()
+        deadline = time.monotonic() + PATIENCE
+        while not arrived.Test():
+            if code != 0 and time.monotonic() > deadline:
+                self._abort(code, f"hpcfed: {message.removeprefix('hpcfed: ')}")
+            time.sleep(0.001)
+        return self._control.allgather((code, message))
 
     def describe(self) -> dict[str, Any]:
         version = self._mpi.Get_library_version().split("\0")[0].strip()

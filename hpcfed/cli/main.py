@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 
 import click
 
@@ -64,8 +65,9 @@ def main(args: list[str] | None = None) -> None:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
         code, message = error.exit_code, f"hpcfed: {error}"
-    leave(code, message)
-    sys.exit(code)
+    except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
+        code, message = 1, traceback.format_exc()
+    sys.exit(leave(code, message))
 
 
 if __name__ == "__main__":

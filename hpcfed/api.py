@@ -1,0 +1,84 @@
+"""`hpcfed.run`: from a recipe to a finished run folder. Loads torch only once the recipe is known to be sound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.format import Federation
+from hpcfed.folder import RunFolder
+from hpcfed.progress import Reporter
+from hpcfed.setup import build_model, resolve
+from hpcfed.world import World, connect
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def run(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    world: World | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Run a recipe, alone or on all ranks of an MPI program, and return where it left its record.
+
+    Args:
+        source: a recipe file, or a mapping of the same keys.
+        overrides: ``section.key=value`` texts.
+        world: the ranks to run on; by default all that this process was started with.
+        quiet: whether rank 0 keeps its progress to itself.
+
+    Raises:
+        InputError, Diverged, EnvironmentFailure: the same on every rank.
+    """
+    world = world or connect()
+    with world.united():
+        recipe = world.on_root(lambda: resolve(load_recipe(source, overrides)))
+        folder = RunFolder(recipe.output)
+        speaks = world.is_root and not quiet
+        with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
+            if world.on_root(lambda: folder.is_finished(recipe)):
+                reporter.say(f"{recipe.name}: finished already, see {folder.path}")
+            else:
+                from hpcfed.loop import train
+
+                train(recipe, folder, reporter, world)
+                reporter.say(f"{recipe.name}: {recipe.rounds} rounds done, see {folder.path}")
+    return Result(recipe)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its resolved recipe, and what its folder holds."""
+
+    recipe: Recipe
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.recipe.output
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The record, one mapping a round."""
+        with (self.folder / "metrics.jsonl").open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The trained module, the last iterate, on the CPU."""
+        import torch
+
+        trained = self.recipe.model.model_copy(update={"init": self.folder / "model.safetensors"})
+        recipe = self.recipe.model_copy(update={"model": trained})
+        with Federation.open(recipe.data) as federation:
+            model = build_model(recipe, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
+        return model.module.eval()

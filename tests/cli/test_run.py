@@ -1,0 +1,285 @@
+"""``hpcfed run`` as a user meets it: the run folder, its rules, what is said meanwhile, and where paths lead."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+from safetensors.numpy import load_file
+
+import hpcfed
+from hpcfed.config.load import dump_yaml
+from tests.launch import Completed, launch, own_lines
+from tests.mpi.recipes import small, write_recipe, write_small
+from tests.numerics.test_reference import TOLERANCE, cases, flat, recipe_of
+
+ROUNDS = 30
+NUMBER, INTEGER = (float, int), int
+ROW = {
+    "round": INTEGER,
+    "cohort": list,
+    "local_loss": NUMBER,
+    "test_loss": NUMBER,
+    "test_accuracy": NUMBER,
+    "train_loss": type(None),
+    "train_accuracy": type(None),
+    "server_lr": NUMBER,
+    "delta_sq": NUMBER,
+    "mean_delta_sq": NUMBER,
+    "params_up": INTEGER,
+    "params_down": INTEGER,
+    "gradients": INTEGER,
+    "seconds": dict,
+    "imbalance": NUMBER,
+}
+SHAPES = {"0.weight": (8, 12), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}
+SIZE = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Completed]:
+    """A run of 30 rounds on 2 ranks, started in its folder, and what it said."""
+    folder = tmp_path_factory.mktemp("finished")
+    write_small(folder)
+    algorithm, evaluate = {"name": "fedexp"}, {"model": "last-two", "batch_size": 64}
+    write_recipe(folder, rounds=ROUNDS, cohort={"size": 2}, algorithm=algorithm, evaluate=evaluate)
+    return folder, launch(2, ["run", "recipe.yaml"], cwd=folder)
+
+
+@pytest.fixture
+def again(finished, tmp_path) -> Path:
+    """A copy of the finished run's folder."""
+    return Path(shutil.copytree(finished[0], tmp_path / "copy"))
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_run_ends_well(finished):
+    assert (finished[1].returncode, finished[1].stderr) == (0, "")
+
+
+def test_the_folder_holds_the_record_and_nothing_else(finished):
+    record = {"recipe.yaml", "environment.json", "metrics.jsonl", "result.json"}
+    assert files(finished[0] / "run") == {*record, "model.safetensors", "model-evaluated.safetensors"}
+    ending = json.loads((finished[0] / "run" / "result.json").read_text())
+    assert (ending["status"], ending["rounds"], ending["message"]) == ("finished", ROUNDS, "")
+
+
+def test_the_metrics_have_the_keys_and_types_of_the_contract(finished):
+    rows = [json.loads(line) for line in (finished[0] / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+    for row in rows:
+        assert list(row) == list(ROW)
+        wrong = {key: row[key] for key, kind in ROW.items() if not isinstance(row[key], kind)}
+        assert not wrong
+        assert set(row["seconds"]) == {"local", "wait", "reduce", "server", "evaluate", "total"}
+        assert len(set(row["cohort"])) == 2
+        assert row["params_up"] == row["params_down"] == row["round"] * 2 * SIZE
+        assert row["gradients"] == row["round"] * 2 * 4
+        assert row["mean_delta_sq"] >= row["delta_sq"] > 0
+        assert row["server_lr"] >= 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-evaluated.safetensors"])
+def test_the_models_name_the_modules_parameters(finished, name):
+    tensors = load_file(finished[0] / "run" / name)
+    assert {key: tensor.shape for key, tensor in tensors.items()} == SHAPES
+    assert all(tensor.dtype == np.float32 and np.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_the_evaluated_model_is_the_mean_of_the_last_two(finished, monkeypatch):
+    monkeypatch.chdir(finished[0])
+    before = hpcfed.run("recipe.yaml", [f"rounds={ROUNDS - 1}", "output=one-less"], quiet=True)
+    last, previous, evaluated = (
+        load_file(path)
+        for path in (
+            finished[0] / "run" / "model.safetensors",
+            before.folder / "model.safetensors",
+            finished[0] / "run" / "model-evaluated.safetensors",
+        )
+    )
+    for name in SHAPES:
+        np.testing.assert_allclose(evaluated[name], (last[name] + previous[name]) / 2, rtol=0, atol=1e-6)
+
+
+def test_the_environment_names_what_the_bits_depend_on(finished):
+    found = json.loads((finished[0] / "run" / "environment.json").read_text())
+    assert found["ranks"] == len(found["hosts"]) == len(found["per_rank"]) == 2
+    assert found["mpi"]
+    assert found["packages"]["torch"]
+    assert found["threads_per_rank"] == 1
+    assert found["bitwise"] is True
+
+
+def test_progress_into_a_file_is_few_plain_lines(finished):
+    first, last, done = finished[1].stdout.splitlines()
+    for number, line in ((1, first), (ROUNDS, last)):
+        assert re.match(rf"recipe: round {number}/{ROUNDS}  η_g [\d.]+  local loss [\d.]+  test loss", line)
+        assert re.search(r"accuracy [\d.]+ %  [\d.]+ (rounds/s|s/round)  \d+:\d\d left$", line)
+    assert f"{ROUNDS} rounds done" in done
+    assert str(finished[0] / "run") in done
+    assert "\x1b" not in finished[1].stdout
+
+
+@pytest.mark.soak
+def test_slow_progress_is_told_every_ten_seconds(folder):
+    (folder / "slow.py").write_text(
+        "import time\nfrom torch import nn\n\n\nclass Slow(nn.Linear):\n    def forward(self, x):\n"
+        "        time.sleep(0.2 if self.training else 0)\n        return super().forward(x)\n"
+    )
+    model = {"factory": "slow:Slow", "args": {"in_features": 12, "out_features": 4}}
+    write_recipe(folder, rounds=30, model=model, local={"steps": 1}, device="cpu")
+    done = launch(1, ["run", "recipe.yaml"], cwd=folder)
+    rounds = [int(number) for number in re.findall(r"round (\d+)/", done.stdout)]
+    assert rounds[0] == 1
+    assert rounds[-1] == 30
+    assert 4 <= len(rounds) <= 5  # 30 rounds of a second: the first, the last, and two or three between
+
+
+def test_the_resolved_recipe_runs_again_and_is_found_finished(finished):
+    folder = finished[0]
+    resolved = YAML(typ="safe").load(folder / "run" / "recipe.yaml")
+    assert resolved["algorithm"] == {
+        "name": "fedexp",
+        "eps": 1e-3,
+        "exact_projection": False,
+        "eps_scale": "one",
+        "eps_decay": 1.0,
+    }
+    assert resolved["weights"] == "samples"
+    before = {name: (folder / "run" / name).read_bytes() for name in files(folder / "run")}
+    done = launch(0, ["run", "run/recipe.yaml"], cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"recipe: finished already, see {folder / 'run'}\n"
+    assert {name: (folder / "run" / name).read_bytes() for name in files(folder / "run")} == before
+
+
+def test_a_rerun_of_the_resolved_recipe_has_the_same_bits(finished, tmp_path):
+    result = hpcfed.run(finished[0] / "run" / "recipe.yaml", [f"output={tmp_path / 'rerun'}"], quiet=True)
+    for name in ("model.safetensors", "model-evaluated.safetensors"):
+        assert (result.folder / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
+
+
+def test_other_rounds_start_again_and_keep_the_old_record(again, monkeypatch):
+    monkeypatch.chdir(again)
+    old = {name: (again / "run" / name).read_bytes() for name in files(again / "run")}
+    hpcfed.run("recipe.yaml", ["rounds=2"], quiet=True)
+    aside = again / "run" / "previous-1"
+    assert {name: (aside / name).read_bytes() for name in files(aside)} == old
+    assert len((again / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_cut_short_starts_again_and_keeps_the_old_record(again, monkeypatch):
+    monkeypatch.chdir(again)
+    run = again / "run"
+    (run / "result.json").unlink()
+    (run / "model.safetensors").unlink()
+    cut = (run / "metrics.jsonl").read_bytes()[:-20]
+    (run / "metrics.jsonl").write_bytes(cut)
+    hpcfed.run("recipe.yaml", quiet=True)
+    assert (run / "previous-1" / "metrics.jsonl").read_bytes() == cut
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("change", ["local.lr=0.3", "seed=1", "algorithm.eps=0.1", "cohort.size=3", "dtype=float64"])
+def test_another_recipe_is_refused_with_the_difference(again, change, monkeypatch):
+    monkeypatch.chdir(again)
+    key, value = change.split("=")
+    with pytest.raises(hpcfed.InputError, match=rf"{key}.* there and '?{value}'? here") as refused:
+        hpcfed.run("recipe.yaml", [change], quiet=True)
+    assert refused.value.exit_code == 2
+    assert "run" in files(again)
+    assert "previous-1" not in files(again / "run")
+
+
+def test_a_run_of_the_last_model_has_no_other(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    result = hpcfed.run("recipe.yaml", ["rounds=1"], quiet=True)
+    assert "model.safetensors" in files(result.folder)
+    assert "model-evaluated.safetensors" not in files(result.folder)
+
+
+def test_overrides_are_yaml_and_win(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    changes = ["rounds=2", "local.lr=3e-2", "cohort={size: 2}", "evaluate.every=0", "rounds=1"]
+    result = hpcfed.run("recipe.yaml", changes, quiet=True)
+    assert (result.recipe.rounds, result.recipe.local.lr, result.recipe.cohort.size) == (1, 0.03, 2)
+    assert len(result.metrics) == 1
+    assert result.metrics[0]["test_loss"] is None
+
+
+def test_paths_lead_from_the_recipe_and_the_output_from_here(folder, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (folder / "cohorts.json").write_text("[[0], [3], [1]]")
+    write_recipe(folder, "scheduled.yaml", cohort={"schedule": "cohorts.json"}, output=None)
+    result = hpcfed.run(Path("..") / "scheduled.yaml", quiet=True)
+    assert result.folder == elsewhere / "runs" / "scheduled"
+    assert [row["cohort"] for row in result.metrics] == [[0], [3], [1]]
+
+
+def test_variables_in_paths_expand(folder, monkeypatch):
+    monkeypatch.setenv("HPCFED_TEST_DATA", str(folder))
+    monkeypatch.chdir(Path("/"))
+    changes = ["data=$HPCFED_TEST_DATA/small.h5", "output=${HPCFED_TEST_DATA}/by-variable", "rounds=1"]
+    result = hpcfed.run(folder / "recipe.yaml", changes, quiet=True)
+    assert result.folder == folder / "by-variable"
+    assert result.recipe.data == folder / "small.h5"
+
+
+def test_quiet_says_nothing(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    hpcfed.run("recipe.yaml", ["rounds=1"], quiet=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_python_without_mpi_runs_a_recipe(folder):
+    program = f"""
+import json, sys
+sys.modules["mpi4py"] = None                      # what an interpreter without it does: the import raises
+import hpcfed
+result = hpcfed.run(json.loads({json.dumps(json.dumps(small("run")))}), quiet=True)
+print(json.dumps([[row["round"] for row in result.metrics], len(list(result.module.parameters()))]))
+assert not [name for name in sys.modules if name.startswith("mpi4py.")]
+"""
+    done = launch(0, [], program=("-c", program), cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == [[1, 2, 3], 4]
+
+
+def test_a_launcher_whose_ranks_lack_mpi_is_refused(folder):
+    program = "import sys; sys.modules['mpi4py'] = None; from hpcfed.cli.main import main; main()"
+    done = launch(2, ["run", "recipe.yaml"], program=("-c", program), cwd=folder)
+    assert done.returncode == 4
+    assert {*own_lines(done.stderr)} == {own_lines(done.stderr)[0]}
+    assert "the launcher started 2 ranks, but MPI cannot be loaded" in done.stderr
+    assert not (folder / "run").exists()
+
+
+CASES = (
+    "fedavg/nk|softmax|partial",
+    "fedavgcm/uniform|softmax|full",
+    "fedprox_mom/nk|softmax|partial",
+    "fedexp/uniform|softmax|partial",
+    "feddyn/alpha=0.1|softmax|partial",
+    "feddyn_adaptive/alpha=1.0|softmax|full",
+)
+"""One or two of each method; tests/numerics runs all of them in one process."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_launched_ranks_agree_with_the_reference(name, softmax):
+    case = next(param.values[0] for param in cases() if param.id == name)
+    recipe = json.loads(json.dumps(recipe_of(case, softmax, softmax / "run", 10), default=str))
+    (softmax / "case.yaml").write_text(dump_yaml(recipe))
+    done = launch(3, ["run", "case.yaml", "--quiet"], cwd=softmax)
+    assert (done.returncode, done.stderr) == (0, "")
+    np.testing.assert_allclose(flat(softmax / "run" / "model.safetensors"), case["w"]["10"], rtol=0, atol=TOLERANCE)

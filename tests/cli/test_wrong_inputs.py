@@ -1,0 +1,161 @@
+"""What the user gets wrong: one line that names it, exit code 2 on every rank, and nothing of theirs touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.launch import launch, own_lines
+from tests.mpi.recipes import write_recipe, write_small
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong input: the command's arguments in the folder of `prepared`, and what its one line must contain."""
+
+    args: str
+    says: tuple[str, ...]
+
+
+RUN = "run recipe.yaml "
+
+ISSUE: Mapping[str, Wrong] = {
+    "unknown-key": Wrong(RUN + "rouns=3", ("'rouns'", "did you mean 'rounds'?")),
+    "wrong-type": Wrong(RUN + "rounds=many", ("rounds", "integer", "'many'")),
+    "negative-step-size": Wrong(RUN + "local.lr=-0.1", ("local.lr", "greater than 0", "-0.1")),
+    "missing-data": Wrong(RUN + "data=absent.h5", ("absent.h5", "no such federation file", "hpcfed prepare")),
+    "truncated-hdf5": Wrong(RUN + "data=truncated.h5", ("truncated.h5", "truncated", "prepare it again")),
+    "not-a-federation": Wrong(RUN + "data=other.h5", ("other.h5", "not a federation", "format='hpcfed-federation'")),
+    "wrong-version": Wrong(RUN + "data=version.h5", ("version.h5", "expected version 1, got 7", "prepare it again")),
+    "too-few-outputs": Wrong("run factory.yaml", ("output", "4 classes", "(1, 7)")),
+    "cohort-too-large": Wrong(RUN + "cohort.size=6", ("cohort.size", "5 clients", "got 6", "smaller")),
+    "output-below-a-file": Wrong(RUN + "output=text.h5/run", ("text.h5/run", "choose another output")),
+    "other-run-there": Wrong(RUN + "output=other-run", ("other-run", "local.lr 0.5 there and 0.1 here", "another")),
+    "absent-client": Wrong(RUN + "cohort.schedule=absent.json", ("absent.json", "round 2", "no client 9", "0 to 4")),
+}
+"""The twelve that a release must never miss (see the soak test)."""
+
+MORE: Mapping[str, Wrong] = {
+    "text-instead-of-hdf5": Wrong(RUN + "data=text.h5", ("text.h5", "not an HDF5 file", "hpcfed prepare")),
+    "init-of-another-shape": Wrong(RUN + "model.init=init.safetensors", ("'0.weight'", "(8, 12)", "(8, 13)")),
+    "output-on-a-read-only-disk": Wrong(RUN + "output=/proc/hpcfed", ("/proc/hpcfed", "choose another output")),
+    "foreign-files-there": Wrong(RUN + "output=foreign", ("foreign", "thesis.tex", "choose another output")),
+    "schedule-too-short": Wrong(RUN + "cohort.schedule=short.json", ("short.json", "3 rounds", "1 lists")),
+    "unknown-method": Wrong(RUN + "algorithm.name=fedexpp", ("'fedexpp'", "did you mean 'fedexp'?")),
+    "unknown-method-key": Wrong(RUN + "algorithm.server_rl=1", ("'algorithm.server_rl'", "'server_lr'")),
+    "missing-alpha": Wrong(RUN + "algorithm.name=feddyn", ("'alpha'", "missing", "add it")),
+    "unknown-model": Wrong(RUN + "model.name=mpl", ("'mpl'", "did you mean 'mlp'?")),
+    "missing-factory": Wrong("run factory.yaml model.factory=nowhere:build", ("nowhere:build", "nowhere", "looked in")),
+    "missing-function": Wrong("run factory.yaml model.factory=outputs:sevn", ("'sevn'", "did you mean 'seven'?")),
+    "unknown-command": Wrong("rum recipe.yaml", ("'rum'", "did you mean 'run'?")),
+    "unknown-option": Wrong(RUN + "--quit", ("--quit", "--quiet")),
+    "bad-override": Wrong(RUN + "rounds", ("'rounds'", "section.key=value")),
+    "override-below-a-value": Wrong(RUN + "rounds.more=3", ("rounds.more=3", "'rounds'", "section")),
+    "malformed-yaml": Wrong("run malformed.yaml", ("malformed.yaml", "not valid YAML at line 2")),
+    "missing-recipe": Wrong("run absent.yaml", ("absent.yaml", "no such recipe", "check the path")),
+    "unset-variable": Wrong(RUN + "data=$HPCFED_UNSET/a.h5", ("$HPCFED_UNSET", "to be set")),
+}
+FACTORIES = """
+from torch import nn
+
+def seven():
+    return nn.Linear(12, 7)
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good recipe, and all that is wrong around it."""
+    folder = tmp_path_factory.mktemp("wrong")
+    data = write_small(folder).read_bytes()
+    write_recipe(folder)
+    write_recipe(folder, "factory.yaml", model={"factory": "outputs:seven"})
+    (folder / "truncated.h5").write_bytes(data[: len(data) // 2])
+    (folder / "version.h5").write_bytes(data)
+    with h5py.File(folder / "version.h5", "r+") as file:
+        file.attrs["version"] = 7
+    with h5py.File(folder / "other.h5", "w") as file:
+        file["images"] = [1.0, 2.0]
+    (folder / "text.h5").write_text("label,pixel\n1,0\n")
+    (folder / "absent.json").write_text(json.dumps([[0, 1], [2, 9], [3, 4]]))
+    (folder / "short.json").write_text("[[0, 1]]")
+    (folder / "malformed.yaml").write_text("name: a\nrounds: 3: 4\n")
+    (folder / "outputs.py").write_text(FACTORIES)
+    parameters = {"0.weight": (8, 13), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}
+    save_file({name: torch.zeros(shape) for name, shape in parameters.items()}, folder / "init.safetensors")
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "thesis.tex").write_text("years of work")
+    done = launch(0, ["run", "recipe.yaml", "output=other-run", "local.lr=0.5", "--quiet"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def give(wrong: Wrong, ranks: int, folder: Path) -> None:
+    """Start the command, and check everything about how it ended."""
+    before = contents(folder)
+    no_cache = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python's own copy of a factory's module is no file of ours
+    done = launch(ranks, wrong.args.split(), cwd=folder, env=no_cache)
+    lines = own_lines(done.stderr)
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert lines[0].startswith("hpcfed: ")
+    for fragment in wrong.says:
+        assert fragment in lines[0]
+    assert contents(folder) == before
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file and folder, with a hash of what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("name", ISSUE)
+def test_is_told_in_one_line(name, ranks, prepared):
+    give(ISSUE[name], ranks, prepared)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_is_told_in_one_line_alone(name, prepared):
+    give(MORE[name], 0, prepared)
+
+
+@pytest.mark.soak
+@pytest.mark.deadline(3600)
+@pytest.mark.parametrize("ranks", [0, 1, 3])
+@pytest.mark.parametrize("name", ISSUE)
+def test_is_told_in_one_line_every_time(name, ranks, prepared):
+    for _ in range(int(os.environ.get("HPCFED_REPEAT", "20"))):
+        give(ISSUE[name], ranks, prepared)
+
+
+@pytest.mark.parametrize(
+    "name", ["missing-data", "unknown-key", "cohort-too-large", "absent-client", "other-run-there"]
+)
+def test_is_told_before_torch_is_loaded(name, prepared):
+    """A mistake should cost a fraction of a second, on a thousand ranks above all."""
+    without_torch = "import sys; sys.modules['torch'] = None; from hpcfed.cli.main import main; main()"
+    done = launch(0, ISSUE[name].args.split(), cwd=prepared, program=("-c", without_torch))
+    assert (done.returncode, len(own_lines(done.stderr))) == (2, 1), done.stderr
+
+
+def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path):
+    """So that the others fail for what is wrong with them, and for nothing else."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    done = launch(3, ["run", "recipe.yaml", "--quiet"], cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    assert (tmp_path / "run" / "model.safetensors").exists()

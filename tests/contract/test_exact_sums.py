@@ -1,0 +1,126 @@
+"""The sums of a round: the same bits in any order and any split over ranks, and within half a unit per client."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.reduce.exact import BLOCK, ExactSum, range_of, to_float64, units_of
+from hpcfed.reduce.fused import DONE, FAILED, RoundBuffer
+
+CLIENTS = 24
+UNIT = {torch.float32: 2.0**-44, torch.float64: 2.0**-64}
+"""The finest unit of each kind of run, as the design states it."""
+
+
+def contributions(dtype: torch.dtype, size: int = 300) -> tuple[list[torch.Tensor], list[float]]:
+    """Vectors of magnitudes from 1e-8 to 1e3, and weights, the same on every rank."""
+    rng = np.random.default_rng(5)
+    scales = 10.0 ** rng.uniform(-8, 3, size=(CLIENTS, size))
+    vectors = [torch.from_numpy(row).to(dtype) for row in rng.normal(size=(CLIENTS, size)) * scales]
+    return vectors, (rng.dirichlet(np.ones(CLIENTS))).tolist()
+
+
+def integers(dtype: torch.dtype, size: int) -> torch.Tensor:
+    return torch.zeros(len(units_of(dtype)), size, dtype=torch.int64)
+
+
+def summed(dtype: torch.dtype, vectors: list[torch.Tensor], weights: list[float], order: np.ndarray) -> torch.Tensor:
+    total = ExactSum(integers(dtype, vectors[0].numel()), dtype)
+    for place in order:
+        total.add(vectors[place], weights[place])
+    return total.integers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_order_does_not_matter(dtype):
+    vectors, weights = contributions(dtype)
+    rng = np.random.default_rng(6)
+    sums = [summed(dtype, vectors, weights, rng.permutation(CLIENTS)) for _ in range(5)]
+    assert all(torch.equal(sums[0], other) for other in sums[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_split_over_ranks_does_not_matter(dtype, world):
+    vectors, weights = contributions(dtype)
+    owner = np.random.default_rng(7).integers(world.size, size=CLIENTS)
+    mine = summed(dtype, vectors, weights, np.flatnonzero(owner == world.rank))
+    world.sum_in_place(mine.numpy())
+    assert torch.equal(mine, summed(dtype, vectors, weights, np.arange(CLIENTS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_sum_is_right_to_half_a_unit_per_client(dtype):
+    """Each product p_i·x is one float64 rounding, the same here; the result's own rounding is half its last place."""
+    vectors, weights = contributions(dtype)
+    found = to_float64(summed(dtype, vectors, weights, np.arange(CLIENTS)), dtype)
+    products = [[float(x) * p for x in vector] for vector, p in zip(vectors, weights, strict=True)]
+    for place, terms in enumerate(zip(*products, strict=True)):
+        exact = math.fsum(terms)
+        assert abs(float(found[place]) - exact) <= CLIENTS * UNIT[dtype] / 2 + math.ulp(exact)
+
+
+def test_norms_and_largest_entries_are_those_of_the_vector():
+    vector = torch.linspace(-2, 1, BLOCK + 11)
+    squared, largest = ExactSum(integers(torch.float32, BLOCK + 11), torch.float32).add(vector, 0.25)
+    assert squared == pytest.approx(math.fsum(float(x) ** 2 for x in vector), rel=1e-12)
+    assert largest == 0.5
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_shows(bad):
+    vector = torch.ones(10)
+    vector[3] = bad
+    _, largest = ExactSum(integers(torch.float32, 10), torch.float32).add(vector, 0.5)
+    assert not math.isfinite(largest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_range_is_the_stated_one(dtype):
+    stated = {torch.float32: 2.0**19, torch.float64: 2.0**43}[dtype]
+    assert range_of(dtype) == stated - 1
+    top = torch.tensor([range_of(dtype), -range_of(dtype)], dtype=torch.float64)
+    total = ExactSum(integers(dtype, 2), dtype)
+    total.add(top, 1.0)
+    assert torch.equal(to_float64(total.integers, dtype), top)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
+    """Losses of either sign, −0.0 and NaN, from whichever rank trained the client."""
+    size, losses = 16, [-1.25, 0.1, -0.0, math.nan, 1e300, 5e-324, -math.inf]
+    buffer = RoundBuffer(("delta", "other"), size, dtype, torch.device("cpu"), world)
+    for _ in range(2):  # the second round must find nothing of the first
+        buffer.open(len(losses) + 1)
+        for place, loss in enumerate(losses):
+            if place % world.size == world.rank:
+                vector = torch.full((size,), place - 3.0, dtype=dtype)
+                vectors = {"delta": vector, "other": 2 * vector}
+                buffer.add(place, 0.5, vectors, loss_sum=loss, steps=place + 7)
+        if world.rank == world.size - 1:
+            buffer.fail(len(losses))
+        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank)
+        told = sums.loss_sum[:-1].view(np.int64).tolist()
+        assert told == np.array(losses).view(np.int64).tolist()
+        assert sums.status.tolist() == [DONE] * len(losses) + [FAILED]
+        assert sums.steps.tolist() == [*range(7, 7 + len(losses)), 0]
+        assert sums.delta_sq[:-1].tolist() == [size * (place - 3.0) ** 2 for place in range(len(losses))]
+        assert sums.largest[:-1].tolist() == [abs(place - 3.0) for place in range(len(losses))]
+        assert sums.hashes.tolist() == [-5 - rank for rank in range(world.size)]
+        assert sums.local_seconds.tolist() == [0.125 * rank for rank in range(world.size)]
+        total = sum(0.5 * (place - 3.0) for place in range(len(losses)))
+        assert sums.vectors["delta"].tolist() == [total] * size
+        assert sums.vectors["other"].tolist() == [2 * total] * size
+
+
+def test_a_vector_that_is_not_finite_marks_its_client_whichever_vector_it_is(world):
+    buffer = RoundBuffer(("delta", "other"), 8, torch.float32, torch.device("cpu"), world)
+    buffer.open(2)
+    if world.is_root:
+        bad = torch.full((8,), math.nan)
+        buffer.add(0, 0.5, {"delta": torch.ones(8), "other": bad}, loss_sum=0.0, steps=1)
+        buffer.add(1, 0.5, {"delta": torch.ones(8), "other": torch.ones(8)}, loss_sum=0.0, steps=1)
+    assert np.isfinite(buffer.reduce(0, 0.0).largest).tolist() == [False, True]

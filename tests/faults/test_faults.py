@@ -1,0 +1,81 @@
+"""What goes wrong in mid-run: the job ends soon, on all ranks, with the right code and one line that says where."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launch import own_lines
+
+PROMPT = 10.0
+"""Seconds in which a job must end once a rank has failed."""
+
+
+@pytest.mark.parametrize(("client", "nap"), [(1, 0), (1, 30), (0, 30)])
+def test_a_client_that_raises_ends_the_job(place, client, nap):
+    """Whether the other ranks wait in the round's Allreduce already or are in the middle of a long client."""
+    done = place.start(args={"deed": "fail", "whose": client, "visit": 2, "nap": nap})
+    assert place.seconds_since_the_deed() < PROMPT
+    assert done.returncode == 4
+    (line,) = own_lines(done.stderr)
+    for told in ("round 2", f"client {client}", f"rank {client}", "RuntimeError: broken sensor", f"rank-{client}.log"):
+        assert told in line
+    logs = {path.name: path.read_text() for path in (place.run / "logs").iterdir()}
+    assert list(logs) == [f"rank-{client}.log"]
+    assert "Traceback" in logs[f"rank-{client}.log"]
+    assert [row["round"] for row in place.rows()] == [1]
+    assert not (place.run / "model.safetensors").exists()
+
+
+def test_a_run_that_failed_says_so_and_can_start_again(place):
+    args = {"deed": "fail", "whose": 1, "visit": 2}
+    assert place.start(args=args).returncode == 4
+    assert place.ending()["status"] == "failed"
+    assert "broken sensor" in place.ending()["message"]
+    text = (place.path / "misbehaving.py").read_text()
+    (place.path / "misbehaving.py").write_text(text.replace('raise RuntimeError("broken sensor")', "pass"))
+    assert place.start(args=args).returncode == 0
+    assert place.ending()["status"] == "finished"
+    assert (place.run / "previous-1" / "logs" / "rank-1.log").exists()
+
+
+def test_training_that_diverges_says_where(place):
+    done = place.start(local={"steps": 5, "batch_size": "full", "lr": 1e6, "weight_decay": 1.0})
+    assert done.returncode == 3
+    (line,) = own_lines(done.stderr)
+    rows, ending = place.rows(), place.ending()
+    assert f"round {len(rows) + 1}, client " in line
+    assert "local.lr" in line
+    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+    assert (ending["status"], ending["rounds"]) == ("diverged", len(rows))
+    assert ending["message"] in line
+
+
+@pytest.mark.parametrize("client", [0, 2])
+def test_a_killed_rank_ends_the_job(place, client):
+    done = place.start(args={"deed": "die", "whose": client, "visit": 2})
+    assert place.seconds_since_the_deed() < PROMPT
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert [row["round"] for row in place.rows()] == [1]
+
+
+def test_a_data_file_truncated_in_mid_run_ends_the_job(place):
+    """Client 0 of round 1 sees it shrink; clients 1 and 2, not read before, are then beyond its end."""
+    schedule = place.path / "schedule.json"
+    schedule.write_text("[[0], [1], [2], [0]]")
+    done = place.start(args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)})
+    assert place.seconds_since_the_deed() < PROMPT
+    assert done.returncode != 0
+    assert [row["round"] for row in place.rows()] == [1]
+    assert not (place.run / "model.safetensors").exists()
+
+
+def test_an_evaluation_that_raises_on_one_rank_ends_the_job(place):
+    done = place.start(args={"deed": "fail", "whose": 101, "visit": 2}, evaluate={"every": 1, "batch_size": 10})
+    assert place.seconds_since_the_deed() < PROMPT
+    assert done.returncode == 4
+    (line,) = own_lines(done.stderr)
+    for told in ("round 2", "evaluation", "rank 1", "RuntimeError: broken sensor", "logs/rank-1.log"):
+        assert told in line
+    assert "Traceback" in (place.run / "logs" / "rank-1.log").read_text()
+    assert [row["round"] for row in place.rows()] == [1]

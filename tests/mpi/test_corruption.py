@@ -1,0 +1,50 @@
+"""A rank whose memory went wrong is found in the next round, and named by every rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.setup import assemble, resolve
+from hpcfed.simulation import Simulation
+from hpcfed.world import World
+from tests.mpi.recipes import METHODS, small, write_small
+
+
+@pytest.fixture
+def simulation(request, world, shared_tmp) -> Simulation:
+    """A simulation of FedDyn, which has a server state, after its first round."""
+    world.on_root(lambda: write_small(shared_tmp))
+    algorithm = {"name": "feddyn", **METHODS["feddyn"]}
+    recipe = resolve(load_recipe(small(shared_tmp / "run", data=str(shared_tmp / "small.h5"), algorithm=algorithm)))
+    parts, _ = assemble(recipe, world)
+    simulation = Simulation(parts)
+    simulation.round(1)
+    return simulation
+
+
+def flip_lowest_bit(vector: torch.Tensor) -> None:
+    """Change one number by as little as memory can."""
+    words = vector.view({4: torch.int32, 8: torch.int64}[vector.element_size()])
+    words[0] ^= 1
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("culprit", [1, 0])
+@pytest.mark.parametrize("what", ["w", "server state"])
+def test_one_flipped_bit_stops_every_rank_and_names_the_culprit(what, culprit, simulation, world):
+    if world.rank == culprit:
+        flip_lowest_bit(simulation.w if what == "w" else simulation.server["h"])
+    with pytest.raises(EnvironmentFailure, match=r"round 2: the ranks no longer hold the same model") as stopped:
+        simulation.round(2)
+    assert f"rank {culprit} on {world.hosts[culprit]} differing" in str(stopped.value)
+    assert str(stopped.value).count("rank ") == 1
+
+
+def test_without_it_the_next_round_goes_on(simulation, world: World):
+    before = simulation.w.clone()
+    outcome = simulation.round(2)
+    assert not torch.equal(simulation.w, before)
+    assert outcome.gradients == 20

@@ -1,0 +1,90 @@
+"""A run on all ranks leaves, bit for bit, what a run in a world of one leaves: ranks without a client included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import hpcfed
+from hpcfed.world import World
+from tests.mpi.recipes import METHODS, small, write_small
+
+MODELS = ("model.safetensors", "model-evaluated.safetensors")
+MEASURED = ("seconds", "imbalance")
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "two-clients": {"data": "two/small.h5"},
+    "client-average": {"evaluate": {"model": "client-average", "train": {"every": 1}, "batch_size": 16}},
+    "cohort-average": {"evaluate": {"model": "cohort-average", "batch_size": 7}, "cohort": {"size": 3}},
+    "budget": {"budget": {"low": 1, "high": 7}, "local": {"batch_size": 10, "lr": 0.1, "lr_decay": 0.9}},
+    "momentum-and-clipping": {
+        "local": {"epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.9, "clip_norm": 0.5, "weight_decay": 1e-3}
+    },
+    "bernoulli": {"cohort": {"fraction": 0.3, "sampling": "bernoulli"}, "rounds": 5, "weights": "uniform"},
+    "float64": {"dtype": "float64", "local": {"steps": 3, "batch_size": "full", "lr": 0.1, "clip": "linear"}},
+}
+
+
+def left_by(result: hpcfed.Result) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
+    """The models' bytes, and the record without what was measured."""
+    models = {name: (result.folder / name).read_bytes() for name in MODELS if (result.folder / name).exists()}
+    return models, [{key: row[key] for key in row if key not in MEASURED} for row in result.metrics]
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """A folder with a federation of five clients, and one of two under ``two/``; the working folder of all ranks."""
+
+    def write() -> None:
+        (shared_tmp / "two").mkdir()
+        write_small(shared_tmp)
+        write_small(shared_tmp / "two", 2)
+
+    world.on_root(write)
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def check_same_as_alone(world: World, folder: Path, recipe: Mapping[str, Any]) -> None:
+    """Run a recipe on all ranks, then on each of them alone, and compare on each."""
+    together = left_by(hpcfed.run({**recipe, "output": str(folder / "together")}, world=world, quiet=True))
+    own = {**recipe, "output": str(folder / f"alone-{world.rank}")}
+    alone = left_by(hpcfed.run(own, world=World(), quiet=True))
+    assert together[0] == alone[0]
+    assert together[1] == alone[1]
+    assert together[1][0]["gradients"] > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_is_the_same_as_alone(method, variant, world, folder):
+    recipe = small("run", algorithm={"name": method, **METHODS[method]}, **VARIANTS[variant])
+    check_same_as_alone(world, folder, recipe)
+
+
+def test_where_a_client_is_trained_changes_nothing(world, folder):
+    runs = [
+        hpcfed.run(small(folder / placement, placement=placement, cohort={"size": 3}), world=world, quiet=True)
+        for placement in ("static", "balanced")
+    ]
+    assert left_by(runs[0]) == left_by(runs[1])
+
+
+def test_the_average_of_all_clients_is_what_it_says(world, folder):
+    """One client after another: the average over both of the last models, the initial one where not yet trained."""
+    world.on_root(lambda: (folder / "each.json").write_text("[[0], [1]]"))
+    base = small("run", data="two/small.h5", weights="uniform", cohort={"schedule": "each.json"}, dtype="float64")
+    evaluates = {"model": "client-average", "batch_size": 64}
+    both = hpcfed.run({**base, "rounds": 2, "output": "both", "evaluate": evaluates}, world=world, quiet=True)
+    first = hpcfed.run({**base, "rounds": 1, "output": "first"}, world=world, quiet=True)
+    # With one client a round and η_g = 1 the server's model is that client's: y_0, then y_1 started from it.
+    y_0, y_1 = (load_file(result.folder / "model.safetensors") for result in (first, both))
+    found = load_file(both.folder / "model-evaluated.safetensors")
+    for name in found:
+        np.testing.assert_allclose(found[name], (y_0[name] + y_1[name]) / 2, rtol=0, atol=1e-14)
