@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[Facts, str, str, str]] = {
     "16 threads per rank on 2 cores": (
         facts(*(rank(i, cores=(0, 1), host_cores=2, threads={"torch": 1, "openblas": 16}) for i in range(2))),
         "node1",
-        "2 ranks with a pool of threads each (openblas 16) on 2 cores",
+        "more threads than the 2 cores for 2 ranks: openblas 16 in each rank",
         "export OMP_NUM_THREADS=1; hpcfed run sets torch's threads itself",
     ),
     "3 ranks with 8 threads on 16 cores": (

@@ -1,0 +1,43 @@
+"""``hpcfed doctor``: what this machine and this MPI offer, and what looks slow or wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+PIPED_WIDTH = 160
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--no-probe", is_flag=True, help="Look, but measure nothing.")
+def command(as_json: bool, no_probe: bool) -> None:
+    """Say what this machine and this MPI offer, and what looks slow or wrong.
+
+    Start it as you start runs, alone or under mpirun -n P or srun: it tells of the ranks it is given, once for all.
+    """
+    from rich.console import Console
+
+    from hpcfed.doctor.facts import gather
+    from hpcfed.doctor.findings import find
+    from hpcfed.world import connect
+
+    world = connect()
+    facts = gather(world, measure=not no_probe)
+    if not world.is_root:
+        return
+    findings = find(facts)
+    if as_json:
+        click.echo(json.dumps({**asdict(facts), "findings": [asdict(finding) for finding in findings]}, indent=1))
+        return
+
+    from hpcfed.doctor.page import show
+
+    # Open MPI's mpirun hands rank 0 a terminal of its own, even where its output goes to a file.
+    terminal = False if facts.launcher else None
+    console = Console(highlight=False, markup=False, emoji=False, force_terminal=terminal)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    show(facts, findings, console)

@@ -1,0 +1,1 @@
+"""What this machine and this MPI offer: facts, a few measurements, and what looks slow or wrong."""

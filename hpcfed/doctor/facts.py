@@ -1,0 +1,232 @@
+"""What ``doctor`` knows of a job: plain data, gathered once and judged by `hpcfed.doctor.findings`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
+from hpcfed.doctor.launch import Job, Mpi, find_job, find_launcher, find_mpi
+from hpcfed.errors import EnvironmentFailure
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpcfed.doctor.probe import Measured
+    from hpcfed.world import World
+
+DRIVER = Path("/proc/driver/nvidia/version")
+MPS_PIPES = "/tmp/nvidia-mps"
+"""Where the daemon of NVIDIA's Multi-Process Service listens unless CUDA_MPS_PIPE_DIRECTORY says otherwise."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that a run gives to a rank, and how many GPUs torch shows to that rank."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    visible: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank found.
+
+    `versions` maps hpcfed, Python and packages to versions; `threads` maps torch and each thread pool of the process
+    to its size; `cores` are the numbers of the logical cores that the rank may use, `host_cores` counts its host's.
+    """
+
+    rank: int
+    host: str
+    versions: Mapping[str, str | None]
+    torch_build: str
+    cpu: str
+    instructions: str
+    cores: tuple[int, ...]
+    host_cores: int
+    threads: Mapping[str, int]
+    memory_bytes: int
+    memory_free_bytes: int
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+    gpu: Gpu | None = None
+    gpu_driver: bool = False
+    mps: bool = False
+    cuda_visible_devices: str | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """The ranks of one host."""
+
+    name: str
+    ranks: tuple[Rank, ...]
+
+    @property
+    def cores(self) -> frozenset[int]:
+        """The cores that at least one of the ranks may use."""
+        return frozenset[int]().union(*(rank.cores for rank in self.ranks))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything ``doctor`` found, the same on every rank; `measured` is None without measurements.
+
+    `hdf5_locking` is the variable HDF5_USE_FILE_LOCKING, and `btl` OMPI_MCA_btl, as rank 0 has them.
+    """
+
+    ranks: tuple[Rank, ...]
+    mpi: Mpi
+    launcher: str | None
+    job: Job | None
+    working: Folder
+    temporary: Folder
+    hdf5_locking: str | None = None
+    btl: str | None = None
+    measured: Measured | None = None
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts, in the order of their lowest ranks."""
+        names = dict.fromkeys(rank.host for rank in self.ranks)
+        return tuple(Host(name, tuple(rank for rank in self.ranks if rank.host == name)) for name in names)
+
+
+def gather(world: World, *, measure: bool) -> Facts:
+    """Look around on every rank, and measure if asked; called on every rank, which all get the same facts.
+
+    Raises:
+        EnvironmentFailure: on some rank torch or h5py cannot be loaded, or the GPU it would get cannot be used.
+    """
+    world.together(_load_libraries)
+    from hpcfed.doctor.probe import measure_all
+
+    device, gpu = world.together(lambda: _device(world))
+    ranks = tuple(world.gather(_this_rank(world, device, gpu)))
+    described = world.describe()
+    surroundings = world.on_root(lambda: _surroundings(described))
+    measured = measure_all(world, surroundings["working"]) if measure else None
+    return Facts(ranks=ranks, measured=measured, **surroundings)
+
+
+def _surroundings(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that rank 0 finds for all."""
+    return {
+        "mpi": find_mpi(described),
+        "launcher": find_launcher(os.environ),
+        "job": find_job(os.environ),
+        "working": examine_folder(Path()),
+        "temporary": examine_folder(temporary_folder()),
+        "hdf5_locking": os.environ.get("HDF5_USE_FILE_LOCKING"),
+        "btl": os.environ.get("OMPI_MCA_btl"),  # noqa: SIM112 (Open MPI writes it so)
+    }
+
+
+def _load_libraries() -> None:
+    try:
+        import h5py  # noqa: F401
+        import torch  # noqa: F401
+    except (ImportError, OSError) as error:  # OSError: a shared library of theirs is missing
+        raise EnvironmentFailure(
+            f"{sys.executable} cannot load what a run needs",
+            where=os.uname().nodename,
+            got=f"{type(error).__name__}: {error}",
+            remedy="install hpcfed and its dependencies into the environment that every host uses",
+        ) from None
+
+
+def _device(world: World) -> tuple[torch.device, Gpu | None]:
+    """Return the device that a run would give to this rank, and what it is if it is a GPU."""
+    from hpcfed.setup import choose_device
+
+    try:
+        device = choose_device("auto", world)
+        return device, _gpu(device) if device.type == "cuda" else None
+    except RuntimeError as error:  # CUDA's own errors: a GPU in exclusive mode, a driver that is too old
+        raise EnvironmentFailure(
+            "torch cannot use the GPU that a run would give to this rank",
+            where=f"rank {world.rank} on {world.hosts[world.rank]}",
+            got=str(error).partition("\n")[0],
+            remedy="check nvidia-smi there, or hide the GPUs (export CUDA_VISIBLE_DEVICES=)",
+        ) from None
+
+
+def _this_rank(world: World, device: torch.device, gpu: Gpu | None) -> Rank:
+    """Return this rank's facts; called on every rank."""
+    import torch
+
+    from hpcfed.record import environment
+
+    recorded = environment(world, device, torch.float32)
+    memory = psutil.virtual_memory()
+    shm = Path("/dev/shm")
+    shm_size = shutil.disk_usage(shm) if shm.is_dir() else None
+    return Rank(
+        rank=world.rank,
+        host=world.hosts[world.rank],
+        versions=_versions(recorded),
+        torch_build=_torch_build(),
+        cpu=recorded["cpu"],
+        instructions=recorded["per_rank"][world.rank]["instructions"],
+        cores=_cores(),
+        host_cores=os.cpu_count() or 1,
+        threads=_threads(),
+        memory_bytes=memory.total,
+        memory_free_bytes=memory.available,
+        shm_bytes=shm_size.total if shm_size else None,
+        shm_free_bytes=shm_size.free if shm_size else None,
+        gpu=gpu,
+        gpu_driver=DRIVER.exists(),
+        mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)).exists(),
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def _versions(recorded: Mapping[str, Any]) -> dict[str, str | None]:
+    import h5py
+
+    own = {name: recorded[name] for name in ("hpcfed", "python")}
+    return {**own, **recorded["packages"], "hdf5": h5py.version.hdf5_version}
+
+
+def _torch_build() -> str:
+    import torch
+
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
+
+
+def _gpu(device: torch.device) -> Gpu:
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.name, str(properties.uuid), properties.total_memory, torch.cuda.device_count())
+
+
+def _cores() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _threads() -> dict[str, int]:
+    """Threads of torch and of the pools that threadpoolctl sees; torch's own MKL is linked in and counts as torch."""
+    import torch
+    from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
+
+    threads = {"torch": torch.get_num_threads()}
+    for pool in threadpool_info():
+        name = pool["internal_api"]
+        threads[name] = max(threads.get(name, 0), pool["num_threads"])
+    return threads

@@ -1,0 +1,72 @@
+"""The folders of a run: room, file system, whether they can be written and locked."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hpcfed.errors import EnvironmentFailure
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder as rank 0 sees it; `problem` says why it cannot be written and is empty where it can."""
+
+    path: str
+    filesystem: str
+    bytes: int
+    free_bytes: int
+    problem: str = ""
+    locks: bool = True
+
+
+def temporary_folder() -> Path:
+    """Return the folder for temporary files, the first of TMPDIR, /tmp, … that can be written, else /tmp."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return Path("/tmp")
+
+
+def examine_folder(path: Path) -> Folder:
+    """Look at a folder, and try a file of no name in it: can it be written, can it be locked?
+
+    Raises:
+        EnvironmentFailure: there is no such folder, or its file system does not answer.
+    """
+    try:
+        path = path.resolve(strict=True)
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        raise EnvironmentFailure(
+            "folder cannot be looked at", where=str(path), got=str(error), remedy="start in a folder that exists"
+        ) from None
+    problem, locks = "", False
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"hpcfed")
+            file.flush()
+            locks = _can_lock(file.fileno())
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return Folder(str(path), _filesystem(path), usage.total, usage.free, problem, locks)
+
+
+def _can_lock(file: int) -> bool:
+    """Tell whether the file system grants the kind of lock that HDF5 asks for."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _filesystem(path: Path) -> str:
+    """Return the type of the file system that holds a resolved folder, such as ``ext4``, ``nfs4`` or ``lustre``."""
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[folder] for folder in (path, *path.parents) if folder in mounts), "unknown")

@@ -1,0 +1,152 @@
+"""Who started the ranks, with which MPI, inside which SLURM job.
+
+The MPI library is asked in a process of its own, which does not start MPI: so ``doctor`` can say what is wrong with a
+library that cannot be loaded, and a world of one stays free of MPI.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PATIENCE = 20.0
+"""Seconds a library or a launcher has to name its version; a cold parallel file system takes several."""
+
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
+    ("PALS_RANKID", "PALS"),
+    ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
+    ("MPI_LOCALRANKID", "MPICH's mpirun"),
+    ("SLURM_PROCID", "srun"),
+    ("PMIX_RANK", "PMIx"),
+    ("PMI_RANK", "PMI"),
+)
+"""A variable that each launcher sets, and its name; a launcher inside an srun step comes before srun."""
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """The MPI library that mpi4py loads, and the ``mpirun`` that is first on the PATH.
+
+    `problem` says why no library can be loaded; what is not known is None. `threads` is the level the library granted
+    (``multiple`` is the most), known where MPI was started.
+    """
+
+    library: str | None
+    vendor: str | None
+    standard: str | None
+    abi: str | None
+    threads: str | None = None
+    path: str | None = None
+    problem: str = ""
+    mpirun: str | None = None
+    mpirun_vendor: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A SLURM job: `tasks` of the step that runs, None outside a step; `seconds_left` None where SLURM does not say."""
+
+    id: str
+    nodes: int | None
+    node_list: str
+    tasks: int | None
+    seconds_left: float | None
+
+
+def find_mpi(described: Mapping[str, Any]) -> Mpi:
+    """Ask mpi4py which library it loads, and the PATH for an mpirun.
+
+    Args:
+        described: `World.describe` of the world that runs.
+    """
+    mpirun = shutil.which("mpirun")
+    mpirun_vendor = vendor_of(_output([mpirun, "--version"])[1]) if mpirun else None
+    loads, library = _output([sys.executable, "-m", "mpi4py", "--mpi-lib-version"])
+    lines = library.replace("\0", "").strip().splitlines() or [""]
+    if not loads:
+        return Mpi(None, None, None, None, problem=lines[-1], mpirun=mpirun, mpirun_vendor=mpirun_vendor)
+    knows_standard, standard = _output([sys.executable, "-m", "mpi4py", "--mpi-std-version"])
+    knows_path, path = _output([sys.executable, "-m", "mpi4py", "--mpi-library"])
+    return Mpi(
+        library=" ".join(lines[0].split(", ")[0].replace("Version:", "").split()),
+        vendor=vendor_of(library),
+        standard=standard.strip() if knows_standard else None,
+        abi=abi_of(path.strip(), library) if knows_path else None,
+        threads=described.get("mpi_threads"),
+        path=path.strip() if knows_path else None,
+        mpirun=mpirun,
+        mpirun_vendor=mpirun_vendor,
+    )
+
+
+def vendor_of(text: str) -> str | None:
+    """Return whose MPI wrote this version text: of a library, or of an ``mpirun``."""
+    lower = text.lower()
+    known = {
+        "open mpi": "Open MPI",
+        "openrte": "Open MPI",
+        "prte": "Open MPI",
+        "intel": "Intel MPI",
+        "mvapich": "MVAPICH",
+        "cray": "Cray MPICH",
+        "mpich": "MPICH",
+        "hydra": "MPICH",
+    }
+    return next((vendor for sign, vendor in known.items() if sign in lower), None)
+
+
+def abi_of(path: str, library: str) -> str | None:
+    """Return the binary interface of an MPI library from its file's name and its version text.
+
+    ``libmpi_abi`` is the standard's own, new in MPI 5.0; ``libmpi.so.12`` is the one that MPICH, Intel MPI,
+    MVAPICH and Cray MPICH agreed on; ``libmpi.so.40`` that of Open MPI 2 to 5.
+    """
+    if "libmpi_abi" in path:
+        return "MPI standard"
+    if "libmpi.so.40" in path:
+        return "Open MPI"
+    if "libmpi.so.12" in path or "libmpich" in path:
+        version = next((line.split(":", 1)[1].strip() for line in library.splitlines() if "ABI:" in line), "")
+        return f"MPICH {version}".strip()
+    return None
+
+
+def find_launcher(variables: Mapping[str, str]) -> str | None:
+    """Return the name of the launcher that set a rank's environment variables."""
+    return next((name for sign, name in LAUNCHERS if sign in variables), None)
+
+
+def find_job(variables: Mapping[str, str]) -> Job | None:
+    """Return the SLURM job that environment variables tell of, None outside one."""
+    if "SLURM_JOB_ID" not in variables:
+        return None
+    end = _number(variables, "SLURM_JOB_END_TIME")
+    return Job(
+        id=variables["SLURM_JOB_ID"],
+        nodes=_number(variables, "SLURM_JOB_NUM_NODES"),
+        node_list=variables.get("SLURM_JOB_NODELIST", ""),
+        tasks=_number(variables, "SLURM_STEP_NUM_TASKS"),
+        seconds_left=end - time.time() if end else None,
+    )
+
+
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _output(command: list[str]) -> tuple[bool, str]:
+    """Return whether a command ended well, and what it wrote to stdout if so, else to stderr."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return False, str(error)
+    return done.returncode == 0, done.stdout if done.returncode == 0 else done.stderr

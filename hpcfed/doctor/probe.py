@@ -1,0 +1,106 @@
+"""A few measurements, under two seconds together: what a round is made of, not a benchmark.
+
+Arithmetic and copies are timed on all ranks at once, as they happen in a round, and the best of several is kept: it
+says what the machine can do, whatever else ran meanwhile. Collectives and files are medians: they say what to expect.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hpcfed.doctor.folders import Folder
+from hpcfed.files import write_whole
+
+if TYPE_CHECKING:
+    from hpcfed.world import World
+
+SMALL, LARGE = 8, 16 * 2**20
+"""Bytes of the Allreduces: one number, and a model of two million parameters in the exact reduction's int64."""
+REPEATS = {SMALL: 51, LARGE: 5}
+ORDER = 512
+"""Rows and columns of the matrices: 1 MiB each, so that three stay in the cache."""
+COPIED = 32 * 2**20
+"""Bytes of a copy: beyond most caches."""
+WRITTEN = 8 * 2**20
+FILES = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements: rates of each rank, in their order, an Allreduce of 8 bytes and one of 16 MiB, and files.
+
+    A gflop is 1e9 operations (a multiplication and an addition are two), a gigabyte 1e9 bytes. What cannot be measured
+    is None: an Allreduce of one rank, files in a folder that cannot be written.
+    """
+
+    gflops: tuple[float, ...]
+    copy_gb_per_s: tuple[float, ...]
+    allreduce_small_s: float | None
+    allreduce_large_gb_per_s: float | None
+    write_mb_per_s: float | None
+    small_file_s: float | None
+
+
+def measure_all(world: World, working: Folder) -> Measured:
+    """Measure on every rank, with torch on one thread; called on every rank, which all get the same."""
+    torch.set_num_threads(1)
+    a, b = torch.rand(ORDER, ORDER), torch.rand(ORDER, ORDER)
+    product = torch.empty(ORDER, ORDER)
+    source, target = torch.ones(COPIED, dtype=torch.uint8), torch.empty(COPIED, dtype=torch.uint8)
+    world.gather(None)  # all begin together
+    gflops = 2 * ORDER**3 / 1e9 / _shortest(lambda: torch.mm(a, b, out=product))
+    copied = COPIED / 1e9 / _shortest(lambda: target.copy_(source))
+    rates = world.gather((gflops, copied))
+    small, large = (_allreduce_seconds(world, size) for size in (SMALL, LARGE)) if world.size > 1 else (None, None)
+    written, small_file = world.on_root(lambda: _file_speeds(working))
+    return Measured(
+        gflops=tuple(rate for rate, _ in rates),
+        copy_gb_per_s=tuple(rate for _, rate in rates),
+        allreduce_small_s=small,
+        allreduce_large_gb_per_s=LARGE / 1e9 / large if large else None,
+        write_mb_per_s=written,
+        small_file_s=small_file,
+    )
+
+
+def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: int = 3) -> float:
+    """Return the shortest of the times that `work` takes, repeated for a while."""
+    times: list[float] = []
+    end = time.perf_counter() + for_seconds
+    while len(times) < at_least or time.perf_counter() < end:
+        times.append(_seconds(work))
+    return min(times)
+
+
+def _allreduce_seconds(world: World, size: int) -> float:
+    buffer = np.zeros(size // 8, dtype=np.int64)
+    world.sum_in_place(buffer)  # the first one sets up connections
+    return world.broadcast(median(_seconds(lambda: world.sum_in_place(buffer)) for _ in range(REPEATS[size])))
+
+
+def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
+    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None where writing fails."""
+    content = np.random.default_rng(0).bytes(WRITTEN)  # nothing that a file system could compress
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.path, prefix=".hpcfed-doctor-") as scratch:
+            large, small = Path(scratch) / "large", Path(scratch) / "small"
+            seconds = _seconds(lambda: write_whole(large, content))
+            small_seconds = median(_seconds(lambda: write_whole(small, "{}\n")) for _ in range(FILES))
+    except OSError:
+        return None, None
+    return WRITTEN / 1e6 / seconds, small_seconds
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
