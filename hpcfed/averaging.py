@@ -65,19 +65,19 @@ def following_clients(method: Method) -> Method:
 
 
 def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor, server: State) -> Tensor:
-    """Return the model that ``evaluate.model`` names, (d,) float64.
+    """Return the model that ``evaluate.model`` names, (d,): float64, or `w` itself.
 
     Args:
         which: the recipe's ``evaluate.model``.
-        w: model after the round's step, (d,), float64 like the rest.
-        previous: model before it.
-        mean_delta: Δ̄ of the round.
+        w: model after the round's step, (d,), in the run's dtype.
+        previous: model before it, likewise.
+        mean_delta: Δ̄ of the round, float64.
         server: server state after the step.
     """
     if which == "last-two":
-        return (w + previous) / 2
+        return (w.double() + previous.double()) / 2
     if which == "cohort-average":
-        return previous - mean_delta
+        return previous.double() - mean_delta
     if which == "client-average":
         return server[AVERAGE]
     return w

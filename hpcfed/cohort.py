@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.config.recipe import Recipe
-from hpcfed.data.batches import num_steps
+from hpcfed.config.recipe import Local, Recipe
 from hpcfed.errors import InputError
 from hpcfed.rng import Purpose, stream
 
@@ -99,9 +98,7 @@ class Cohorts:
         else:
             asked = [local.steps] * len(clients)
         sizes = self._sizes[clients]
-        return np.array(
-            [num_steps(n, local.batch_size, tau, local.epochs) for n, tau in zip(sizes, asked, strict=True)], np.int64
-        )
+        return np.array([_num_steps(int(n), local, tau) for n, tau in zip(sizes, asked, strict=True)], np.int64)
 
     def _read_budgets(self) -> list[list[int]] | None:
         budget = self._recipe.budget
@@ -122,6 +119,16 @@ class Cohorts:
         cohort_size = len(self._draw(number))
         if len(row) != cohort_size or min(row) < 1:
             raise InputError(where, expected=f"{cohort_size} numbers of steps, each at least 1", got=str(row))
+
+
+def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:
+    """Return how many minibatches a client computes: `steps`, or ``epochs``, the short last batch of each kept."""
+    if num_samples == 0:
+        return 0
+    if steps is not None:
+        return steps
+    per_epoch = 1 if local.batch_size == "full" else -(-num_samples // int(local.batch_size))
+    return per_epoch * (local.epochs or 0)
 
 
 def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:

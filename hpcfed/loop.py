@@ -13,7 +13,7 @@ from hpcfed.folder import RunFolder
 from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
 from hpcfed.setup import assemble
-from hpcfed.simulation import Outcome, Parts, Simulation
+from hpcfed.simulation import Parts, Simulation
 from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
@@ -37,21 +37,24 @@ def _rounds(recipe: Recipe, parts: Parts, evaluator: Evaluator, recorder: Record
         started = ended  # so that writing the record counts, with the round after it
         outcome = simulation.round(round)
         trained = time.perf_counter()
-        scores = _evaluate(recipe, round, outcome, evaluator, parts.world)
+        scores = _evaluate(recipe, round, simulation, evaluator, parts.world)
         ended = time.perf_counter()
         seconds = {"evaluate": ended - trained, "total": ended - started}
         reporter.update(recorder.add(round, outcome, scores, seconds))
-    parts.world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, outcome.evaluated))
+    parts.world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, simulation.evaluated()))
 
 
-def _evaluate(recipe: Recipe, round: int, outcome: Outcome, evaluator: Evaluator, world: World) -> Scores:
+def _evaluate(recipe: Recipe, round: int, simulation: Simulation, evaluator: Evaluator, world: World) -> Scores:
     """Measure the round's model where the recipe asks for it; the last round always counts as asked for."""
 
     def due(every: int) -> bool:
         return every > 0 and (round % every == 0 or round == recipe.rounds)
 
+    test, train = due(recipe.evaluate.every), due(recipe.evaluate.train.every)
+    if not (test or train):
+        return Scores()
     try:
-        return evaluator(outcome.evaluated, test=due(recipe.evaluate.every), train=due(recipe.evaluate.train.every))
+        return evaluator(simulation.evaluated(), test=test, train=train)
     except HpcfedError:
         raise
     except Exception as error:  # a user's model or a device may raise anything

@@ -77,6 +77,7 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
     if recipe.evaluate.model == "client-average":
         method = following_clients(method)
     torch.set_num_threads(recipe.threads)
+    spec = models.spec(recipe.model)
     device = choose_device(recipe.device, world)
     dtype = getattr(torch, recipe.dtype)
     loss = loss_for(recipe.loss, federation.task)
@@ -87,7 +88,7 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
         method=method,
         federation=federation,
         model=model,
-        solver=LocalSolver(model, loss, recipe.local, recipe.seed.batches),
+        solver=LocalSolver(model, loss, recipe.local, recipe.seed.batches, draws=spec is None or spec.draws),
         shards=shards,
         cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
         home=home,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -55,8 +56,6 @@ class Outcome:
     server_lr: float | None
     local_loss: float | None
     gradients: int
-    evaluated: Tensor
-    """The model that ``evaluate.model`` names, (d,), in the run's dtype."""
     seconds: dict[str, float]
     imbalance: float
 
@@ -79,6 +78,7 @@ class Simulation:
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
         self.clients: dict[int, State] = {}
+        self._previous = self._mean_delta = self.w
         self._initial = self.w.to(self._device, copy=True)
 
     def round(self, round: int) -> Outcome:
@@ -99,14 +99,12 @@ class Simulation:
         reduced = time.perf_counter()
         self._check(round, cohort, ranks, sums, failure)
         means = self._means(round, cohort, sums)
-        previous = self.w.double()
-        stepped = self._parts.method.server.step(previous, self.server, means)
+        stepped = self._parts.method.server.step(self.w.double(), self.server, means)
+        self._previous, self._mean_delta = self.w, means.delta
         self.w, self.server = stepped.w.to(self._dtype), stepped.state
         self.clients.update(states)
-        if not torch.isfinite(self.w.sum()):
+        if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {round}: the server's model is not finite", remedy=_LOWER)
-        which = self._parts.evaluate_model
-        evaluated = evaluated_model(which, self.w.double(), previous, means.delta, self.server)
         local = sums.local_seconds
         waited = float(local.max() - local[self._world.rank])
         steps = int(sums.steps.sum())
@@ -116,7 +114,6 @@ class Simulation:
             server_lr=stepped.server_lr,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
-            evaluated=evaluated.to(self._dtype),
             seconds={
                 "local": float(local.max()),
                 "wait": float((local.max() - local).mean()),
@@ -125,6 +122,11 @@ class Simulation:
             },
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
         )
+
+    def evaluated(self) -> Tensor:
+        """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype."""
+        which = self._parts.evaluate_model
+        return evaluated_model(which, self.w, self._previous, self._mean_delta, self.server).to(self._dtype)
 
     def _place(self, cohort: Cohort) -> list[int]:
         """Return the rank of each cohort member, (S,)."""

@@ -3,7 +3,7 @@
     g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     v ← ρ v + g,     y ← y − η v
 
 from y = w. What a method adds is its tilt (shift, μ, anchor), constant during the round; so shift − μ·anchor is
-computed once, and μ·y joins the weight decay wherever no clipping comes between them.
+computed once, and μ·y joins the weight decay wherever no clipping comes between the two.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from hpcfed.types import Local, Tilt
 
 
 class LocalSolver:
-    """Trains one client after another with one model and one set of buffers."""
+    """Trains one client after another with one model and one set of buffers.
 
-    def __init__(self, model: FlatModel, loss: Loss, section: LocalSection, seed: int):
+    Args:
+        model, loss, section: what is trained, on what, and how (the recipe's ``local``).
+        seed: the recipe's ``seed.batches``.
+        draws: whether the model draws random numbers of its own, which then come from the client's stream.
+    """
+
+    def __init__(self, model: FlatModel, loss: Loss, section: LocalSection, seed: int, *, draws: bool):
         self._model = model
         self._loss = loss
         self._section = section
         self._seed = seed
+        self._generator = _torch_generator(model.vector.device) if draws else None
         self._delta = torch.empty_like(model.vector)
         self._velocity = torch.empty_like(model.vector) if section.momentum else None
 
@@ -39,47 +46,58 @@ class LocalSolver:
         section, y = self._section, self._model.vector
         lr = section.lr * section.lr_decay ** (round - 1)
         constant = _constant(tilt, w)
-        before_clip, after_clip = tilt.mu, section.weight_decay
-        if section.clip_norm is None or section.clip == "linear":
-            before_clip, after_clip = 0.0, tilt.mu + section.weight_decay
+        before_clip, after_clip = tilt.mu + section.weight_decay, 0.0
+        if section.clip_norm is not None:
+            before_clip = tilt.mu if section.clip == "all" else 0.0
+            after_clip = section.weight_decay if section.clip == "all" else tilt.mu + section.weight_decay
         y.copy_(w)
         if self._velocity is not None:
             self._velocity.zero_()
-        torch.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, client))
+        if self._generator is not None:
+            self._generator.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, client))
         losses = []
         rng = stream(self._seed, Purpose.BATCHES, round, client)
         for x_batch, y_batch in minibatches(samples, section.batch_size, steps, rng):
-            losses.append(self._gradient(x_batch, y_batch))
-            self._descend(lr, constant, before_clip, after_clip)
+            self._begin_gradient(constant, before_clip)
+            losses.append(self._add_gradient(x_batch, y_batch))
+            self._descend(lr, after_clip)
         torch.sub(w, y, out=self._delta)
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
         return Local(self._delta, steps, loss_sum)
 
-    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Leave ∇f in the flat gradient, and return the minibatch loss."""
-        self._model.grad.zero_()
+    def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
+        """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory."""
+        y, g = self._model.vector, self._model.grad
+        if constant is not None:
+            torch.add(constant, y, alpha=scale, out=g)
+        elif scale:
+            torch.mul(y, scale, out=g)
+        else:
+            g.zero_()
+
+    def _add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add ∇f of a minibatch to the flat gradient, and return its loss."""
         loss = self._loss.batch(self._model.module(x), y)
         loss.backward()
         return loss.detach()
 
-    def _descend(self, lr: float, constant: Tensor | None, before_clip: float, after_clip: float) -> None:
+    def _descend(self, lr: float, after_clip: float) -> None:
         """One step of the client optimizer from the flat gradient."""
         y, g, v = self._model.vector, self._model.grad, self._velocity
-        if constant is not None:
-            g.add_(constant)
-        if before_clip:
-            g.add_(y, alpha=before_clip)
         if self._section.clip_norm is not None:
             g.mul_((self._section.clip_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp_(max=1.0))
-        if v is None:
             if after_clip:
-                y.mul_(1.0 - lr * after_clip)
-            y.add_(g, alpha=-lr)
-        else:
-            v.mul_(self._section.momentum).add_(g)
-            if after_clip:
-                v.add_(y, alpha=after_clip)
-            y.add_(v, alpha=-lr)
+                g.add_(y, alpha=after_clip)
+        if v is not None:
+            g = v.mul_(self._section.momentum).add_(g)
+        y.add_(g, alpha=-lr)
+
+
+def _torch_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that modules on a device draw from."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def _constant(tilt: Tilt, w: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,6 +29,8 @@ class Spec(BaseModel, ABC):
     """A model's recipe keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    draws: ClassVar[bool] = False
+    """Whether the module draws random numbers while it trains, as dropout does."""
 
     @abstractmethod
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:

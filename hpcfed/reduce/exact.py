@@ -6,53 +6,84 @@ clients over ranks gives the same bits.
     float32 runs: one word in units of 2^-44, range ±2^19;
     float64 runs: two words, x = hi·2^-20 + lo·2^-64, range ±2^43.
 
-Both leave headroom for 2^20 clients in the low word. A sum that leaves the range is told from the largest entries of
-the contributions (see `largest`), never from a wrapped sum.
+A sum that leaves the range is told from the largest entries of the contributions, never from a wrapped sum.
+
+Rounding costs an addition: x + 1.5·2^52 is a float64 whose last bit counts ones, so its bit pattern, read as an
+integer, is round(x) plus a constant; the constants of all contributions are taken off together (`ExactSum.settle`).
+That holds for |x| < 2^51 units; a vector with a larger entry is rounded and converted, to the same integers.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 15  # entries worked on at a time: their float64 and int64 copies stay in a core's cache
+BLOCK = 1 << 16  # entries worked on at a time: their float64 copies stay in a core's cache
+BIAS = 1.5 * 2.0**52
+BIAS_BITS = 0x4338000000000000  # BIAS as an integer
+SMALL = 2.0**50  # units; half of what the addition can round
 
 
 class ExactSum:
     """Accumulates weighted vectors (d,) into ``words·d`` integers.
 
     Attributes:
-        integers: (words, d) int64, the running sum.
+        integers: (words, d) int64, the running sum; right after `settle`.
     """
 
     def __init__(self, integers: Tensor, dtype: torch.dtype):
         self.integers = integers
-        self.units = units_of(dtype)
-        block = min(BLOCK, integers.shape[1])
-        self._floats = torch.empty(block, dtype=torch.float64, device=integers.device)
-        self._rounded = torch.empty(block, dtype=torch.float64, device=integers.device)
-        self._words = torch.empty(block, dtype=torch.int64, device=integers.device)
+        self._units = units_of(dtype)
+        self._biased = 0
+        self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
+        self._scaled = torch.empty(min(self._block, integers.shape[1]), dtype=torch.float64, device=integers.device)
+        self._rounded = torch.empty_like(self._scaled)
+
+    def clear(self) -> None:
+        """Set the sum to 0."""
+        self.integers.zero_()
+        self._biased = 0
 
     def add(self, vector: Tensor, weight: float) -> tuple[float, float]:
         """Add ``weight·vector``; return the vector's squared norm, and the largest magnitude that was added.
 
         Both are NaN or infinite where the vector is; the sum is then meaningless, and the caller must say so.
         """
-        squared, largest = [], []
-        for start in range(0, vector.numel(), BLOCK):
-            piece = vector[start : start + BLOCK]
-            floats, rounded = self._floats[: piece.numel()], self._rounded[: piece.numel()]
-            words = self._words[: piece.numel()]
-            floats.copy_(piece)
-            squared.append(torch.dot(floats, floats))
-            floats.mul_(weight)
-            largest.append(torch.linalg.vector_norm(floats, torch.inf))
-            for row, unit in zip(self.integers, self.units, strict=True):
-                torch.mul(floats, 1.0 / unit, out=rounded).round_()
-                row[start : start + piece.numel()].add_(words.copy_(rounded))
-                if unit != self.units[-1]:
-                    floats.sub_(rounded.mul_(unit))
-        return float(torch.stack(squared).sum()), float(torch.stack(largest).max())
+        low, high = torch.aminmax(vector)
+        largest = abs(weight) * max(-float(low), float(high))
+        small = largest < SMALL * self._units[0]  # false for NaN, too
+        squared = 0.0
+        for start in range(0, vector.numel(), self._block):
+            piece = vector[start : start + self._block]
+            scaled = self._scaled[: piece.numel()].copy_(piece)
+            squared += float(torch.dot(scaled, scaled))
+            scaled.mul_(weight / self._units[0])
+            self._add_block(start, scaled, small)
+        self._biased += small
+        return squared, largest
+
+    def _add_block(self, start: int, scaled: Tensor, small: bool) -> None:
+        """Add a block given in units of the coarsest word; what a word leaves over goes to the next."""
+        stop, last = start + scaled.numel(), len(self._units) - 1
+        for word, row in enumerate(self.integers):
+            rounded = scaled if word == last else self._rounded[: scaled.numel()]
+            if small:
+                torch.add(scaled, BIAS, out=rounded)
+                row[start:stop].add_(rounded.view(torch.int64))
+            else:
+                torch.round(scaled, out=rounded)
+                row[start:stop].add_(rounded.to(torch.int64))
+            if word < last:
+                scaled.sub_(rounded.sub_(BIAS) if small else rounded)
+                scaled.mul_(self._units[word] / self._units[word + 1])
+
+    def settle(self) -> None:
+        """Take the rounding constants off the sum: one pass for all contributions since `clear`."""
+        if self._biased:
+            self.integers.sub_(_wrapped(self._biased * BIAS_BITS))
+            self._biased = 0
 
 
 def units_of(dtype: torch.dtype) -> tuple[float, ...]:
@@ -72,3 +103,8 @@ def to_float64(integers: Tensor, dtype: torch.dtype) -> Tensor:
     for row, unit in zip(integers[:-1], units[:-1], strict=True):
         total.add_(row.to(torch.float64), alpha=unit)
     return total
+
+
+def _wrapped(number: int) -> int:
+    """The int64 with the same last 64 bits, as wrapping addition sees it."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -68,7 +68,8 @@ class RoundBuffer:
                 self._on_device = self._host[:vectors].view(self._shape)
                 for i, name in enumerate(self._names):
                     self._sums[name].integers = self._on_device[i]
-        self._on_device.zero_()
+        for total in self._sums.values():
+            total.clear()
         slots = self._host.numpy()[vectors:]
         slots[:] = 0
         self._clients = slots[:clients].reshape(cohort_size, len(CLIENT_FIELDS))
@@ -93,6 +94,8 @@ class RoundBuffer:
     def reduce(self, state_hash: int, local_seconds: float) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce."""
         self._ranks[self._world.rank] = state_hash, _bits(local_seconds)
+        for total in self._sums.values():
+            total.settle()
         host = self._host[: self._on_device.numel()].view(self._shape)
         if host.data_ptr() != self._on_device.data_ptr():
             host.copy_(self._on_device)

@@ -32,6 +32,7 @@ def summed(dtype: torch.dtype, vectors: list[torch.Tensor], weights: list[float]
     total = ExactSum(integers(dtype, vectors[0].numel()), dtype)
     for place in order:
         total.add(vectors[place], weights[place])
+    total.settle()
     return total.integers
 
 
@@ -41,6 +42,20 @@ def test_the_order_does_not_matter(dtype):
     rng = np.random.default_rng(6)
     sums = [summed(dtype, vectors, weights, rng.permutation(CLIENTS)) for _ in range(5)]
     assert all(torch.equal(sums[0], other) for other in sums[1:])
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float32, 2.0**10), (torch.float64, 2.0**35)])
+def test_both_ways_of_rounding_agree(dtype, large):
+    """One entry too large for the addition sends its whole vector through the conversion."""
+    rng = np.random.default_rng(8)
+    size = BLOCK + 7
+    vector = torch.from_numpy(rng.normal(size=size) * 10.0 ** rng.uniform(-15, 1, size=size)).to(dtype)
+    with_large = vector.clone()
+    with_large[3] = large
+    found = [summed(dtype, [v, v], [0.3, 0.7], np.arange(2)) for v in (vector, with_large)]
+    same = torch.arange(size) != 3
+    assert torch.equal(found[0][:, same], found[1][:, same])
+    assert float(to_float64(found[1], dtype)[3]) == pytest.approx(large, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
