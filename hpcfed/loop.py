@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.endings import own_log, recorded_ending
@@ -26,7 +29,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
     with own_log(folder, world), recorded_ending(folder, world):
         facts = environment(world, parts.model.vector.device, parts.model.vector.dtype)
         world.on_root(lambda: folder.write("environment.json", facts))
-        with Recorder(folder, parts.method, parts.model.num_parameters, world) as recorder:
+        with Recorder(folder, parts.method, parts.model.num_parameters, world) as recorder, _nothing_old_collected():
             _rounds(recipe, parts, evaluator, recorder, reporter)
 
 
@@ -42,6 +45,17 @@ def _rounds(recipe: Recipe, parts: Parts, evaluator: Evaluator, recorder: Record
         seconds = {"evaluate": ended - trained, "total": ended - started}
         reporter.update(recorder.add(round, outcome, scores, seconds))
     parts.world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, simulation.evaluated()))
+
+
+@contextmanager
+def _nothing_old_collected() -> Iterator[None]:
+    """Keep the garbage collector from searching, every few rounds, all that torch brought along."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _evaluate(recipe: Recipe, round: int, simulation: Simulation, evaluator: Evaluator, world: World) -> Scores:
