@@ -1,6 +1,6 @@
 """The run folder: what may be started in it, and the files that a run leaves there.
 
-    nothing there, or no round was recorded     start
+    nothing there                               start
     our finished run of the same recipe         say so, exit 0
     our unfinished run of the same recipe       start again, the old record kept under previous-N/
     only FREE keys changed                      likewise
@@ -56,7 +56,7 @@ class RunFolder:
             found = self._read_recipe() if self.path.exists() and any(self.path.iterdir()) else None
         except OSError as error:
             raise self._unusable(error) from None
-        if found is None or not self._has_rounds():
+        if found is None:
             return False
         self._refuse_other(found, wanted)
         same = _comparable(found, PLACES) == _comparable(wanted, PLACES)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import write_whole
 from hpcfed.report.read import Run, is_run_folder
 
 PAGE = "report.html"
@@ -65,25 +66,15 @@ def write_report(folder: Path, page: str, figures: Mapping[str, bytes], known: S
     Figures of an earlier report, which are `known` by name but not drawn this time, are removed.
     """
     for name, content in figures.items():
-        write_whole(folder / "figures" / name, content)
+        _write(folder / "figures" / name, content)
     for name in set(known) - set(figures):
         (folder / "figures" / name).unlink(missing_ok=True)
-    write_whole(folder / PAGE, page.encode())
+    _write(folder / PAGE, page.encode())
     return folder / PAGE
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under a temporary name beside it, then rename: readers see the old file or the new one.
-
-    Raises EnvironmentFailure: the disk refused.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, content: bytes) -> None:
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise EnvironmentFailure(error.strerror or "cannot be written", where=str(path)) from error

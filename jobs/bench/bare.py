@@ -1,4 +1,4 @@
-"""The bare PyTorch loop that a local round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
+"""The bare PyTorch loop that a round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
 
 Usage: bare.py (mlp | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS]
 
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -72,7 +73,7 @@ def main(name: str, folder: str, rounds: int = 25, warm_up: int = 5) -> None:
     with h5py.File(Path(folder) / "federation.h5") as file:
         x, y = torch.from_numpy(file["train/x"][()]), torch.from_numpy(file["train/y"][()]).long()
         bounds = file["train/offsets"][()].tolist()
-    clients = [(x[a:b], y[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    clients = [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
     cohorts = json.loads((Path(folder) / "cohorts.json").read_text())
     seconds = []
     for cohort in cohorts[: rounds + warm_up]:
