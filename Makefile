@@ -16,7 +16,7 @@ PYTHON       ?= $(firstword $(shell command -v python3.11 python3 python))
 VENV         ?= .venv
 VENV_OPENMPI ?= $(if $(VENV),$(VENV)-openmpi)
 TORCH        ?= -r .ci/lock/torch.txt
-REPEAT       ?= 3
+REPEAT       ?= 1
 
 lock_files   := $(wildcard .ci/lock/*.txt) pyproject.toml
 python       := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
@@ -43,7 +43,7 @@ test: $(mpich) $(openmpi) ## Run the whole suite at 1, 2, 3 and 4 ranks on MPICH
 	@$(suite)
 
 .PHONY: soak
-soak: $(mpich) $(openmpi) ## Run the MPI, fault and command tests REPEAT=3 times, the long ones included
+soak: $(mpich) $(openmpi) ## Run everything REPEAT=1 times at every rank count, the long tests included
 	@$(suite) --soak $(REPEAT)
 
 .PHONY: test-all

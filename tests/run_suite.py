@@ -19,6 +19,8 @@ from xml.etree import ElementTree
 
 from tests.launch import ROOT, Overtime, launch, launcher
 
+LONG = 4 * 3600.0
+"""Seconds that a launch with the soak tests may take."""
 OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
 """Folders whose tests depend on the MPI library and its launcher."""
 
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     total: Counter[str] = Counter()
     for planned in plan(options):
-        ending = run(planned, options.timeout)
+        ending = run(planned, LONG if options.soak else options.timeout)
         total += ending.counts
         if ending.trouble:
             print(ending.output)
@@ -67,7 +69,7 @@ def plan(options: argparse.Namespace) -> Iterator[Launch]:
     if options.soak:
         for ranks in options.ranks * options.soak:
             for python in filter(None, (sys.executable, options.openmpi)):
-                yield Launch(python, ranks, ("-m", "", *of_the_mpi))
+                yield Launch(python, ranks, ("-m", "", *(of_the_mpi if python == options.openmpi else ())))
         return
     for ranks in options.ranks:
         yield Launch(sys.executable, ranks, tuple(options.paths))
@@ -131,9 +133,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 3, 4], metavar="N", help="rank counts")
     parser.add_argument("--openmpi", metavar="PYTHON", help="interpreter of an environment with Open MPI")
     parser.add_argument(
-        "--soak", type=int, default=0, metavar="N", help="run the MPI's tests and the long ones N times"
+        "--soak", type=int, default=0, metavar="N", help="run everything N times, the long tests included"
     )
-    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds that one launch may take")
+    parser.add_argument("--timeout", type=float, default=420, metavar="S", help="seconds that one launch may take")
     return parser.parse_args(arguments)
 
 

@@ -74,7 +74,7 @@ def tally(folder: Path, shim: Path, **changes: object) -> Tally:
     return Tally(folder)
 
 
-@pytest.mark.parametrize("method", ["fedexp", "feddyn"])
+@pytest.mark.parametrize("method", ["fedexp", pytest.param("feddyn", marks=pytest.mark.soak)])
 def test_a_round_is_one_allreduce_and_nothing_else(method, shim, tmp_path):
     training = {"algorithm": {"name": method, **METHODS[method]}, "evaluate": {"every": 0}}
     short = tally(tmp_path / "short", shim, rounds=3, **training)

@@ -13,7 +13,9 @@ import pytest
 from tests.launch import launch, launcher, own_lines
 
 
-@pytest.mark.parametrize("ranks", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "ranks", [0, 2, pytest.param(1, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)]
+)
 def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path) -> None:
     mpirun = launcher(sys.executable).command[0]
     path = f"{Path(mpirun).parent}{os.pathsep}{os.environ['PATH']}"

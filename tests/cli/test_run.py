@@ -275,7 +275,7 @@ CASES = (
 """One or two of each method; tests/numerics runs all of them in one process."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES[:2], *(pytest.param(name, marks=pytest.mark.soak) for name in CASES[2:])])
 def test_three_launched_ranks_agree_with_the_reference(name, softmax):
     case = next(param.values[0] for param in cases() if param.id == name)
     recipe = json.loads(json.dumps(recipe_of(case, softmax, softmax / "run", 10), default=str))

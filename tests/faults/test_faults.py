@@ -10,7 +10,7 @@ PROMPT = 10.0
 """Seconds in which a job must end once a rank has failed."""
 
 
-@pytest.mark.parametrize(("client", "nap"), [(1, 0), (1, 30), (0, 30)])
+@pytest.mark.parametrize(("client", "nap"), [(1, 0), (0, 30), pytest.param(1, 30, marks=pytest.mark.soak)])
 def test_a_client_that_raises_ends_the_job(place, client, nap):
     """Whether the other ranks wait in the round's Allreduce already or are in the middle of a long client."""
     done = place.start(args={"deed": "fail", "whose": client, "visit": 2, "nap": nap})
@@ -50,7 +50,7 @@ def test_training_that_diverges_says_where(place):
     assert ending["message"] in line
 
 
-@pytest.mark.parametrize("client", [0, 2])
+@pytest.mark.parametrize("client", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_killed_rank_ends_the_job(place, client):
     done = place.start(args={"deed": "die", "whose": client, "visit": 2})
     assert place.seconds_since_the_deed() < PROMPT

@@ -44,7 +44,9 @@ def test_passing_session_has_one_closing_line(session):
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.parametrize("phase", ["setup", "call", "teardown"])
+@pytest.mark.parametrize(
+    "phase", ["call", pytest.param("setup", marks=pytest.mark.soak), pytest.param("teardown", marks=pytest.mark.soak)]
+)
 def test_failure_on_one_rank_fails_all_and_names_it(session, phase):
     done = session(f"""
         def boom(comm, phase):
@@ -107,6 +109,7 @@ def test_hanging_rank_ends_the_session(session):
     assert "rank 2: mpi/test_it.py::test_it (call): not finished within 2 s; this rank is here:" in done.stderr
 
 
+@pytest.mark.soak
 def test_hang_of_all_ranks_and_in_teardown_ends_the_session(session):
     done = session(
         """
@@ -123,6 +126,7 @@ def test_hang_of_all_ranks_and_in_teardown_ends_the_session(session):
         assert f"rank {rank}: mpi/test_it.py::test_it (teardown): not finished within 2 s" in done.stderr
 
 
+@pytest.mark.soak
 def test_hang_that_keeps_the_interpreters_lock_ends_the_session(session):
     done = session("import ctypes\ndef test_it(): ctypes.PyDLL(None).sleep(60)", deadline=2)
     assert done.returncode != 0, done
@@ -130,6 +134,7 @@ def test_hang_that_keeps_the_interpreters_lock_ends_the_session(session):
     assert "in test_it" in done.stderr
 
 
+@pytest.mark.soak
 def test_hang_without_ranks_ends_the_session(session):
     done = session("def test_it(): time.sleep(60)", ranks=0, deadline=2)
     assert done.returncode == 97, done
@@ -168,6 +173,7 @@ def test_skip_is_a_failure_on_ci_unless_it_needs_more_ranks(session, ranks):
     assert "1 failed, 2 skipped, 1 xfailed" in on_ci.stdout
 
 
+@pytest.mark.soak
 def test_skipped_module_is_a_failure_on_ci(session):
     body = 'pytest.skip("needs a thing that is absent", allow_module_level=True)'
     assert session(body).returncode == 5
@@ -176,6 +182,7 @@ def test_skipped_module_is_a_failure_on_ci(session):
     assert "which CI does not allow" in on_ci.stdout
 
 
+@pytest.mark.soak
 def test_error_of_collection_on_one_rank_ends_the_session(session):
     done = session("""
         from mpi4py import MPI
@@ -187,6 +194,7 @@ def test_error_of_collection_on_one_rank_ends_the_session(session):
     assert "ValueError: only here" in done.stdout
 
 
+@pytest.mark.soak
 def test_different_tests_on_one_rank_end_the_session(session):
     done = session("""
         from mpi4py import MPI
@@ -197,12 +205,14 @@ def test_different_tests_on_one_rank_end_the_session(session):
     assert "ranks 0 and 1 collected different tests: ['mpi/test_it.py::test_it[1]']" in done.stdout
 
 
+@pytest.mark.soak
 def test_serial_tests_run_in_a_world_of_one_only(session):
     body = "def test_it(): pass"
     assert "1 passed" in session(body, ranks=0, folder="cli").stdout
     assert "1 deselected" in session(body, folder="cli").stdout
 
 
+@pytest.mark.soak
 def test_shared_tmp_is_one_empty_folder(session):
     done = session("""
         def test_it(shared_tmp, comm):
@@ -213,6 +223,7 @@ def test_shared_tmp_is_one_empty_folder(session):
     assert done.returncode == 0, done
 
 
+@pytest.mark.soak
 def test_launch_kills_what_is_over_time(tmp_path):
     script = tmp_path / "sleep.py"
     script.write_text(
@@ -225,7 +236,10 @@ def test_launch_kills_what_is_over_time(tmp_path):
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.mark.parametrize("ending", ["sys.exit(2)", "os.kill(os.getpid(), 11)", "MPI.COMM_WORLD.Abort(4)"])
+@pytest.mark.parametrize(
+    "ending",
+    ["sys.exit(2)", "os.kill(os.getpid(), 11)", pytest.param("MPI.COMM_WORLD.Abort(4)", marks=pytest.mark.soak)],
+)
 def test_own_lines_leaves_out_what_launchers_say(tmp_path, ending):
     script = tmp_path / "end.py"
     script.write_text(
