@@ -168,8 +168,16 @@ class MpiWorld(World):
         return self._control.allgather((code, message))
 
     def describe(self) -> dict[str, Any]:
-        version = self._mpi.Get_library_version().split("\0")[0].strip()
-        return {"ranks": self.size, "hosts": list(self.hosts), "mpi": version.splitlines()[0]}
+        mpi = self._mpi
+        version = mpi.Get_library_version().split("\0")[0].strip()
+        levels = {
+            mpi.THREAD_SINGLE: "single",
+            mpi.THREAD_FUNNELED: "funneled",
+            mpi.THREAD_SERIALIZED: "serialized",
+            mpi.THREAD_MULTIPLE: "multiple",
+        }
+        threads = levels[mpi.Query_thread()]
+        return {"ranks": self.size, "hosts": list(self.hosts), "mpi": version.splitlines()[0], "mpi_threads": threads}
 
     def _abort(self, code: int, message: str) -> None:
         _say(message)
