@@ -24,12 +24,14 @@ class Cohort:
         shares: p_i = q_i / q(S), (S,) float64; they sum to 1.
         fraction: q(S).
         steps: τ_i, (S,) int64; 0 for a client without samples.
+        work: samples that each will visit, (S,) int64; what its training costs.
     """
 
     clients: np.ndarray
     shares: np.ndarray
     fraction: float
     steps: np.ndarray
+    work: np.ndarray
 
 
 class Cohorts:
@@ -58,7 +60,11 @@ class Cohorts:
         q = self._q[clients]
         fraction = float(q.sum())
         shares = q / fraction if fraction > 0 else np.zeros(len(q))
-        return Cohort(clients, shares, fraction, self._steps(round, clients))
+        steps = self._steps(round, clients)
+        batch_size = self._recipe.local.batch_size
+        sizes = self._sizes[clients]
+        work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
+        return Cohort(clients, shares, fraction, steps, work)
 
     def _sampler(self) -> Callable[[int], np.ndarray]:
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort

@@ -43,8 +43,6 @@ def resolve(recipe: Recipe) -> Recipe:
             )
         weights = recipe.weights or method.local.weights
         Cohorts(recipe, federation.sizes, weights)
-        if recipe.evaluate.model == "client-average" and federation.num_test == 0 and not recipe.evaluate.train.every:
-            raise InputError("evaluate.model: client-average", expected="a test set, or evaluate.train.every")
         content = federation.content or None
     parameters = {"name": method.name, **method.parameters()}
     model = {**recipe.model.model_dump(), **(spec.model_dump() if spec else {})}

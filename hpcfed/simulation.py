@@ -133,7 +133,7 @@ class Simulation:
         home = self._parts.home[cohort.clients].tolist()
         if not self._parts.spread or self._world.size == 1:
             return home
-        return spread(cohort.steps.tolist(), home, self._world.size)
+        return spread(cohort.work.tolist(), home, self._world.size)
 
     def _train(self, round: int, cohort: Cohort, ranks: list[int]) -> tuple[dict[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
