@@ -152,7 +152,7 @@ _OF_MPICH = (
     "Please see the FAQ page",
     "application called MPI_Abort(",
 )
-_OF_OPEN_MPI = ("prterun", "[prterun", "mpirun:", "mpirun has exited")
+_OF_OPEN_MPI = ("prterun", "[prterun", "mpirun:", "mpirun has exited", "[warn] Epoll")
 _OF_A_PROCESS = re.compile(r"\[[\w.-]+:\d+\] ")  # "[host:pid] ", as Open MPI starts its report of a signal
 
 
