@@ -29,8 +29,8 @@ class Reporter:
         self._stream = stream or sys.stdout
         self._name, self._rounds = name, rounds
         self._speaks = speaks
-        self._started = self._spoke = time.monotonic()
-        self._done = 0
+        self._spoke = time.monotonic()
+        self._done, self._elapsed = 0, 0.0
         self._scores: dict[str, float] = {}
         self._live = self._bar() if speaks and live and self._stream.isatty() else None
 
@@ -48,16 +48,17 @@ class Reporter:
         if not self._speaks:
             return
         self._done += 1
+        self._elapsed += row["seconds"]["total"]
         self._scores |= {key: row[key] for key in ("test_loss", "test_accuracy") if row[key] is not None}
         now = time.monotonic()
         if self._live is not None:
-            self._live.update(self._task, completed=row["round"], what=self._describe(row), speed=self._speed(now))
+            self._live.update(self._task, completed=row["round"], what=self._describe(row), speed=self._speed())
         elif row["round"] in (1, self._rounds) or now - self._spoke >= QUIET_SECONDS:
             self._spoke = now
-            left = (self._rounds - row["round"]) * (now - self._started) / self._done
+            left = (self._rounds - row["round"]) * self._elapsed / self._done
             self._say(
                 f"{self._name}: round {row['round']}/{self._rounds}  {self._describe(row)}  "
-                f"{self._speed(now)}  {_clock(left)} left"
+                f"{self._speed()}  {_clock(left)} left"
             )
 
     def say(self, text: str) -> None:
@@ -92,8 +93,8 @@ class Reporter:
             parts.append(f"accuracy {100 * self._scores['test_accuracy']:.2f} %")
         return "  ".join(parts)
 
-    def _speed(self, now: float) -> str:
-        per_second = self._done / max(now - self._started, 1e-9)
+    def _speed(self) -> str:
+        per_second = self._done / max(self._elapsed, 1e-9)
         return f"{per_second:.1f} rounds/s" if per_second >= 1 else f"{1 / per_second:.1f} s/round"
 
 
