@@ -13,9 +13,7 @@ import pytest
 from tests.launch import launch, launcher, own_lines
 
 
-@pytest.mark.parametrize(
-    "ranks", [0, 2, pytest.param(1, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (0, 1, 3))])
 def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path) -> None:
     mpirun = launcher(sys.executable).command[0]
     path = f"{Path(mpirun).parent}{os.pathsep}{os.environ['PATH']}"
@@ -65,6 +63,7 @@ def one_core() -> Iterator[int]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.soak
 def test_ranks_bound_to_one_core_are_found(one_core: int, tmp_path: Path) -> None:
     done = launch(2, ["doctor", "--no-probe", "--json"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -74,6 +73,7 @@ def test_ranks_bound_to_one_core_are_found(one_core: int, tmp_path: Path) -> Non
     assert any(finding["what"].startswith("2 ranks ") for finding in told["findings"])
 
 
+@pytest.mark.soak
 def test_a_folder_that_cannot_be_written_is_found() -> None:
     done = launch(0, ["doctor"], cwd="/proc")  # which refuses even root
     assert (done.returncode, own_lines(done.stderr)) == (0, [])
@@ -99,6 +99,7 @@ def test_a_launcher_of_another_mpi_ends_it_with_4(tmp_path: Path) -> None:
     assert "sees only one" in line
 
 
+@pytest.mark.soak
 def test_a_torch_that_cannot_be_loaded_ends_it_with_4(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
     done = launch(2, ["doctor"], cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})

@@ -59,6 +59,7 @@ def test_a_killed_rank_ends_the_job(place, client):
     assert [row["round"] for row in place.rows()] == [1]
 
 
+@pytest.mark.soak
 def test_a_data_file_truncated_in_mid_run_ends_the_job(place):
     """Client 0 of round 1 sees it shrink; clients 1 and 2, not read before, are then beyond its end."""
     schedule = place.path / "schedule.json"

@@ -82,6 +82,7 @@ def test_collective_of_a_failed_test_does_not_pair_with_the_next(session):
     assert "1 failed, 1 passed" in done.stdout
 
 
+@pytest.mark.soak
 def test_collective_that_a_failed_rank_never_enters_ends_the_session(session):
     done = session(
         """
@@ -141,6 +142,7 @@ def test_hang_without_ranks_ends_the_session(session):
     assert "rank 0: mpi/test_it.py::test_it (call): not finished within 2 s" in done.stderr
 
 
+@pytest.mark.soak
 def test_skips_must_agree(session):
     done = session("""
         def test_it(comm):

@@ -34,12 +34,14 @@ def test_adds_up_what_passed(suite):
     assert lines[2:] == ["3 passed, 0 failed, 1 skipped"]
 
 
+@pytest.mark.soak
 def test_failure_at_one_rank_count_fails_the_suite(suite):
     code, lines = suite("def test_a(comm): assert comm.size == 1\ndef test_b(): pass")
     assert code == 1
     assert lines[-1] == "3 passed, 1 failed"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
