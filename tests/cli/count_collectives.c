@@ -12,12 +12,21 @@
 
 typedef intptr_t word;
 
+#ifdef LARGE_COUNTS /* the library has MPI 4's functions for counts beyond an int */
+#define LARGE_COLLECTIVES(X) \
+    X(Bcast_c) X(Reduce_c) X(Allgather_c) X(Allgatherv_c) X(Gather_c) X(Gatherv_c) X(Alltoall_c) X(Ibcast_c) X(Send_c)
+#define LARGE_REDUCTIONS(X) X(Allreduce_c, int64_t) X(Iallreduce_c, int64_t)
+#else
+#define LARGE_COLLECTIVES(X)
+#define LARGE_REDUCTIONS(X)
+#endif
+
 #define COLLECTIVES(X) \
     X(Allgather) X(Allgatherv) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Exscan) X(Gather) X(Gatherv) \
     X(Iallgather) X(Ialltoall) X(Ibarrier) X(Ibcast) X(Igather) X(Ireduce) X(Reduce) X(Reduce_scatter) \
     X(Reduce_scatter_block) X(Scan) X(Scatter) X(Scatterv) X(Send) X(Isend) X(Sendrecv) X(Put) X(Get) X(Accumulate) \
-    X(Bcast_c) X(Reduce_c) X(Allgather_c) X(Allgatherv_c) X(Gather_c) X(Gatherv_c) X(Alltoall_c) X(Ibcast_c) X(Send_c)
-#define REDUCTIONS(X) X(Allreduce, int) X(Allreduce_c, int64_t) X(Iallreduce, int) X(Iallreduce_c, int64_t)
+    LARGE_COLLECTIVES(X)
+#define REDUCTIONS(X) X(Allreduce, int) X(Iallreduce, int) LARGE_REDUCTIONS(X)
 
 extern int PMPI_Type_size(word datatype, int *size);
 extern int PMPI_Finalize(void);

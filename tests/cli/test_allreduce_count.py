@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shim = tmp_path_factory.mktemp("shim") / "count_collectives.so"
     source = Path(__file__).with_name("count_collectives.c")
     command = [gcc, "-shared", "-fPIC", "-O1", "-Wall", "-o", shim, source, library]
+    if hasattr(ctypes.CDLL(library), "PMPI_Allreduce_c"):
+        command.insert(1, "-DLARGE_COUNTS")
     subprocess.run([*command, f"-Wl,-rpath,{Path(library).parent}"], check=True, timeout=60)
     return shim
 
