@@ -11,13 +11,16 @@ code 97 and a message from every rank. With ``CI=true`` a skipped test is a fail
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tests.harness.agreement import MPI, Ranks
+from tests.launch import Completed
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -150,6 +153,28 @@ def shared_tmp(request: pytest.FixtureRequest) -> Path:
     """An empty folder, the same on every rank."""
     path: Path = request.getfixturevalue("tmp_path") if RANKS.rank == 0 else Path()
     return path if RANKS.size == 1 else request.getfixturevalue("comm").bcast(path, root=0)
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Completed]:
+    """The ``hpcfed`` command in this process, which saves the start of another: ``command(arguments, folder)``.
+
+    Python's warnings and what libraries say at their first import go elsewhere; a process of its own shows them.
+    """
+    from hpcfed.cli.main import main
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a copy of a factory's module is no file of ours
+
+    def call(arguments: Sequence[object], folder: Path) -> Completed:
+        monkeypatch.chdir(folder)
+        capfd.readouterr()
+        start = time.monotonic()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        return Completed(left.value.code, *capfd.readouterr(), time.monotonic() - start)
+
+    return call
 
 
 def _deadline(item: pytest.Item) -> float:

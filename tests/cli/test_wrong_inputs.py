@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.launch import launch, own_lines
+import hpcfed
+from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
 
@@ -44,6 +45,9 @@ ISSUE: Mapping[str, Wrong] = {
     "absent-client": Wrong(RUN + "cohort.schedule=absent.json", ("absent.json", "round 2", "no client 9", "0 to 4")),
 }
 """The twelve that a release must never miss (see the soak test)."""
+KINDS = ("unknown-key", "truncated-hdf5", "too-few-outputs", "other-run-there")
+"""One of each kind: found in the recipe, in a file, in the model once torch is loaded, and in the run folder."""
+ON_THREE_RANKS = [name if name in KINDS else pytest.param(name, marks=pytest.mark.one_mpi) for name in ISSUE]
 
 MORE: Mapping[str, Wrong] = {
     "text-instead-of-hdf5": Wrong(RUN + "data=text.h5", ("text.h5", "not an HDF5 file", "hpcfed prepare")),
@@ -95,16 +99,16 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({name: torch.zeros(shape) for name, shape in parameters.items()}, folder / "init.safetensors")
     (folder / "foreign").mkdir()
     (folder / "foreign" / "thesis.tex").write_text("years of work")
-    done = launch(0, ["run", "recipe.yaml", "output=other-run", "local.lr=0.5", "--quiet"], cwd=folder)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        hpcfed.run("recipe.yaml", ["output=other-run", "local.lr=0.5"], quiet=True)
     return folder
 
 
-def give(wrong: Wrong, ranks: int, folder: Path) -> None:
-    """Start the command, and check everything about how it ended."""
+def give(wrong: Wrong, folder: Path, command: Callable[..., Completed]) -> None:
+    """Call the command, and check everything about how it ended."""
     before = contents(folder)
-    no_cache = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python's own copy of a factory's module is no file of ours
-    done = launch(ranks, wrong.args.split(), cwd=folder, env=no_cache)
+    done = command(wrong.args.split(), folder)
     lines = own_lines(done.stderr)
     assert done.returncode == 2, done.stderr
     assert len(lines) == 1, done.stderr
@@ -123,15 +127,26 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
-@pytest.mark.parametrize("name", ISSUE)
-def test_is_told_in_one_line(name, ranks, prepared):
-    give(ISSUE[name], ranks, prepared)
+def started(ranks: int) -> Callable[..., Completed]:
+    """The command as a job of its own."""
+    no_cache = {"PYTHONDONTWRITEBYTECODE": "1"}  # Python's own copy of a factory's module is no file of ours
+    return lambda arguments, folder: launch(ranks, arguments, cwd=folder, env=no_cache)
 
 
-@pytest.mark.parametrize("name", MORE)
-def test_is_told_in_one_line_alone(name, prepared):
-    give(MORE[name], 0, prepared)
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("name", [*ISSUE, *MORE])
+def test_is_told_in_one_line_alone(name, prepared, command):
+    give({**ISSUE, **MORE}[name], prepared, command)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_is_told_in_one_line_by_a_process_of_its_own(name, prepared):
+    give(ISSUE[name], prepared, started(0))
+
+
+@pytest.mark.parametrize("name", ON_THREE_RANKS)
+def test_is_told_in_one_line_by_three_ranks(name, prepared):
+    give(ISSUE[name], prepared, started(3))
 
 
 @pytest.mark.soak
@@ -140,22 +155,38 @@ def test_is_told_in_one_line_alone(name, prepared):
 @pytest.mark.parametrize("name", ISSUE)
 def test_is_told_in_one_line_every_time(name, ranks, prepared):
     for _ in range(int(os.environ.get("HPCFED_REPEAT", "20"))):
-        give(ISSUE[name], ranks, prepared)
+        give(ISSUE[name], prepared, started(ranks))
 
 
-@pytest.mark.parametrize(
-    "name", ["missing-data", "unknown-key", "cohort-too-large", "absent-client", "other-run-there"]
-)
-def test_is_told_before_torch_is_loaded(name, prepared):
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = None
+from hpcfed.cli.main import main
+
+def code(arguments):
+    try:
+        main(arguments)
+    except SystemExit as left:
+        return left.code
+
+print(json.dumps([code(line.split()) for line in sys.argv[1:]]))
+"""
+
+
+@pytest.mark.one_mpi
+def test_is_told_before_torch_is_loaded(prepared):
     """A mistake should cost a fraction of a second, on a thousand ranks above all."""
-    without_torch = "import sys; sys.modules['torch'] = None; from hpcfed.cli.main import main; main()"
-    done = launch(0, ISSUE[name].args.split(), cwd=prepared, program=("-c", without_torch))
-    assert (done.returncode, len(own_lines(done.stderr))) == (2, 1), done.stderr
+    early = ["missing-data", "unknown-key", "cohort-too-large", "absent-client", "other-run-there"]
+    done = launch(0, [ISSUE[name].args for name in early], cwd=prepared, program=("-c", WITHOUT_TORCH))
+    assert json.loads(done.stdout) == [2] * len(early), done.stderr
+    for name, line in zip(early, own_lines(done.stderr), strict=True):
+        assert all(fragment in line for fragment in ISSUE[name].says)
 
 
-def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path):
+@pytest.mark.one_mpi
+def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path, command):
     """So that the others fail for what is wrong with them, and for nothing else."""
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    done = launch(3, ["run", "recipe.yaml", "--quiet"], cwd=tmp_path)
+    done = command(["run", "recipe.yaml", "--quiet"], tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
     assert (tmp_path / "run" / "model.safetensors").exists()

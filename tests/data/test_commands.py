@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 from hpcfed.data.format import Federation
 from tests.data.raw import write_idx_folder
+from tests.launch import Completed
 
+Command = Callable[..., Completed]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -83,11 +86,10 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
         ("inspect . --picture p.gif", "expected .png, .pdf, .svg, got .gif"),
     ],
 )
-def test_mistakes_end_in_one_line(tmp_path: Path, arguments: str, message: str) -> None:
-    words = [str(tmp_path / "out.h5") if word == "OUT" else word for word in arguments.split()]
-    said = hpcfed(*[str(tmp_path) if word == "." else word for word in words], code=2)
-    assert message in said
-    assert said.count("\n") == 1
+def test_mistakes_end_in_one_line(tmp_path: Path, command: Command, arguments: str, message: str) -> None:
+    done = command(arguments.replace("OUT", "out.h5").split(), tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
