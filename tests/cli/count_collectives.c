@@ -2,13 +2,10 @@
 
    Compiled by a test, linked to the library that mpi4py loads, and preloaded. Arguments pass through as machine words,
    whatever an MPI's handles are (integers in MPICH, pointers in Open MPI), so no header of any MPI is needed: on
-   x86-64 and AArch64 an integer and a pointer travel alike, and words beyond a function's own are ignored by it.
-   MPI_Finalize writes "name calls bytes" lines to $COUNT_COLLECTIVES.<process id>. */
+   x86-64 and AArch64 an integer and a pointer travel alike, and words beyond a function's own are ignored by it. */
 
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 typedef intptr_t word;
 
@@ -29,7 +26,6 @@ typedef intptr_t word;
 #define REDUCTIONS(X) X(Allreduce, int) X(Iallreduce, int) LARGE_REDUCTIONS(X)
 
 extern int PMPI_Type_size(word datatype, int *size);
-extern int PMPI_Finalize(void);
 
 #define DEFINE(NAME) \
     static long calls_##NAME; \
@@ -55,17 +51,20 @@ COLLECTIVES(DEFINE)
     }
 REDUCTIONS(DEFINE_REDUCTION)
 
-int MPI_Finalize(void)
+/* Write "name calls bytes" lines to a new file, and start counting anew. */
+void count_collectives(const char *path)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s.%d", getenv("COUNT_COLLECTIVES"), (int)getpid());
     FILE *file = fopen(path, "w");
-    if (file != NULL) {
-#define PRINT(NAME) fprintf(file, #NAME " %ld 0\n", calls_##NAME);
-        COLLECTIVES(PRINT)
-#define PRINT_REDUCTION(NAME, COUNT) fprintf(file, #NAME " %ld %lld\n", calls_##NAME, bytes_##NAME);
-        REDUCTIONS(PRINT_REDUCTION)
-        fclose(file);
+    if (file == NULL) {
+        return;
     }
-    return PMPI_Finalize();
+#define PRINT(NAME) \
+    fprintf(file, #NAME " %ld 0\n", calls_##NAME); \
+    calls_##NAME = 0;
+    COLLECTIVES(PRINT)
+#define PRINT_REDUCTION(NAME, COUNT) \
+    fprintf(file, #NAME " %ld %lld\n", calls_##NAME, bytes_##NAME); \
+    calls_##NAME = bytes_##NAME = 0;
+    REDUCTIONS(PRINT_REDUCTION)
+    fclose(file);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import platform
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import launch
-from tests.mpi.recipes import METHODS, write_recipe, write_small
+from tests.mpi.recipes import write_recipe, write_small
 
 RANKS, CLIENTS = 3, 5
 ENTRIES = 96 + 16 + 32 + 16
@@ -43,12 +44,32 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shim
 
 
-class Tally:
-    """Calls by name and bytes reduced, the same on all ranks."""
+COUNTED = """
+import ctypes, json, os, sys
+import hpcfed
+from hpcfed.world import connect
 
-    def __init__(self, folder: Path):
-        per_rank = [self._read(path) for path in folder.glob("counts.*")]
-        assert len(per_rank) == RANKS
+rank = connect().rank
+count = ctypes.CDLL(None).count_collectives  # of the preloaded library: writes the counts so far, and starts anew
+for number, changes in enumerate(json.loads(sys.argv[1])):
+    count(os.devnull.encode())
+    hpcfed.run("recipe.yaml", [*changes, f"output=run-{number}"], quiet=True)
+    count(b"counts.%d.%d" % (number, rank))
+"""
+SHORT, LONG = 3, 8
+KINDS = {
+    "fedexp": ["algorithm.name=fedexp", "evaluate.every=0"],
+    "feddyn": ["algorithm={name: feddyn, alpha: 0.05}", "evaluate.every=0"],
+    "evaluating": ["evaluate.every=2", "evaluate.train.every=1"],
+}
+"""What is counted, each for a short and for a long run."""
+
+
+class Tally:
+    """Calls by name and bytes reduced in one run, the same on all ranks."""
+
+    def __init__(self, folder: Path, number: int):
+        per_rank = [self._read(folder / f"counts.{number}.{rank}") for rank in range(RANKS)]
         assert per_rank.count(per_rank[0]) == RANKS
         self.calls, self.bytes = per_rank[0]
 
@@ -66,32 +87,31 @@ class Tally:
         return {name: calls for name, calls in self.calls.items() if "allreduce" not in name.lower() and calls}
 
 
-def tally(folder: Path, shim: Path, **changes: object) -> Tally:
-    """Run the small recipe on 3 ranks, and count."""
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def tallies(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tally, Tally]]:
+    """The counts of a short and of a long run of each kind, from one job of 3 ranks."""
+    folder = tmp_path_factory.mktemp("counted")
     write_small(folder, CLIENTS)
-    write_recipe(folder, **changes)
-    preloaded = {"LD_PRELOAD": str(shim), "COUNT_COLLECTIVES": str(folder / "counts")}
-    done = launch(RANKS, ["run", "recipe.yaml", "--quiet"], cwd=folder, env=preloaded)
+    write_recipe(folder)
+    runs = [[*changes, f"rounds={rounds}"] for changes in KINDS.values() for rounds in (SHORT, LONG)]
+    done = launch(
+        RANKS, [json.dumps(runs)], program=("-m", "mpi4py", "-c", COUNTED), cwd=folder, env={"LD_PRELOAD": str(shim)}
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    return Tally(folder)
+    return {kind: (Tally(folder, 2 * number), Tally(folder, 2 * number + 1)) for number, kind in enumerate(KINDS)}
 
 
-@pytest.mark.parametrize("method", ["fedexp", pytest.param("feddyn", marks=pytest.mark.soak)])
-def test_a_round_is_one_allreduce_and_nothing_else(method, shim, tmp_path):
-    training = {"algorithm": {"name": method, **METHODS[method]}, "evaluate": {"every": 0}}
-    short = tally(tmp_path / "short", shim, rounds=3, **training)
-    long = tally(tmp_path / "long", shim, rounds=8, **training)
-    assert (short.allreduces, long.allreduces) == (3, 8)
+@pytest.mark.parametrize("method", ["fedexp", "feddyn"])
+def test_a_round_is_one_allreduce_and_nothing_else(method, tallies):
+    short, long = tallies[method]
+    assert (short.allreduces, long.allreduces) == (SHORT, LONG)
     assert short.others == long.others
     assert sum(short.others.values()) > 0  # setting up does use some: the shim sees more than Allreduce
     words = ENTRIES + CLIENTS * WORDS_OF_A_CLIENT + RANKS * WORDS_OF_A_RANK
-    assert long.bytes == 8 * words * 8
+    assert long.bytes == LONG * words * 8
 
 
-def test_an_evaluating_round_takes_one_more(shim, tmp_path):
-    evaluating = {"evaluate": {"every": 2, "train": {"every": 1}, "batch_size": 64}}
-    short = tally(tmp_path / "short", shim, rounds=3, **evaluating)
-    long = tally(tmp_path / "long", shim, rounds=8, **evaluating)
-    assert (short.allreduces, long.allreduces) == (6, 16)
+def test_an_evaluating_round_takes_one_more(tallies):
+    short, long = tallies["evaluating"]
+    assert (short.allreduces, long.allreduces) == (2 * SHORT, 2 * LONG)
     assert short.others == long.others
