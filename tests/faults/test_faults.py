@@ -10,10 +10,8 @@ PROMPT = 10.0
 """Seconds in which a job must end once a rank has failed."""
 
 
-@pytest.mark.parametrize(("client", "nap"), [(1, 0), (0, 30), pytest.param(1, 30, marks=pytest.mark.soak)])
-def test_a_client_that_raises_ends_the_job(place, client, nap):
-    """Whether the other ranks wait in the round's Allreduce already or are in the middle of a long client."""
-    done = place.start(args={"deed": "fail", "whose": client, "visit": 2, "nap": nap})
+def check_the_end(place, done, client):
+    """Client k, at home on rank k, raised in round 2."""
     assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 4
     (line,) = own_lines(done.stderr)
@@ -26,20 +24,27 @@ def test_a_client_that_raises_ends_the_job(place, client, nap):
     assert not (place.run / "model.safetensors").exists()
 
 
-def test_a_run_that_failed_says_so_and_can_start_again(place):
+def test_a_client_that_raises_ends_the_job_which_can_start_again(place):
+    """The other ranks wait in the round's Allreduce already."""
     args = {"deed": "fail", "whose": 1, "visit": 2}
-    assert place.start(args=args).returncode == 4
+    check_the_end(place, place.start(args=args), 1)
     assert place.ending()["status"] == "failed"
     assert "broken sensor" in place.ending()["message"]
     text = (place.path / "misbehaving.py").read_text()
     (place.path / "misbehaving.py").write_text(text.replace('raise RuntimeError("broken sensor")', "pass"))
-    assert place.start(args=args).returncode == 0
+    assert place.start(0, args=args).returncode == 0
     assert place.ending()["status"] == "finished"
     assert (place.run / "previous-1" / "logs" / "rank-1.log").exists()
 
 
+@pytest.mark.parametrize("client", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_client_that_raises_ends_the_job_while_others_train(place, client):
+    args = {"deed": "fail", "whose": client, "visit": 2, "nap": 30}
+    check_the_end(place, place.start(args=args), client)
+
+
 def test_training_that_diverges_says_where(place):
-    done = place.start(local={"steps": 5, "batch_size": "full", "lr": 1e6, "weight_decay": 1.0})
+    done = place.start(2, local={"steps": 5, "batch_size": "full", "lr": 1e6, "weight_decay": 1.0})
     assert done.returncode == 3
     (line,) = own_lines(done.stderr)
     rows, ending = place.rows(), place.ending()
@@ -72,7 +77,7 @@ def test_a_data_file_truncated_in_mid_run_ends_the_job(place):
 
 
 def test_an_evaluation_that_raises_on_one_rank_ends_the_job(place):
-    done = place.start(args={"deed": "fail", "whose": 101, "visit": 2}, evaluate={"every": 1, "batch_size": 10})
+    done = place.start(2, args={"deed": "fail", "whose": 101, "visit": 2}, evaluate={"every": 1, "batch_size": 10})
     assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 4
     (line,) = own_lines(done.stderr)
