@@ -37,6 +37,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return run_all(tmp_path_factory.mktemp("alone") / "0", 0)
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("ranks", [7, *(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2, 3, 4))])
 def test_models_have_the_same_bits_on_any_number_of_ranks(ranks, alone, tmp_path):
     models = run_all(tmp_path / "job", ranks)

@@ -46,6 +46,7 @@ def test_three_ranks_print_one_report(tmp_path: Path) -> None:
     assert "GFLOP/s" not in done.stdout
 
 
+@pytest.mark.one_mpi
 def test_more_threads_than_cores_are_found(tmp_path: Path) -> None:
     threads = str(len(os.sched_getaffinity(0)) + 1)
     env = {"OMP_NUM_THREADS": threads, "MKL_DYNAMIC": "FALSE"}  # else MKL stops at the number of cores
@@ -81,6 +82,7 @@ def test_a_folder_that_cannot_be_written_is_found() -> None:
     assert "to disk" not in done.stdout
 
 
+@pytest.mark.one_mpi
 def test_an_mpi_library_that_cannot_be_loaded_is_found(tmp_path: Path) -> None:
     absent = str(tmp_path / "libmpi.so")
     done = launch(0, ["doctor", "--no-probe", "--json"], cwd=tmp_path, env={"MPI4PY_LIBMPI": absent})

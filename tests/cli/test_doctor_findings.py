@@ -14,6 +14,7 @@ from hpcfed.doctor.folders import Folder
 from hpcfed.doctor.launch import Job, Mpi, abi_of, find_job, find_launcher, vendor_of
 from hpcfed.doctor.probe import Measured
 
+pytestmark = pytest.mark.one_mpi
 GIB = 2**30
 VERSIONS = {"hpcfed": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "mpi4py": "4.1.2"}
 MPICH = Mpi("MPICH 5.0.2", "MPICH", "MPI 5.0", "MPICH 18:2:6", threads="multiple")

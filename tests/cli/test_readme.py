@@ -13,6 +13,7 @@ import pytest
 from hpcfed.config.recipe import Recipe
 from tests.launch import LEAKED, ROOT, launcher
 
+pytestmark = pytest.mark.one_mpi
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -161,12 +161,14 @@ def test_the_resolved_recipe_runs_again_and_is_found_finished(finished):
     assert {name: (folder / "run" / name).read_bytes() for name in files(folder / "run")} == before
 
 
+@pytest.mark.one_mpi
 def test_a_rerun_of_the_resolved_recipe_has_the_same_bits(finished, tmp_path):
     result = hpcfed.run(finished[0] / "run" / "recipe.yaml", [f"output={tmp_path / 'rerun'}"], quiet=True)
     for name in ("model.safetensors", "model-evaluated.safetensors"):
         assert (result.folder / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
 
 
+@pytest.mark.one_mpi
 def test_other_rounds_start_again_and_keep_the_old_record(again, monkeypatch):
     monkeypatch.chdir(again)
     old = {name: (again / "run" / name).read_bytes() for name in files(again / "run")}
@@ -176,6 +178,7 @@ def test_other_rounds_start_again_and_keep_the_old_record(again, monkeypatch):
     assert len((again / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.one_mpi
 def test_a_run_cut_short_starts_again_and_keeps_the_old_record(again, monkeypatch):
     monkeypatch.chdir(again)
     run = again / "run"
@@ -188,6 +191,7 @@ def test_a_run_cut_short_starts_again_and_keeps_the_old_record(again, monkeypatc
     assert json.loads((run / "result.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("change", ["local.lr=0.3", "seed=1", "algorithm.eps=0.1", "cohort.size=3", "dtype=float64"])
 def test_another_recipe_is_refused_with_the_difference(again, change, monkeypatch):
     monkeypatch.chdir(again)
@@ -199,6 +203,7 @@ def test_another_recipe_is_refused_with_the_difference(again, change, monkeypatc
     assert "previous-1" not in files(again / "run")
 
 
+@pytest.mark.one_mpi
 def test_a_run_of_the_last_model_has_no_other(folder, monkeypatch):
     monkeypatch.chdir(folder)
     result = hpcfed.run("recipe.yaml", ["rounds=1"], quiet=True)
@@ -206,6 +211,7 @@ def test_a_run_of_the_last_model_has_no_other(folder, monkeypatch):
     assert "model-evaluated.safetensors" not in files(result.folder)
 
 
+@pytest.mark.one_mpi
 def test_overrides_are_yaml_and_win(folder, monkeypatch):
     monkeypatch.chdir(folder)
     changes = ["rounds=2", "local.lr=3e-2", "cohort={size: 2}", "evaluate.every=0", "rounds=1"]
@@ -215,6 +221,7 @@ def test_overrides_are_yaml_and_win(folder, monkeypatch):
     assert result.metrics[0]["test_loss"] is None
 
 
+@pytest.mark.one_mpi
 def test_paths_lead_from_the_recipe_and_the_output_from_here(folder, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -226,6 +233,7 @@ def test_paths_lead_from_the_recipe_and_the_output_from_here(folder, tmp_path, m
     assert [row["cohort"] for row in result.metrics] == [[0], [3], [1]]
 
 
+@pytest.mark.one_mpi
 def test_variables_in_paths_expand(folder, monkeypatch):
     monkeypatch.setenv("HPCFED_TEST_DATA", str(folder))
     monkeypatch.chdir(Path("/"))
@@ -235,12 +243,14 @@ def test_variables_in_paths_expand(folder, monkeypatch):
     assert result.recipe.data == folder / "small.h5"
 
 
+@pytest.mark.one_mpi
 def test_quiet_says_nothing(folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     hpcfed.run("recipe.yaml", ["rounds=1"], quiet=True)
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.one_mpi
 def test_a_python_without_mpi_runs_a_recipe(folder):
     program = f"""
 import json, sys
@@ -273,13 +283,17 @@ CASES = (
     "feddyn_adaptive/alpha=1.0|softmax|full",
 )
 """One or two of each method; tests/numerics runs all of them in one process."""
+ALL_OF_THEM = "import sys, hpcfed\nfor recipe in sys.argv[1:]: hpcfed.run(recipe, quiet=True)"
 
 
-@pytest.mark.parametrize("name", [*CASES[:2], *(pytest.param(name, marks=pytest.mark.soak) for name in CASES[2:])])
-def test_three_launched_ranks_agree_with_the_reference(name, softmax):
-    case = next(param.values[0] for param in cases() if param.id == name)
-    recipe = json.loads(json.dumps(recipe_of(case, softmax, softmax / "run", 10), default=str))
-    (softmax / "case.yaml").write_text(dump_yaml(recipe))
-    done = launch(3, ["run", "case.yaml", "--quiet"], cwd=softmax)
+def test_three_launched_ranks_agree_with_the_reference(softmax):
+    references = {param.id: param.values[0] for param in cases() if param.id in CASES}
+    for number, name in enumerate(CASES):
+        recipe = recipe_of(references[name], softmax, softmax / str(number), 10)
+        (softmax / f"{number}.yaml").write_text(dump_yaml(json.loads(json.dumps(recipe, default=str))))
+    recipes = [f"{number}.yaml" for number in range(len(CASES))]
+    done = launch(3, recipes, program=("-m", "mpi4py", "-c", ALL_OF_THEM), cwd=softmax)
     assert (done.returncode, done.stderr) == (0, "")
-    np.testing.assert_allclose(flat(softmax / "run" / "model.safetensors"), case["w"]["10"], rtol=0, atol=TOLERANCE)
+    for number, name in enumerate(CASES):
+        found = flat(softmax / str(number) / "model.safetensors")
+        np.testing.assert_allclose(found, references[name]["w"]["10"], rtol=0, atol=TOLERANCE, err_msg=name)
