@@ -49,11 +49,11 @@ def test_failure_at_one_rank_count_fails_the_suite(suite):
         ("def test_a(comm): os.abort()", "exit code"),
         ("raise ValueError", "exit code"),
         ("def helper(): pass", "exit code 5"),
-        ("def test_a():\n    while True: time.sleep(1)", "stopped after 4 s"),
+        ("def test_a():\n    while True: time.sleep(1)", "stopped after 8 s"),
     ],
 )
 def test_launch_that_does_not_end_well_fails_the_suite(suite, body, reason):
-    code, lines = suite(body, "--timeout", "4")
+    code, lines = suite(body, "--timeout", "8" if "stopped" in reason else "60")
     assert code == 1
     assert any("1 rank " in line and "1 failed" in line and reason in line for line in lines), lines
     assert lines[-1] == "0 passed, 2 failed"
