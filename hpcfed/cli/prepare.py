@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from data_prep import partition
 from data_prep.dataset import Dataset
 from data_prep.sources import digits, idx
 from data_prep.streams import stream
-from data_prep.synthetic import linear_regression, toy2d
+from data_prep.synthetic import feddyn, leaf, linear_regression, toy2d
 from data_prep.write import write
 from hpcfed.data.format import Federation
 from hpcfed.data.picture import describe_partition
@@ -24,19 +25,33 @@ from hpcfed.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Source:
-    """One name a user can type: how its data come about, and whether from a folder of raw files."""
+    """One name a user can type.
 
-    load: Callable[[Path, int], Dataset]
-    raw: bool = False
+    Attributes:
+        load: makes the data. Its parameters say what it takes: `raw`, the folder of the source's files; `seed`; and, by
+            keyword only, options of its own.
+        seed: where the user names none.
+    """
+
+    load: Callable[..., Dataset]
+    seed: int = 0
+
+    def takes(self, what: str) -> bool:
+        """Tell whether `load` has a parameter of that name."""
+        return what in inspect.signature(self.load).parameters
 
 
 SOURCES = {
-    "mnist": Source(lambda raw, seed: idx.load(raw, idx.MNIST), raw=True),
-    "fashion-mnist": Source(lambda raw, seed: idx.load(raw, idx.FASHION_MNIST), raw=True),
-    "digits": Source(lambda raw, seed: digits.load(seed)),
-    "linear-regression": Source(lambda raw, seed: linear_regression.generate(seed)),
-    "toy2d": Source(lambda raw, seed: toy2d.generate()),
+    "mnist": Source(lambda raw: idx.load(raw, idx.MNIST)),
+    "fashion-mnist": Source(lambda raw: idx.load(raw, idx.FASHION_MNIST)),
+    "digits": Source(digits.load),
+    "linear-regression": Source(linear_regression.generate),
+    "toy2d": Source(toy2d.generate),
+    feddyn.NAME: Source(feddyn.generate),
+    leaf.NAME: Source(leaf.generate, seed=leaf.SEED),
 }
+# The options of sources; all others are those of partitions, but for the number of clients, which is both.
+OF_SOURCES = ("type", "gamma", "dimension", "classes")
 NUM_CLIENTS = 100
 
 
@@ -46,14 +61,22 @@ NUM_CLIENTS = 100
 @click.option("--raw", type=click.Path(path_type=Path), help="Folder with the raw files (mnist, fashion-mnist).")
 @click.option("--partition", "scheme", metavar=f"[{'|'.join(partition.SCHEMES)}]",
               help="How samples go to clients [default: iid; natural where the source comes split].")  # fmt: skip
-@click.option("--clients", type=click.IntRange(min=1), help=f"Number of clients [default: {NUM_CLIENTS}].")
+@click.option("--clients", type=click.IntRange(min=1),
+              help=f"Number of clients [default: {NUM_CLIENTS}; {feddyn.NAME}: 20, {leaf.NAME}: 1000].")  # fmt: skip
 @click.option("--alpha", type=float, help="Concentration of the Dirichlet schemes [default: 0.3].")
 @click.option("--sizes", metavar="[equal|lognormal]", help="Client sizes of iid and dirichlet-client [default: equal].")
 @click.option("--sigma", type=float, help="Spread of lognormal sizes [default: 1.0].")
 @click.option(
     "--min-samples", type=click.IntRange(min=0), help="Fewest samples of a client in dirichlet-class [default: 1]."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of every random choice.")
+@click.option("--type", type=int,
+              help=f"Heterogeneity of {feddyn.NAME}: 0 none, 1 models, 2 features, 3 sizes [default: 0].")  # fmt: skip
+@click.option("--gamma", type=float, help=f"Strength of {feddyn.NAME}'s heterogeneity [default: 1.0].")
+@click.option("--dimension", type=click.IntRange(min=1),
+              help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, {leaf.NAME}: 60].")  # fmt: skip
+@click.option("--classes", type=click.IntRange(min=2), help="Classes of the same [default: 5].")
+@click.option("--seed", type=click.IntRange(min=0),
+              help=f"Seed of every random choice [default: 0; {leaf.NAME}: {leaf.SEED}].")  # fmt: skip
 @click.option("--name", default="", help="Name of the federation [default: that of the source].")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 def command(
@@ -62,14 +85,19 @@ def command(
     raw: Path | None,
     scheme: str | None,
     clients: int | None,
-    seed: int,
+    seed: int | None,
     name: str,
     overwrite: bool,
     **options: Any,
 ) -> None:
     """Turn raw data into a federation file: the same bytes from the same seed."""
     started = time.perf_counter()
-    dataset = _load(source, raw, seed)
+    if source not in SOURCES:
+        raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
+    seed = SOURCES[source].seed if seed is None else seed
+    given = {key: value for key, value in options.items() if value is not None}
+    of_source = {key: given.pop(key) for key in OF_SOURCES if key in given}
+    dataset = _load(source, raw, seed, clients, of_source)
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
     click.echo(
@@ -77,7 +105,6 @@ def command(
     )
     for remark in dataset.remarks:
         click.echo(f"         {remark}")
-    given = {key: value for key, value in options.items() if value is not None}
     owner, num_clients, record = _split(dataset, scheme, clients, seed, given)
     write(output, dataset, owner, num_clients, partition=record, name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
@@ -91,14 +118,15 @@ def command(
     click.echo(f"wrote    {output} ({megabytes:.1f} MB) in {seconds:.1f} s")
 
 
-def _load(source: str, raw: Path | None, seed: int) -> Dataset:
-    if source not in SOURCES:
-        raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
-    if SOURCES[source].raw and raw is None:
-        raise InputError(f"{source} is read from files", remedy="name their folder by --raw")
-    if raw is not None and not SOURCES[source].raw:
-        raise InputError(f"{source} is not read from files", remedy="leave --raw out")
-    return SOURCES[source].load(raw or Path(), seed)
+def _load(name: str, raw: Path | None, seed: int, clients: int | None, options: dict[str, Any]) -> Dataset:
+    source = SOURCES[name]
+    if source.takes("raw") and raw is None:
+        raise InputError(f"{name} is read from files", remedy="name their folder by --raw")
+    if raw is not None and not source.takes("raw"):
+        raise InputError(f"{name} is not read from files", remedy="leave --raw out")
+    _refuse({key: value for key, value in options.items() if not source.takes(key)}, name)
+    arguments = {"raw": raw, "seed": seed, "clients": clients, **options}
+    return source.load(**{key: value for key, value in arguments.items() if source.takes(key) and value is not None})
 
 
 def _split(
@@ -106,8 +134,9 @@ def _split(
 ) -> tuple[np.ndarray, int, dict[str, Any]]:
     """Return the client of each sample, the number of clients, and the record of how that came about."""
     if scheme is None and dataset.owner is not None:
-        _refuse(given if clients is None else {"clients": clients, **given}, f"{dataset.name}, which comes split")
         num_clients = int(dataset.owner.max()) + 1
+        asked = {} if clients in (None, num_clients) else {"clients": clients}
+        _refuse({**asked, **given}, f"{dataset.name}, which comes split")
         return dataset.owner, num_clients, {"scheme": "natural", "clients": num_clients}
     scheme = scheme or "iid"
     if scheme not in partition.SCHEMES:
