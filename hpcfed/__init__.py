@@ -11,14 +11,14 @@ from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
-    from hpcfed.api import Result, run
+    from hpcfed.api import Result, run, run_seeds
 
-__all__ = ["Diverged", "EnvironmentFailure", "InputError", "Result", "__version__", "run"]
+__all__ = ["Diverged", "EnvironmentFailure", "InputError", "Result", "__version__", "run", "run_seeds"]
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is first asked for."""
-    if name in ("run", "Result"):
+    if name in ("run", "run_seeds", "Result"):
         from hpcfed import api
 
         return getattr(api, name)

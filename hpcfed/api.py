@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.config.load import load_recipe
+from hpcfed.config.load import load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.format import Federation
 from hpcfed.folder import RunFolder
@@ -37,21 +37,42 @@ def run(
         quiet: whether rank 0 keeps its progress to itself.
 
     Raises:
-        InputError, Diverged, EnvironmentFailure: the same on every rank.
+        InputError, Diverged, EnvironmentFailure: the same on every rank. ``seeds`` are for `run_seeds`.
     """
     world = world or connect()
     with world.united():
         recipe = world.on_root(lambda: resolve(load_recipe(source, overrides)))
-        folder = RunFolder(recipe.output)
-        speaks = world.is_root and not quiet
-        with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
-            if world.on_root(lambda: folder.is_finished(recipe)):
-                reporter.say(f"{recipe.name}: finished already, see {folder.path}")
-            else:
-                from hpcfed.loop import train
+        return _run(recipe, world, quiet)
 
-                train(recipe, folder, reporter, world)
-                reporter.say(f"{recipe.name}: {recipe.rounds} rounds done, see {folder.path}")
+
+def run_seeds(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    world: World | None = None,
+    quiet: bool = False,
+) -> list[Result]:
+    """Run a recipe once for each of its ``seeds``, one after another, as `run` does; one result a seed.
+
+    All are checked before the first one starts.
+    """
+    world = world or connect()
+    with world.united():
+        recipes = world.on_root(lambda: [resolve(recipe) for recipe in load_recipes(source, overrides)])
+        return [_run(recipe, world, quiet) for recipe in recipes]
+
+
+def _run(recipe: Recipe, world: World, quiet: bool) -> Result:
+    folder = RunFolder(recipe.output)
+    speaks = world.is_root and not quiet
+    with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
+        if world.on_root(lambda: folder.is_finished(recipe)):
+            reporter.say(f"{recipe.name}: finished already, see {folder.path}")
+        else:
+            from hpcfed.loop import train
+
+            train(recipe, folder, reporter, world)
+            reporter.say(f"{recipe.name}: {folder.rounds()} rounds done, see {folder.path}")
     return Result(recipe)
 
 

@@ -11,10 +11,10 @@ being told by it: A ← A + q(S) mean(y_i − y_i,old), with A the initial model
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
-from hpcfed.types import Local, LocalMethod, Means, Method, Report, ServerMethod, State, Stepped, Tilt, Who
+from hpcfed.types import Local, LocalMethod, Means, Method, Report, State, Who
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,49 +22,41 @@ if TYPE_CHECKING:
 LAST, MOVED, AVERAGE = "last-model", "moved", "client-average"
 
 
-class _RememberLast:
-    """A local method that also keeps each client's last model and reports how far it moved since."""
+class _FollowClients:
+    """A local method that also keeps each client's last model, and with the server the average of them all."""
 
     def __init__(self, inner: LocalMethod):
-        self.inner = inner
-        self.vectors = (*inner.vectors, MOVED)
+        self._inner = inner
         self.stateful = True
-        self.weights = inner.weights
-        self.sent, self.received = inner.sent, inner.received  # the record's own vector is not the method's
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        return (*self._inner.vectors(alike), MOVED)
 
     def begin(self, w: Tensor) -> State:
-        return {LAST: w, **self.inner.begin(w)}
+        return {LAST: w, **self._inner.begin(w)}
 
-    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
-        return self.inner.tilt(w, server, client, who)
+    def begin_shared(self, w: Tensor) -> State:
+        return {AVERAGE: w, **self._inner.begin_shared(w)}
 
-    def report(self, local: Local, w: Tensor, server: State, client: State, who: Who) -> Report:
-        told = self.inner.report(local, w, server, client, who)
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+        told = self._inner.report(local, w, shared, client, who)
         last = w - local.delta
         return Report({**told.vectors, MOVED: last - client[LAST]}, {**(told.state or {}), LAST: last})
 
-
-@dataclass(frozen=True)
-class _FollowAverage:
-    """A server method that also follows the average of all clients' last models."""
-
-    inner: ServerMethod
-
-    def begin(self, w: Tensor) -> State:
-        return {AVERAGE: w, **self.inner.begin(w)}
-
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
-        stepped = self.inner.step(w, state, means)
-        average = state[AVERAGE] + means.fraction * means.vectors[MOVED]
-        return Stepped(stepped.w, {**stepped.state, AVERAGE: average}, stepped.server_lr)
+    def share(self, shared: State, means: Means) -> State:
+        average = shared[AVERAGE] + means.fraction * means.vectors[MOVED]
+        return {**self._inner.share(shared, means), AVERAGE: average}
 
 
 def following_clients(method: Method) -> Method:
-    """Return the method with the average over all clients' last models as part of its server state."""
-    return Method(method.name, _RememberLast(method.local), _FollowAverage(method.server))
+    """Return the method with the average over all clients' last models as part of what the server keeps."""
+    return replace(method, local=cast("LocalMethod", _FollowClients(method.local)))
 
 
-def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor, server: State) -> Tensor:
+def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor, shared: State) -> Tensor:
     """Return the model that ``evaluate.model`` names, (d,): float64, or `w` itself.
 
     Args:
@@ -72,12 +64,12 @@ def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor,
         w: model after the round's step, (d,), in the run's dtype.
         previous: model before it, likewise.
         mean_delta: Δ̄ of the round, float64.
-        server: server state after the step.
+        shared: what the server keeps for the clients, after the step.
     """
     if which == "last-two":
         return (w.double() + previous.double()) / 2
     if which == "cohort-average":
         return previous.double() - mean_delta
     if which == "client-average":
-        return server[AVERAGE]
+        return shared[AVERAGE]
     return w

@@ -24,6 +24,7 @@ class Cohort:
         shares: p_i = q_i / q(S), (S,) float64; they sum to 1.
         fraction: q(S).
         steps: τ_i, (S,) int64; 0 for a client without samples.
+        guessed: τ'_i, steps to guess after them, (S,) float64; ``inf`` for the limit.
         work: samples that each will visit, (S,) int64; what its training costs.
     """
 
@@ -31,6 +32,7 @@ class Cohort:
     shares: np.ndarray
     fraction: float
     steps: np.ndarray
+    guessed: np.ndarray
     work: np.ndarray
 
 
@@ -64,7 +66,7 @@ class Cohorts:
         batch_size = self._recipe.local.batch_size
         sizes = self._sizes[clients]
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
-        return Cohort(clients, shares, fraction, steps, work)
+        return Cohort(clients, shares, fraction, steps, self._guessed(steps), work)
 
     def _sampler(self) -> Callable[[int], np.ndarray]:
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
@@ -105,6 +107,15 @@ class Cohorts:
             asked = [local.steps] * len(clients)
         sizes = self._sizes[clients]
         return np.array([_num_steps(int(n), local, tau) for n, tau in zip(sizes, asked, strict=True)], np.int64)
+
+    def _guessed(self, steps: np.ndarray) -> np.ndarray:
+        """Return τ'_i: what is missing of the steps asked for, or no end of them; nothing for who has no samples."""
+        guess, asked = self._recipe.guess, self._recipe.local.steps
+        if guess == "limit":
+            return np.where(steps > 0, np.inf, 0.0)
+        if guess == "remaining" and asked is not None:
+            return np.where(steps > 0, np.maximum(asked - steps, 0), 0).astype(np.float64)
+        return np.zeros(len(steps))
 
     def _read_budgets(self) -> list[list[int]] | None:
         budget = self._recipe.budget

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,20 @@ from hpcfed.folder import RunFolder
 from hpcfed.world import World
 
 
+@dataclass
+class Ending:
+    """What the block tells of its end: why a run that went well ended before its last round, if it did."""
+
+    stopped: str | None = None
+
+
 @contextmanager
-def recorded_ending(folder: RunFolder, world: World) -> Iterator[None]:
+def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
     """Leave ``result.json`` however the block ends."""
     started = time.perf_counter()
-    status, message = "failed", ""
+    status, message, ending = "failed", "", Ending()
     try:
-        yield
+        yield ending
         status = "finished"
     except HpcfedError as error:
         status, message = "diverged" if isinstance(error, Diverged) else "failed", str(error)
@@ -28,8 +36,8 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[None]:
     finally:
         if world.is_root:
             seconds = round(time.perf_counter() - started, 6)
-            ending = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
-            folder.write("result.json", ending)
+            told = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
+            folder.write("result.json", told | {"stopped": ending.stopped})
 
 
 class _LogFile(logging.FileHandler):

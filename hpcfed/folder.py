@@ -25,7 +25,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
 
 PLACES = ("output", "python_path")
-FREE = ("rounds", "evaluate", *PLACES)
+FREE = ("rounds", "evaluate", "stop", *PLACES)
 """Keys that may differ between a run and what continues it."""
 RECORD = (
     "metrics.jsonl",

@@ -17,6 +17,7 @@ from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
 from hpcfed.setup import assemble
 from hpcfed.simulation import Parts, Simulation
+from hpcfed.stopping import Stopping
 from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
@@ -26,31 +27,38 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
     """Train a resolved recipe from its first round to its last, and leave the record in its folder."""
     parts, evaluator = world.together(lambda: assemble(recipe, world))
     world.on_root(lambda: folder.claim(recipe))
-    with own_log(folder, world), recorded_ending(folder, world):
+    with parts.clients, own_log(folder, world), recorded_ending(folder, world) as ending:
         facts = environment(world, parts.model.vector.device, parts.model.vector.dtype)
         world.on_root(lambda: folder.write("environment.json", facts))
         with Recorder(folder, parts.method, parts.model.num_parameters, world) as recorder, _nothing_old_collected():
-            _rounds(recipe, parts, evaluator, recorder, reporter)
+            ending.stopped = _rounds(recipe, parts, evaluator, recorder, reporter)
 
 
-def _rounds(recipe: Recipe, parts: Parts, evaluator: Evaluator, recorder: Recorder, reporter: Reporter) -> None:
-    simulation = Simulation(parts)
-    ended = time.perf_counter()
+def _rounds(recipe: Recipe, parts: Parts, evaluator: Evaluator, recorder: Recorder, reporter: Reporter) -> str | None:
+    """Run the rounds; return why they ended before the last one, if they did."""
+    simulation, stopping, world = Simulation(parts), Stopping(recipe.stop), parts.world
+    ended, reason = time.perf_counter(), None
     for round in range(1, recipe.rounds + 1):
         started = ended  # so that writing the record counts, with the round after it
-        outcome = simulation.round(round)
+        outcome = simulation.round(round, stop=world.is_root and stopping.is_late())
         trained = time.perf_counter()
-        scores = _evaluate(recipe, round, simulation, evaluator, parts.world)
+        last = round == recipe.rounds or outcome.stop
+        scores = _evaluate(recipe, round, last, simulation, evaluator, world)
         ended = time.perf_counter()
         seconds = {"evaluate": ended - trained, "total": ended - started}
         reporter.update(recorder.add(round, outcome, scores, seconds))
-    parts.world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, simulation.evaluated()))
+        reason = stopping.reason(scores, late=outcome.stop)
+        if reason is not None:
+            reporter.say(f"{recipe.name}: stopped after round {round}, {reason}")
+            break
+    world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, simulation.evaluated()))
+    return reason
 
 
 @contextmanager
 def _nothing_old_collected() -> Iterator[None]:
     """Keep the garbage collector from searching, every few rounds, all that torch brought along."""
-    gc.collect()
+    gc.collect(1)  # a whole collection takes longer than a short run
     gc.freeze()
     try:
         yield
@@ -58,11 +66,13 @@ def _nothing_old_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(recipe: Recipe, round: int, simulation: Simulation, evaluator: Evaluator, world: World) -> Scores:
+def _evaluate(
+    recipe: Recipe, round: int, last: bool, simulation: Simulation, evaluator: Evaluator, world: World
+) -> Scores:
     """Measure the round's model where the recipe asks for it; the last round always counts as asked for."""
 
     def due(every: int) -> bool:
-        return every > 0 and (round % every == 0 or round == recipe.rounds)
+        return every > 0 and (round % every == 0 or last)
 
     test, train = due(recipe.evaluate.every), due(recipe.evaluate.train.every)
     if not (test or train):

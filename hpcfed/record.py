@@ -7,6 +7,7 @@ import os
 import platform
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -62,14 +63,15 @@ class Recorder:
         self._totals["params_up"] += size * self._up
         self._totals["params_down"] += size * self._down
         self._totals["gradients"] += outcome.gradients
+        has_delta = "delta" in outcome.means.vectors  # FedSplit's "act" reports another vector
         row = {
             "round": round,
             "cohort": outcome.cohort.clients.tolist(),
             "local_loss": outcome.local_loss,
             **asdict(scores),
             "server_lr": outcome.server_lr,
-            "delta_sq": outcome.means.delta_sq,
-            "mean_delta_sq": outcome.means.mean_delta_sq,
+            "delta_sq": outcome.means.delta_sq if has_delta else None,
+            "mean_delta_sq": outcome.means.mean_delta_sq if has_delta else None,
             **self._totals,
             "seconds": {name: _round_off(value) for name, value in (outcome.seconds | seconds).items()},
             "imbalance": _round_off(outcome.imbalance),
@@ -124,6 +126,7 @@ def environment(world: World, device: torch.device, dtype: torch.dtype) -> dict[
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

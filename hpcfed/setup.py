@@ -12,10 +12,12 @@ import psutil
 from hpcfed import algorithms, models
 from hpcfed.averaging import following_clients
 from hpcfed.cohort import Cohorts
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.factory import imported
+from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.format import Federation
 from hpcfed.errors import InputError
 from hpcfed.placement import homes
+from hpcfed.products import check_product
 from hpcfed.rng import Purpose, torch_seed
 from hpcfed.types import Method
 from hpcfed.world import World
@@ -34,7 +36,10 @@ def resolve(recipe: Recipe) -> Recipe:
     Raises:
         InputError: anything in the recipe, or in the files it names, that cannot be run.
     """
-    method = algorithms.build(recipe.algorithm)
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
+    local = _local_work(recipe, method)
+    recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
+    check_product(recipe, method)
     spec = models.spec(recipe.model)
     with Federation.open(recipe.data) as federation:
         if recipe.data_content not in (None, federation.content):
@@ -44,16 +49,37 @@ def resolve(recipe: Recipe) -> Recipe:
         weights = recipe.weights or method.local.weights
         Cohorts(recipe, federation.sizes, weights)
         content = federation.content or None
-    parameters = {"name": method.name, **method.parameters()}
+    declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
+    algorithm = {**recipe.algorithm.model_dump(), **_parts(recipe.algorithm), **declared}
     model = {**recipe.model.model_dump(), **(spec.model_dump() if spec else {})}
     return recipe.model_copy(
         update={
-            "algorithm": type(recipe.algorithm).model_validate(parameters),
+            "algorithm": type(recipe.algorithm).model_validate(algorithm),
             "model": type(recipe.model).model_validate(model),
             "weights": weights,
             "data_content": content,
         }
     )
+
+
+def _parts(section: Algorithm) -> dict[str, str]:
+    """Return the named parts of a product, defaults filled in."""
+    if not section.is_product:
+        return {}
+    return {role: getattr(section, role) or default for role, default in algorithms.DEFAULT_PARTS.items()}
+
+
+def _local_work(recipe: Recipe, method: Method) -> Local:
+    """Return the recipe's ``local``; the one step of the full batch for a method that takes no other.
+
+    Raises:
+        InputError: the recipe says nowhere how much a client works.
+    """
+    if method.local.full_gradient:
+        return recipe.local.model_copy(update={"steps": 1, "epochs": None, "batch_size": "full"})
+    if recipe.local.steps is None and recipe.local.epochs is None and recipe.budget is None:
+        raise InputError("local", expected="'local.steps', 'local.epochs' or 'budget'", got="none of them")
+    return recipe.local
 
 
 def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
@@ -65,13 +91,14 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
     import torch
 
     from hpcfed.client.solver import LocalSolver
+    from hpcfed.client.states import ClientStates
     from hpcfed.data.shards import Shards
     from hpcfed.evaluate import Evaluator
     from hpcfed.losses import loss_for
     from hpcfed.simulation import Parts
 
     federation = Federation.open(recipe.data)
-    method = algorithms.build(recipe.algorithm)
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.evaluate.model == "client-average":
         method = following_clients(method)
     torch.set_num_threads(recipe.threads)
@@ -80,7 +107,8 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
     dtype = getattr(torch, recipe.dtype)
     loss = loss_for(recipe.loss, federation.task)
     model = build_model(recipe, federation, dtype, device)
-    shards = Shards(federation, dtype, device, capacity=_room_for_data(device, world))
+    room = {"device": _room(device, world), "host": _room(torch.device("cpu"), world)}
+    shards = Shards(federation, dtype, device, capacity=room["device"] // 2)
     home = homes(federation.sizes, world.size)
     parts = Parts(
         method=method,
@@ -91,6 +119,7 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
         cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
         home=home,
         spread=_may_spread(recipe.placement, method),
+        clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
         world=world,
     )
@@ -152,20 +181,20 @@ def _may_spread(placement: str, method: Method) -> bool:
     return placement != "static" and not method.local.stateful
 
 
-def _room_for_data(device: torch.device, world: World) -> int:
-    """Bytes of prepared data a rank may hold: half of what is free, shared fairly among the ranks of its host."""
+def _room(device: torch.device, world: World) -> int:
+    """Return this rank's fair share, in bytes, of what is free on its device: ranks of its host share."""
     import torch
 
     neighbours = world.hosts.count(world.hosts[world.rank])
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return int(free // (2 * neighbours))
+    return int(free // neighbours)
 
 
 def _from_factory(recipe: Recipe) -> Any:
     from torch import nn
 
     reference = str(recipe.model.factory)
-    build = models.factory(reference, recipe.python_path, "model")
+    build = imported(reference, recipe.python_path, "model")
     try:
         module = build(**recipe.model.args)
     except Exception as error:  # the user's function may raise anything

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.averaging import evaluated_model
+from hpcfed.checks import check_report, check_step, differing
 from hpcfed.client.solver import LocalSolver
+from hpcfed.client.states import ClientStates
 from hpcfed.cohort import Cohort, Cohorts
 from hpcfed.data.format import Federation
 from hpcfed.data.shards import Shards
@@ -43,6 +45,8 @@ class Parts:
     """Home rank of each client, (N,)."""
     spread: bool
     """Whether a round's cohort may leave home."""
+    clients: ClientStates
+    """States of the clients at home here, as far as they have taken part."""
     evaluate_model: str
     world: World
 
@@ -56,8 +60,20 @@ class Outcome:
     server_lr: float | None
     local_loss: float | None
     gradients: int
+    stop: bool
+    """Whether a rank asked all to stop after this round."""
     seconds: dict[str, float]
     imbalance: float
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is known of a cohort's work before it is done: ‖a_i‖₁ of each member, by what factor each Δ_i counts, and
+    the ‖a‖₁ that all have in common, if they do; None where not asked for."""
+
+    displacements: list[float | None]
+    factors: np.ndarray
+    common: float | None
 
 
 class Simulation:
@@ -65,24 +81,25 @@ class Simulation:
 
     Attributes:
         w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
-        server: the method's server state; the same on every rank.
-        clients: states of the clients at home here, as far as they have taken part.
+        server: the server method's state; the same on every rank.
+        shared: what the server keeps for the clients; the same on every rank.
     """
 
     def __init__(self, parts: Parts):
         self._parts = parts
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
-        vectors = parts.method.local.vectors
-        self._buffer = RoundBuffer(vectors, parts.model.vector.numel(), self._dtype, self._device, parts.world)
+        self._buffer = RoundBuffer(parts.model.vector.numel(), self._dtype, self._device, parts.world)
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
-        self.clients: dict[int, State] = {}
+        self.shared: State = parts.method.local.begin_shared(self.w.double())
         self._previous = self._mean_delta = self.w
         self._initial = self.w.to(self._device, copy=True)
 
-    def round(self, round: int) -> Outcome:
+    def round(self, round: int, *, stop: bool = False) -> Outcome:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
+
+        `stop`, from any rank, reaches all ranks' `Outcome`.
 
         Raises:
             Diverged: a client's update is not finite, or the sums left their range.
@@ -91,18 +108,21 @@ class Simulation:
         started = time.perf_counter()
         cohort = self._parts.cohorts.round(round)
         ranks = self._place(cohort)
-        self._buffer.open(len(cohort.clients))
-        states, failure = self._train(round, cohort, ranks)
+        work = self._work(round, cohort)
+        self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
+        states, failure = self._train(round, cohort, ranks, work)
         trained = time.perf_counter()
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
-            sums = self._buffer.reduce(self._hash(), trained - started)
+            sums = self._buffer.reduce(self._hash(), trained - started, stop=stop)
         reduced = time.perf_counter()
         self._check(round, cohort, ranks, sums, failure)
-        means = self._means(round, cohort, sums)
+        means = self._means(round, cohort, sums, work)
         stepped = self._parts.method.server.step(self.w.double(), self.server, means)
+        check_step(self._parts.method.name, stepped, self.w)
+        self.shared = self._parts.method.local.share(self.shared, means)
         self._previous, self._mean_delta = self.w, means.delta
         self.w, self.server = stepped.w.to(self._dtype), stepped.state
-        self.clients.update(states)
+        self._parts.clients.commit(states)
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {round}: the server's model is not finite", remedy=_LOWER)
         local = sums.local_seconds
@@ -114,6 +134,7 @@ class Simulation:
             server_lr=stepped.server_lr,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
+            stop=bool(sums.stops.any()),
             seconds={
                 "local": float(local.max()),
                 "wait": float((local.max() - local).mean()),
@@ -126,7 +147,7 @@ class Simulation:
     def evaluated(self) -> Tensor:
         """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype."""
         which = self._parts.evaluate_model
-        return evaluated_model(which, self.w, self._previous, self._mean_delta, self.server).to(self._dtype)
+        return evaluated_model(which, self.w, self._previous, self._mean_delta, self.shared).to(self._dtype)
 
     def _place(self, cohort: Cohort) -> list[int]:
         """Return the rank of each cohort member, (S,)."""
@@ -135,56 +156,88 @@ class Simulation:
             return home
         return spread(cohort.work.tolist(), home, self._world.size)
 
-    def _train(self, round: int, cohort: Cohort, ranks: list[int]) -> tuple[dict[int, State], HpcfedError | None]:
+    def _work(self, round: int, cohort: Cohort) -> _Work:
+        """Return what every rank knows of the cohort's work before it is done."""
+        method, size = self._parts.method, len(cohort.clients)
+        if not method.uses_displacement:
+            return _Work([None] * size, np.ones(size), None)
+        displacements = [
+            self._parts.solver.displacement(steps, guessed, round=round, mu=method.local.strength)
+            for steps, guessed in zip(cohort.steps.tolist(), cohort.guessed.tolist(), strict=True)
+        ]
+        known = np.array(displacements, dtype=np.float64)
+        factors = np.ones(size)
+        if method.normalize is not None:
+            factors = method.normalize.factors(known, cohort.steps, cohort.shares, method.local.strength)
+        common = displacements[0] if len(set(displacements)) == 1 else None
+        return _Work(displacements, factors, common)
+
+    def _train(
+        self, round: int, cohort: Cohort, ranks: list[int], work: _Work
+    ) -> tuple[dict[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
         states: dict[int, State] = {}
         w = self.w.to(self._device)
+        shared = {name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()}
         for place, (client, rank) in enumerate(zip(cohort.clients.tolist(), ranks, strict=True)):
             if rank != self._world.rank:
                 continue
             try:
-                self._train_client(round, place, client, cohort, w, states)
+                told = self._train_client(round, place, client, cohort, w, shared, work)
             except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
                 self._buffer.fail(place)
                 return {}, self._explain(error, round, client)
+            if told is not None:
+                states[client] = told
         return states, None
 
     def _train_client(
-        self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, states: dict[int, State]
-    ) -> None:
+        self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, shared: State, work: _Work
+    ) -> State | None:
+        """Train one client, add its report to the buffer, and return its next state."""
         method, sizes = self._parts.method.local, self._parts.federation.sizes
         who = Who(client, int(sizes[client]), float(sizes.mean()))
-        state = self.clients.get(client) or method.begin(self._initial)
+        state = self._parts.clients.get(client) or method.begin(self._initial)
         local = self._parts.solver.solve(
             w,
             self._parts.shards.client(client),
-            method.tilt(w, self.server, state, who),
+            method.tilt(w, shared, state, who),
             steps=int(cohort.steps[place]),
+            guessed=float(cohort.guessed[place]),
             round=round,
             client=client,
         )
-        told = method.report(local, w, self.server, state, who)
-        share = float(cohort.shares[place])
-        self._buffer.add(place, share, told.vectors, loss_sum=local.loss_sum, steps=local.steps)
-        if told.state is not None:
-            states[client] = told.state
+        told = method.report(replace(local, displacement=work.displacements[place]), w, shared, state, who)
+        check_report(self._parts.method.name, told, self._buffer.names, local.delta)
+        self._buffer.add(
+            place,
+            float(cohort.shares[place]),
+            told.vectors,
+            factor=float(work.factors[place]),
+            loss_sum=local.loss_sum,
+            steps=local.steps,
+        )
+        return told.state
 
-    def _means(self, round: int, cohort: Cohort, sums: Sums) -> Means:
-        delta = sums.vectors["delta"]
+    def _means(self, round: int, cohort: Cohort, sums: Sums, work: _Work) -> Means:
+        first = next(iter(sums.vectors.values()))
         return Means(
             vectors=sums.vectors,
             mean_delta_sq=float((cohort.shares * sums.delta_sq).sum()),
-            delta_sq=float(torch.dot(delta, delta)),
+            delta_sq=float(torch.dot(first, first)),
             fraction=cohort.fraction,
             cohort_size=len(cohort.clients),
             round=round,
+            lr=self._parts.solver.lr(round),
+            displacement=work.common,
         )
 
     def _hash(self) -> int:
         """Hash of all that must be the same on every rank, as a signed 64-bit integer."""
         digest = xxhash.xxh3_64(self.w.numpy().data)
-        for name in sorted(self.server):
-            digest.update(self.server[name].numpy().data)
+        for state in (self.server, self.shared):
+            for name in sorted(state):
+                digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
         return int(np.uint64(digest.intdigest()).view(np.int64))
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
@@ -204,7 +257,7 @@ class Simulation:
         if len(set(sums.hashes.tolist())) > 1:
             raise EnvironmentFailure(
                 f"round {round}: the ranks no longer hold the same model",
-                got=_differing(sums.hashes, self._world.hosts),
+                got=differing(sums.hashes, self._world.hosts),
                 remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
             )
         failed = np.flatnonzero(sums.status == FAILED)
@@ -226,11 +279,3 @@ class Simulation:
 
 
 _LOWER = "lower local.lr, or set local.clip_norm"
-
-
-def _differing(hashes: np.ndarray, hosts: tuple[str, ...]) -> str:
-    """Name the ranks whose hash is not the most frequent one; all of them where none is."""
-    values, counts = np.unique(hashes, return_counts=True)
-    tied = (counts == counts.max()).sum() > 1
-    ranks = range(len(hashes)) if tied else np.flatnonzero(hashes != values[counts.argmax()]).tolist()
-    return ", ".join(f"rank {rank} on {hosts[rank]}" for rank in ranks) + " differing"

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 State = Mapping[str, "Tensor"]
-"""A method's memory: named vectors (d,), nothing else. Never changed in place; a step returns a new one."""
+"""A method's memory: named vectors (d,) and scalars (). Never changed in place; a step returns new ones."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class Who:
 class Tilt:
     """What a method adds to a client's gradient: ``shift + mu·(y − anchor)``, constant during one round.
 
-    ``shift`` and ``anchor`` are vectors (d,); None stands for 0 and for the server's model w.
+    ``shift`` and ``anchor`` are vectors (d,); None stands for 0 and for the server's model w. Training starts at w, or
+    where ``from_anchor`` is set at the anchor.
     """
 
     shift: Tensor | None = None
     mu: float = 0.0
     anchor: Tensor | None = None
+    from_anchor: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,16 @@ class Local:
         delta: Δ_i = w − y_i, (d,), in the run's dtype. The solver's buffer: valid until its next solve.
         steps: minibatch gradients computed, τ_i.
         loss_sum: sum over those steps of the minibatch loss, before the tilt.
+        lr: η_l of the round.
+        displacement: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods that do not
+            ask for it, and for client optimizers that have none (Adam, Yogi).
     """
 
     delta: Tensor
     steps: int
     loss_sum: float
+    lr: float
+    displacement: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,8 @@ class Report:
 class Means:
     """The round's averages, the same to the last bit on every rank.
 
-    ``mean`` is Σ_{i∈S} p_i(·) with p_i = q_i / q(S), where q_i (1/N or n_i/n) are weights over all N clients.
+    ``mean`` is Σ_{i∈S} p_i(·) with p_i = q_i / q(S), where q_i (1/N or n_i/n) are weights over all N clients. A
+    normalisation (FedNova's) replaces Δ_i by a multiple of it, in its mean and in both norms.
 
     Attributes:
         vectors: mean of each reported vector, (d,), float64.
@@ -80,6 +89,8 @@ class Means:
         fraction: q(S); |S|/N with uniform weights.
         cohort_size: |S|.
         round: t, counted from 1.
+        lr: η_l of the round.
+        displacement: ‖a_i‖₁ where it is the same for all of the cohort and known, else None.
     """
 
     vectors: Mapping[str, Tensor]
@@ -88,11 +99,13 @@ class Means:
     fraction: float
     cohort_size: int
     round: int
+    lr: float = 0.0
+    displacement: float | None = None
 
     @property
     def delta(self) -> Tensor:
-        """Δ̄, (d,), float64."""
-        return self.vectors["delta"]
+        """Δ̄, (d,), float64: the mean of the first reported vector."""
+        return next(iter(self.vectors.values()))
 
 
 @dataclass(frozen=True)
@@ -109,14 +122,12 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    choice: ClassVar[str | None] = None
+    """Name by which a product picks the part; None where it has no meaning outside its own method."""
+
 
 class LocalMethod(Protocol):
-    """What a method does at its clients."""
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        """Names of the reported vectors, "delta" first."""
-        ...
+    """What a method does at its clients, and what the server keeps for them."""
 
     @property
     def stateful(self) -> bool:
@@ -138,16 +149,46 @@ class LocalMethod(Protocol):
         """Vectors of d parameters that a client receives in a round, likewise."""
         ...
 
+    @property
+    def full_gradient(self) -> bool:
+        """Whether a round is one step along the full gradient, whatever work the recipe asks for."""
+        ...
+
+    @property
+    def uses_displacement(self) -> bool:
+        """Whether `report` reads ``local.displacement``."""
+        ...
+
+    @property
+    def strength(self) -> float:
+        """μ of the quadratic term, where clients share one."""
+        ...
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        """Return the names of the vectors reported in a round, Δ first and called "delta" if it is among them.
+
+        `alike` says that ‖a_i‖₁ is the same for all of the cohort: what then follows from Δ̄ need not be sent.
+        """
+        ...
+
     def begin(self, w: Tensor) -> State:
         """Return a client's state at its first participation; `w` is the *initial* model (d,)."""
         ...
 
-    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
-        """Return what is added to the client's gradient this round; `w` is the server's model (d,)."""
+    def begin_shared(self, w: Tensor) -> State:
+        """Return what the server keeps for the clients, before round 1; float64, as is the initial model `w` (d,)."""
         ...
 
-    def report(self, local: Local, w: Tensor, server: State, client: State, who: Who) -> Report:
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+        """Return what is added to the client's gradient this round; `w` (d,) and `shared` in the run's dtype."""
+        ...
+
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
         """Return the client's contribution, and its next state."""
+        ...
+
+    def share(self, shared: State, means: Means) -> State:
+        """Return what the server keeps for the clients after the round: pure, float64, the same on every rank."""
         ...
 
 
@@ -163,18 +204,33 @@ class ServerMethod(Protocol):
         ...
 
 
+class Normalization(Protocol):
+    """By what multiple a client's Δ_i enters the averages."""
+
+    def factors(self, displacements: np.ndarray, steps: np.ndarray, shares: np.ndarray, strength: float) -> np.ndarray:
+        """Return the multiple of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ."""
+        ...
+
+
 @dataclass(frozen=True)
 class Method:
-    """A federated method: what its clients do and what its server does, chosen independently."""
+    """A federated method: what its clients do, how their work is normalised, what its server does; each on its own."""
 
     name: str
     local: LocalMethod
     server: ServerMethod
+    normalize: Normalization | None = None
+
+    @property
+    def uses_displacement(self) -> bool:
+        """Whether ‖a_i‖₁ must be known."""
+        return self.local.uses_displacement or self.normalize is not None
 
     def parameters(self) -> dict[str, Any]:
         """All parameters by name, for the resolved recipe."""
         merged: dict[str, Any] = {}
-        for part in (self.local, self.server):
+        parts: tuple[object, ...] = (self.local, self.normalize, self.server)
+        for part in parts:
             if isinstance(part, BaseModel):
                 merged |= part.model_dump(mode="json")
         return merged

@@ -1,18 +1,30 @@
-"""The methods, one file each. A file names its two parts, `LOCAL` and `SERVER`; a method is the pair.
+"""The methods, one file each. A file names its parts, `LOCAL`, `SERVER` and perhaps `NORMALIZE`.
 
-``algorithm: {name: fedexp, eps: 1e-3}`` finds ``fedexp.py``, gives each part the parameters it declares, and refuses
-the rest. A new method is a new file here; nothing else changes.
+    algorithm: {name: fedexp, eps: 1e-3}                                     fedexp.py
+    algorithm: {local: prox, normalize: steps, server: yogi, mu: 0.1}        any parts that have a `choice` name
+    algorithm: {factory: "my.module:my_method", gain: 2}                     the user's function, called with gain=2
+
+Each part gets the parameters it declares; the rest is refused. A new method is a new file here; nothing else changes.
 """
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+from hpcfed.config.factory import imported
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError, nearest
-from hpcfed.types import Method
+from hpcfed.types import Method, Part
+
+DEFAULT_PARTS = {"local": "plain", "normalize": "none", "server": "step"}
+"""What a product is made of where it names nothing: FedAvg."""
 
 
 def names() -> list[str]:
@@ -20,24 +32,86 @@ def names() -> list[str]:
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
 
 
-def build(section: Algorithm, where: str = "recipe") -> Method:
+@cache
+def choices(role: str) -> Mapping[str, type[Part]]:
+    """The parts that a product may name for ``LOCAL``, ``NORMALIZE`` or ``SERVER``, by their names."""
+    kinds = [getattr(_module(name), role, None) for name in names()]
+    return {kind.choice: kind for kind in kinds if kind is not None and kind.choice is not None}
+
+
+def build(section: Algorithm, python_path: Sequence[Path] = (), where: str = "recipe") -> Method:
     """Build the method that the recipe's ``algorithm`` section asks for.
 
+    Args:
+        section: the recipe's ``algorithm``.
+        python_path: where a factory's module may lie.
+        where: the recipe's file, for messages.
+
     Raises:
-        InputError: unknown method, unknown or missing parameter, value out of range.
+        InputError: unknown method, part or parameter, a missing one, value out of range, a factory that fails.
     """
-    name = section.name
-    if name not in names():
-        raise InputError(f"unknown algorithm.name {name!r}", where=where, remedy=nearest(str(name), names()))
-    module = import_module(f"{__name__}.{name.replace('-', '_')}")
-    kinds = (module.LOCAL, module.SERVER)
-    given = section.parameters
-    known = {key for kind in kinds for key in kind.model_fields}
+    if section.factory is not None:
+        return _from_factory(section, python_path)
+    if section.name is None:
+        picked = {role: getattr(section, role) or default for role, default in DEFAULT_PARTS.items()}
+        kinds = [_choice(role, name, where) for role, name in picked.items()]
+        title = "-".join(picked.values())
+    else:
+        if section.name not in names():
+            raise InputError(
+                f"unknown algorithm.name {section.name!r}", where=where, remedy=nearest(section.name, names())
+            )
+        module = _module(section.name)
+        kinds, title = [module.LOCAL, getattr(module, "NORMALIZE", None), module.SERVER], section.name
+    local, normalize, server = _parts(kinds, section.parameters, title, where)
+    return Method(title, local, server, normalize)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def _choice(role: str, name: str, where: str) -> type[Part] | None:
+    if role == "normalize" and name == "none":
+        return None
+    known = choices(role.upper())
+    if name not in known:
+        raise InputError(f"unknown algorithm.{role} {name!r}", where=where, remedy=nearest(name, known))
+    return known[name]
+
+
+def _parts(kinds: Sequence[type[Part] | None], given: Mapping[str, Any], title: str, where: str) -> list[Any]:
+    """Build the parts, each from the parameters that it declares; all of `given` must belong to one."""
+    known = {key for kind in kinds if kind is not None for key in kind.model_fields}
     for key in given:
         if key not in known:
-            raise InputError(f"unknown key 'algorithm.{key}' for {name}", where=where, remedy=nearest(key, known))
-    local, server = (
-        validated(kind, {key: value for key, value in given.items() if key in kind.model_fields}, f"{where}: algorithm")
+            remedy = nearest(key, known) if known else "it has no parameters"
+            raise InputError(f"unknown key 'algorithm.{key}' for {title}", where=where, remedy=remedy)
+    return [
+        kind
+        and validated(
+            kind, {key: value for key, value in given.items() if key in kind.model_fields}, f"{where}: algorithm"
+        )
         for kind in kinds
-    )
-    return Method(name, local, server)
+    ]
+
+
+def _from_factory(section: Algorithm, python_path: Sequence[Path]) -> Method:
+    """Call the user's function with the section's parameters as keywords."""
+    reference, given = str(section.factory), section.parameters
+    function = imported(reference, python_path, "algorithm")
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        raise InputError(
+            f"algorithm.factory {reference!r}: {error}", got=f"the keys {', '.join(given) or '(none)'}"
+        ) from None
+    try:
+        method = function(**given)
+    except Exception as error:  # the user's function may raise anything
+        raise InputError(f"algorithm.factory {reference!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(method, Method):
+        raise InputError(
+            f"algorithm.factory {reference!r}", expected="a hpcfed.types.Method", got=type(method).__name__
+        )
+    return method

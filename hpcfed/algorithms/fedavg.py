@@ -6,7 +6,9 @@
     η     ``local.lr``             τ_i   ``local.steps``, ``local.epochs`` or ``budget``
     η_g   ``server_lr``            p_i   ``weights``
 
-Reduced: Δ, one vector (d,). State: none. With ``local.momentum`` this is FedAvgCM.
+With ``local.momentum`` this is FedAvgCM, with ``guess`` beside it GeL.
+
+Reduced: d (Δ). State: none.
 
 Reference: McMahan et al., AISTATS 2017, Algorithm 1 (η_g = 1); η_g as in Reddi et al., ICLR 2021, Algorithm 1.
 """
@@ -26,24 +28,41 @@ if TYPE_CHECKING:
 class Plain(Part):
     """Local training on the client's own loss, reporting Δ_i."""
 
-    vectors: ClassVar[tuple[str, ...]] = ("delta",)
+    choice: ClassVar[str | None] = "plain"
     stateful: ClassVar[bool] = False
     weights: ClassVar[Literal["samples", "uniform"]] = "samples"
     sent: ClassVar[int] = 1
     received: ClassVar[int] = 1
+    full_gradient: ClassVar[bool] = False
+    uses_displacement: ClassVar[bool] = False
+
+    @property
+    def strength(self) -> float:
+        return 0.0
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        return ("delta",)
 
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
+    def begin_shared(self, w: Tensor) -> State:
+        return {}
+
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
         return Tilt()
 
-    def report(self, local: Local, w: Tensor, server: State, client: State, who: Who) -> Report:
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
         return Report({"delta": local.delta})
+
+    def share(self, shared: State, means: Means) -> State:
+        return shared
 
 
 class ServerStep(Part):
     """w ← w − η_g Δ̄."""
+
+    choice: ClassVar[str | None] = "step"
 
     server_lr: float = Field(1.0, gt=0)
 

@@ -9,7 +9,7 @@
 
 ``alpha_scale: samples`` gives client i its own α_i = α / (n_i N / n), as the authors' code does; h/α keeps the plain α.
 
-Reduced: Δ, one vector (d,). State: h_i at clients (d,), h at the server (d,).
+Reduced: d (Δ). State: h_i at clients (d,), h at the server (d,).
 
 Not to be confused with FedProx, whose clients forget: without h_i and h this is FedProx with μ = α.
 
@@ -23,20 +23,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfed.algorithms.fedavg import Plain
 from hpcfed.types import Local, Means, Part, Report, State, Stepped, Tilt, Who
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DynamicRegularizer(Part):
+class DynamicRegularizer(Plain):
     """The client's gradient plus α (y − w) − h_i."""
 
-    vectors: ClassVar[tuple[str, ...]] = ("delta",)
+    choice: ClassVar[str | None] = None
     stateful: ClassVar[bool] = True
     weights: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    sent: ClassVar[int] = 1
-    received: ClassVar[int] = 1
 
     alpha: float = Field(gt=0)
     alpha_scale: Literal["none", "samples"] = "none"
@@ -44,10 +43,10 @@ class DynamicRegularizer(Part):
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
 
-    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
         return Tilt(shift=-client["h"], mu=self._alpha_of(who))
 
-    def report(self, local: Local, w: Tensor, server: State, client: State, who: Who) -> Report:
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
         return Report({"delta": local.delta}, {"h": client["h"] + self._alpha_of(who) * local.delta})
 
     def _alpha_of(self, who: Who) -> float:

@@ -11,7 +11,7 @@ projection method, for clients that solve their problem to convergence.
 
 The iterates oscillate: evaluate with ``evaluate.model: last-two``, the average of the last two, never fed back.
 
-Reduced: Δ, one vector (d,), and the scalar ‖Δ_i‖². State: none.
+Reduced: d (Δ), and the scalar ‖Δ_i‖². State: none.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation", ICLR 2023,
 Algorithm 1, eqs. (9) and (7); Section 5 on the last two iterates.
@@ -19,7 +19,7 @@ Algorithm 1, eqs. (9) and (7); Section 5 on the last two iterates.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,13 +30,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Extrapolation(Part):
-    """η_g from the ratio of the mean squared norm to the squared norm of the mean."""
+class Epsilon(Part):
+    """ε, with the authors' scale and decay."""
 
     eps: float = Field(1e-3, ge=0)
-    exact_projection: bool = False
     eps_scale: Literal["one", "cohort"] = "one"
     eps_decay: float = Field(1.0, gt=0)
+
+    def eps_of(self, means: Means) -> float:
+        """ε of the round."""
+        return self.eps * self.eps_decay**means.round * (means.cohort_size if self.eps_scale == "cohort" else 1)
+
+
+class Extrapolation(Epsilon):
+    """η_g from the ratio of the mean squared norm to the squared norm of the mean."""
+
+    choice: ClassVar[str | None] = "fedexp"
+
+    exact_projection: bool = False
 
     def begin(self, w: Tensor) -> State:
         return {}
@@ -47,10 +58,7 @@ class Extrapolation(Part):
 
     def server_lr(self, means: Means) -> float:
         """η_g of the round; 1 where nothing moved and ε is 0."""
-        eps = self.eps * self.eps_decay**means.round
-        if self.eps_scale == "cohort":
-            eps *= means.cohort_size
-        below = (1.0 if self.exact_projection else 2.0) * (means.delta_sq + eps)
+        below = (1.0 if self.exact_projection else 2.0) * (means.delta_sq + self.eps_of(means))
         return max(1.0, means.mean_delta_sq / below) if below > 0 else 1.0
 
 

@@ -5,14 +5,14 @@
 
     μ     ``mu``                   η_g   ``server_lr``
 
-Reduced: Δ, one vector (d,). State: none. μ = 0 is FedAvg, bit for bit.
+Reduced: d (Δ). State: none. μ = 0 is FedAvg, bit for bit.
 
 Reference: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2 and eq. (2).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 class Prox(Plain):
     """The client's gradient plus μ (y − w)."""
 
+    choice: ClassVar[str | None] = "prox"
+
     mu: float = Field(ge=0)
 
-    def tilt(self, w: Tensor, server: State, client: State, who: Who) -> Tilt:
+    @property
+    def strength(self) -> float:
+        return self.mu
+
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
         return Tilt(mu=self.mu)
 
 

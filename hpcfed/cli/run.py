@@ -14,6 +14,6 @@ def command(recipe: str, overrides: tuple[str, ...], quiet: bool) -> None:
 
     Alone it uses one core or GPU; under mpirun -n P or srun it uses P, with the same result.
     """
-    from hpcfed.api import run
+    from hpcfed.api import run_seeds
 
-    run(recipe, overrides, quiet=quiet)
+    run_seeds(recipe, overrides, quiet=quiet)

@@ -1,9 +1,10 @@
 """The local solver: one client's training in one round, the same lines for every method.
 
-    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     v ← ρ v + g,     y ← y − η v
+    g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     y ← y − η · (the optimizer's direction from g)
 
-from y = w. What a method adds is its tilt (shift, μ, anchor), constant during the round; so shift − μ·anchor is
-computed once, and μ·y joins the weight decay wherever no clipping comes between the two.
+from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
+anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay wherever no
+clipping comes between the two.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hpcfed.client.displacement import displacement
+from hpcfed.client.optimizers import optimizer_for
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import minibatches
 from hpcfed.data.shards import Samples
@@ -36,23 +39,35 @@ class LocalSolver:
         self._seed = seed
         self._generator = _torch_generator(model.vector.device) if draws else None
         self._delta = torch.empty_like(model.vector)
-        self._velocity = torch.empty_like(model.vector) if section.momentum else None
+        self._optimizer = optimizer_for(section, model.vector)
 
-    def solve(self, w: Tensor, samples: Samples, tilt: Tilt, *, steps: int, round: int, client: int) -> Local:
+    def lr(self, round: int) -> float:
+        """Return η_l of a round, counted from 1."""
+        return self._section.lr * self._section.lr_decay ** (round - 1)
+
+    def displacement(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:
+        """Return ‖a_i‖₁ of a client whose tilt has this μ; None for an optimizer that has none."""
+        if self._section.optimizer != "sgd":
+            return None
+        return displacement(steps, guessed, lr=self.lr(round), momentum=self._section.momentum, mu=mu)
+
+    def solve(
+        self, w: Tensor, samples: Samples, tilt: Tilt, *, steps: int, guessed: float, round: int, client: int
+    ) -> Local:
         """Run `steps` minibatch steps of one client from the server's model `w`, (d,) on the model's device.
 
-        The minibatches, and whatever the model draws itself (dropout), come from the streams of (round, client).
+        `guessed` more follow without gradients. The minibatches, and whatever the model draws itself (dropout), come
+        from the streams of (round, client).
         """
         section, y = self._section, self._model.vector
-        lr = section.lr * section.lr_decay ** (round - 1)
+        lr = self.lr(round)
         constant = _constant(tilt, w)
         before_clip, after_clip = tilt.mu + section.weight_decay, 0.0
         if section.clip_norm is not None:
             before_clip = tilt.mu if section.clip == "all" else 0.0
             after_clip = section.weight_decay if section.clip == "all" else tilt.mu + section.weight_decay
-        y.copy_(w)
-        if self._velocity is not None:
-            self._velocity.zero_()
+        y.copy_(tilt.anchor if tilt.from_anchor and tilt.anchor is not None else w)
+        self._optimizer.reset()
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, client))
         losses = []
@@ -61,9 +76,11 @@ class LocalSolver:
             self._begin_gradient(constant, before_clip)
             losses.append(self._add_gradient(x_batch, y_batch))
             self._descend(lr, after_clip)
+        if guessed:
+            self._optimizer.guess(y, lr, guessed)
         torch.sub(w, y, out=self._delta)
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
-        return Local(self._delta, steps, loss_sum)
+        return Local(self._delta, steps, loss_sum, lr)
 
     def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory."""
@@ -83,14 +100,12 @@ class LocalSolver:
 
     def _descend(self, lr: float, after_clip: float) -> None:
         """One step of the client optimizer from the flat gradient."""
-        y, g, v = self._model.vector, self._model.grad, self._velocity
+        y, g = self._model.vector, self._model.grad
         if self._section.clip_norm is not None:
             g.mul_((self._section.clip_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp_(max=1.0))
             if after_clip:
                 g.add_(y, alpha=after_clip)
-        if v is not None:
-            g = v.mul_(self._section.momentum).add_(g)
-        y.add_(g, alpha=-lr)
+        self._optimizer.step(y, g, lr)
 
 
 def _torch_generator(device: torch.device) -> torch.Generator:

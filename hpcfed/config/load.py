@@ -20,7 +20,19 @@ IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budg
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """Read and check a recipe.
+    """Read and check the recipe of one run (see `load_recipes`).
+
+    Raises:
+        InputError: naming the key, what was expected and what was found; ``seeds`` are not one run.
+    """
+    recipes = load_recipes(source, overrides)
+    if len(recipes) > 1:
+        raise InputError("seeds", expected="one run", got=f"{len(recipes)} seeds", remedy="give one 'seed'")
+    return recipes[0]
+
+
+def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> list[Recipe]:
+    """Read and check a recipe; ``seeds`` in it make several, each with its seed and folder ``<output>/seed-<seed>``.
 
     Args:
         source: a YAML file, or the same content as a mapping (relative paths then resolve from the working folder).
@@ -42,12 +54,15 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         _resolve_path(content, keys, folder, where)
     content["python_path"] = [_absolute(entry, folder, where) for entry in content.get("python_path") or [folder]]
     content["output"] = _absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
-    return validated(Recipe, content, where)
+    if "seeds" not in content:
+        return [validated(Recipe, content, where)]
+    seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
+    return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
 
 
 def to_plain(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as plain YAML data, paths as text, keys in their documented order."""
-    return recipe.model_dump(mode="json")
+    return recipe.model_dump(mode="json", by_alias=True)
 
 
 def dump_yaml(content: Mapping[str, Any]) -> str:
@@ -89,6 +104,13 @@ def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
         candidates = (annotation, *getattr(annotation, "__args__", ()))
         kind = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
     return kind
+
+
+def _checked_seeds(seeds: Any, where: str) -> list[int]:
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or not seeds or len(set(seeds)) < len(seeds):
+        raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=repr(seeds))
+    return seeds
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

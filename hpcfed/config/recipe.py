@@ -9,7 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_serializer,
+    model_validator,
+)
 
 
 class Section(BaseModel):
@@ -45,10 +53,33 @@ class Model(Section):
 
 
 class Algorithm(Section):
-    """The federated method, by name, and its parameters."""
+    """The federated method: one of ours by `name`, a product of parts, or the user's own by `factory`; and its keys.
+
+    A product names its `local` part, its `server` part and how clients' work is to `normalize`; what is left out is
+    FedAvg's.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
-    name: str
+    name: str | None = None
+    factory: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    local: str | None = None
+    normalize: Literal["none", "steps"] | None = None
+    server: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Algorithm:
+        if (self.name is not None) + (self.factory is not None) + self.is_product != 1:
+            raise ValueError("one of 'name', 'factory', and parts ('local', 'normalize', 'server')")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_is_given(self, serialize: Any) -> dict[str, Any]:
+        return {key: value for key, value in serialize(self).items() if value is not None}
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the method is put together from named parts."""
+        return (self.local, self.normalize, self.server) != (None, None, None)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -112,13 +143,23 @@ class Local(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     clip_norm: float | None = Field(None, gt=0)
     clip: Literal["all", "linear"] = "all"
-    optimizer: Literal["sgd"] = "sgd"
+    optimizer: Literal["sgd", "adam", "yogi"] = "sgd"
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
     engine: Literal["auto", "sequential"] = "auto"
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Local:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("'steps' or 'epochs', not both")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(f"no 'momentum' with optimizer {self.optimizer}, whose first moment is 'beta1'")
+        changed = self.model_fields_set & {"beta1", "beta2", "eps"}
+        if self.optimizer == "sgd" and any(
+            getattr(self, key) != type(self).model_fields[key].default for key in changed
+        ):
+            raise ValueError("'beta1', 'beta2' and 'eps' only with optimizer adam or yogi")
         return self
 
 
@@ -153,6 +194,26 @@ class Evaluate(Section):
     batch_size: int = Field(1000, ge=1)
 
 
+class Stop(Section):
+    """When to end before the last round; every rank decides from the same reduced numbers.
+
+    `test_accuracy` must be reached in `for` evaluations in a row; `patience` is how many evaluations may pass without a
+    better test accuracy (test loss, in a regression); `max_hours` is by rank 0's clock, from the start of this job.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+    test_accuracy: float | None = Field(None, gt=0, le=1)
+    for_: int = Field(1, ge=1, alias="for")
+    patience: int | None = Field(None, ge=1)
+    max_hours: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _something_given(self) -> Stop:
+        if self.test_accuracy is None and self.for_ != 1:
+            raise ValueError("'for' only beside 'test_accuracy'")
+        return self
+
+
 class Recipe(Section):
     """A whole run. Field by field as in the README's recipe page; see the sections' own docstrings."""
 
@@ -171,18 +232,22 @@ class Recipe(Section):
     weights: Literal["samples", "uniform"] | None = None
     local: Local
     budget: Budget | None = None
-    guess: Literal["none"] = "none"
+    guess: Literal["none", "remaining", "limit"] = "none"
     algorithm: Algorithm
     evaluate: Evaluate = Evaluate()
+    stop: Stop = Stop()
+    client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact"] = "exact"
     placement: Literal["auto", "static", "balanced"] = "auto"
     python_path: list[Path] = Field(default_factory=list)
     output: Path
 
     @model_validator(mode="after")
-    def _work_is_given(self) -> Recipe:
-        if self.local.steps is None and self.local.epochs is None and self.budget is None:
-            raise ValueError("'local.steps', 'local.epochs' or 'budget'")
+    def _parts_fit(self) -> Recipe:
         if self.local.epochs is not None and self.budget is not None:
             raise ValueError("'local.steps' instead of 'local.epochs' beside 'budget'")
+        if self.guess == "remaining" and self.budget is not None and self.local.steps is None:
+            raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
+        if self.evaluate.every == 0 and (self.stop.test_accuracy or self.stop.patience):
+            raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

@@ -6,11 +6,9 @@ only when they build, so that a recipe is checked before torch is loaded.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -59,30 +57,3 @@ def spec(section: Model, where: str = "recipe") -> Spec | None:
         )
     kind = import_module(f"{__name__}.{BUILT_IN[section.name]}").SPECS[section.name]
     return validated(kind, section.parameters, f"{where}: model")
-
-
-def factory(reference: str, python_path: list[Any], key: str) -> Callable[..., Any]:
-    """Return the user's function written as ``package.module:function``, found from the recipe's folder.
-
-    Raises:
-        InputError: no such module or function, or the module raises while it is imported.
-    """
-    module_name, _, function_name = reference.partition(":")
-    for folder in reversed(python_path):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
-        raise InputError(
-            f"{key}.factory {reference!r} cannot be imported",
-            got=f"{type(error).__name__}: {error}",
-            remedy=f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}",
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        public = [name for name in vars(module) if not name.startswith("_")]
-        raise InputError(
-            f"{key}.factory: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
-        )
-    return function

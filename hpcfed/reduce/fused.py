@@ -20,7 +20,7 @@ from hpcfed.reduce.exact import ExactSum, to_float64, units_of
 from hpcfed.world import World
 
 CLIENT_FIELDS = ("status", "largest", "delta_sq", "loss_sum", "steps")
-RANK_FIELDS = ("hash", "local_seconds")
+RANK_FIELDS = ("hash", "stop", "local_seconds")
 DONE, FAILED = 1, 2
 
 
@@ -33,6 +33,7 @@ class Sums:
         status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, or 0 where a rank stopped early.
         largest, delta_sq, loss_sum: (S,) float64.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
+        stops: (P,) int64, 1 from a rank that asks all to stop after this round.
         local_seconds: (P,) float64, spent in local work.
     """
 
@@ -43,74 +44,108 @@ class Sums:
     loss_sum: np.ndarray
     steps: np.ndarray
     hashes: np.ndarray
+    stops: np.ndarray
     local_seconds: np.ndarray
 
 
 class RoundBuffer:
-    """The buffer of a round: filled client by client, reduced once, read by all."""
+    """The buffer of a round: filled client by client, reduced once, read by all.
 
-    def __init__(self, names: Sequence[str], num_entries: int, dtype: torch.dtype, device: torch.device, world: World):
-        self._names = tuple(names)
-        self._dtype = dtype
-        self._world = world
-        self._shape = (len(self._names), len(units_of(dtype)), num_entries)
-        self._on_device = torch.zeros(self._shape, dtype=torch.int64, device=device)
-        self._sums = {name: ExactSum(self._on_device[i], dtype) for i, name in enumerate(self._names)}
-        self._host = torch.empty(0, dtype=torch.int64)
+    Args:
+        num_entries: d.
+        dtype: of the vectors to come.
+        device: where they will lie, and where the sums are kept until they are reduced.
+        world: the ranks.
+    """
+
+    def __init__(self, num_entries: int, dtype: torch.dtype, device: torch.device, world: World):
+        self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
+        self._memory = self._device_memory = torch.empty(0, dtype=torch.int64)
+        self._host = self._on_device = self._memory
+        self._sums: dict[str, ExactSum] = {}
         self._clients = self._ranks = np.empty((0, 0), np.int64)
 
-    def open(self, cohort_size: int) -> None:
-        """Set everything to zero for a round of S clients."""
-        vectors, clients, ranks = self.sizes(cohort_size)
-        if self._host.numel() != vectors + clients + ranks:
-            self._host = torch.empty(vectors + clients + ranks, dtype=torch.int64)
-            if self._on_device.device.type == "cpu":  # then clients add into the buffer itself
-                self._on_device = self._host[:vectors].view(self._shape)
-                for i, name in enumerate(self._names):
-                    self._sums[name].integers = self._on_device[i]
-        for total in self._sums.values():
+    def open(self, names: Sequence[str], cohort_size: int) -> None:
+        """Set everything to zero for a round of S clients that report vectors of these names."""
+        vectors, clients, ranks = self.sizes(len(names), cohort_size)
+        self._memory = _at_least(self._memory, vectors + clients + ranks)
+        self._host = self._memory[: vectors + clients + ranks]
+        if self._device.type == "cpu":  # then clients add into the buffer itself
+            self._device_memory = self._memory
+        else:
+            self._device_memory = _at_least(self._device_memory, vectors, self._device)
+        self._on_device = self._device_memory[:vectors].view(len(names), -1, self._num_entries)
+        if tuple(self._sums) != tuple(names):
+            self._sums = {name: ExactSum(self._on_device[i], self._dtype) for i, name in enumerate(names)}
+        for integers, total in zip(self._on_device, self._sums.values(), strict=True):
+            total.integers = integers
             total.clear()
         slots = self._host.numpy()[vectors:]
         slots[:] = 0
         self._clients = slots[:clients].reshape(cohort_size, len(CLIENT_FIELDS))
         self._ranks = slots[clients:].reshape(self._world.size, len(RANK_FIELDS))
 
-    def sizes(self, cohort_size: int) -> tuple[int, int, int]:
-        """Return the int64 words of the buffer's three sections."""
-        vectors = self._on_device.numel()
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The vectors of the open round."""
+        return tuple(self._sums)
+
+    def sizes(self, num_vectors: int, cohort_size: int) -> tuple[int, int, int]:
+        """Return the int64 words of the buffer's three sections, for V vectors and S clients."""
+        vectors = num_vectors * len(units_of(self._dtype)) * self._num_entries
         return vectors, cohort_size * len(CLIENT_FIELDS), self._world.size * len(RANK_FIELDS)
 
-    def add(self, place: int, weight: float, vectors: Mapping[str, Tensor], *, loss_sum: float, steps: int) -> None:
-        """Add one client's report, times its weight p_i, and fill the slot of its `place` in the cohort."""
-        added = {name: self._sums[name].add(vectors[name], weight) for name in self._names}
-        delta_sq = added["delta"][0]
-        largest = max((entry for _, entry in added.values()), key=lambda entry: (entry != entry, entry))  # NaN first
-        self._clients[place] = DONE, _bits(largest), _bits(delta_sq), _bits(loss_sum), steps
+    def add(
+        self,
+        place: int,
+        weight: float,
+        vectors: Mapping[str, Tensor],
+        *,
+        factor: float = 1.0,
+        loss_sum: float,
+        steps: int,
+    ) -> None:
+        """Add one client's report, and fill the slot of its `place` in the cohort.
+
+        Every vector counts `weight` times, p_i; the first one, Δ_i, and its norm are multiplied by `factor` besides.
+        """
+        squared, largest = 0.0, 0.0
+        for number, (name, total) in enumerate(self._sums.items()):
+            own_squared, own_largest = total.add(vectors[name], weight if number else weight * factor)
+            squared = squared if number else own_squared * factor**2
+            largest = max(largest, own_largest, key=lambda entry: (entry != entry, entry))  # NaN first
+        self._clients[place] = DONE, _bits(largest), _bits(squared), _bits(loss_sum), steps
 
     def fail(self, place: int) -> None:
         """Say that this rank could not train the client at this place."""
         self._clients[place, 0] = FAILED
 
-    def reduce(self, state_hash: int, local_seconds: float) -> Sums:
+    def reduce(self, state_hash: int, local_seconds: float, *, stop: bool) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce."""
-        self._ranks[self._world.rank] = state_hash, _bits(local_seconds)
+        self._ranks[self._world.rank] = state_hash, stop, _bits(local_seconds)
         for total in self._sums.values():
             total.settle()
-        host = self._host[: self._on_device.numel()].view(self._shape)
+        host = self._host[: self._on_device.numel()].view(self._on_device.shape)
         if host.data_ptr() != self._on_device.data_ptr():
             host.copy_(self._on_device)
         self._world.sum_in_place(self._host.numpy())
         as_float = self._clients.view(np.float64)
         return Sums(
-            vectors={name: to_float64(host[i], self._dtype) for i, name in enumerate(self._names)},
+            vectors={name: to_float64(host[i], self._dtype) for i, name in enumerate(self._sums)},
             status=self._clients[:, 0].copy(),
             largest=as_float[:, 1].copy(),
             delta_sq=as_float[:, 2].copy(),
             loss_sum=as_float[:, 3].copy(),
             steps=self._clients[:, 4].copy(),
             hashes=self._ranks[:, 0].copy(),
-            local_seconds=self._ranks[:, 1].copy().view(np.float64),
+            stops=self._ranks[:, 1].copy(),
+            local_seconds=self._ranks[:, 2].copy().view(np.float64),
         )
+
+
+def _at_least(memory: Tensor, words: int, device: torch.device | None = None) -> Tensor:
+    """Return `memory` where it holds that many words, else new memory that does."""
+    return memory if memory.numel() >= words else torch.empty(words, dtype=torch.int64, device=device)
 
 
 def _bits(number: float) -> int:

@@ -12,6 +12,7 @@ from hpcfed.report.read import Run
 
 NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "output")
 ABSENT = "–"
+FEDAVG_PARTS = ("plain", "none", "step")
 PAPER_NAMES = {
     "fedavg": "FedAvg",
     "fedavgm": "FedAvg-M",
@@ -84,9 +85,10 @@ def method_name(recipe: Mapping[str, Any]) -> str:
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
         return str(algorithm)
-    parts = [str(algorithm[part]) for part in ("local", "normalize", "server") if part in algorithm]
+    parts = [str(algorithm[part]) for part in ("local", "normalize", "server") if algorithm.get(part)]
     factory = str(algorithm.get("factory", "")).rpartition(".")[2]  # the last module and the function
-    name = str(algorithm.get("name") or factory or " + ".join(parts))
+    named = [part for part in parts if part not in FEDAVG_PARTS]
+    name = str(algorithm.get("name") or factory or " + ".join(named) or "fedavg")
     guess = recipe.get("guess") or "none"
     return PAPER_NAMES.get(name, name) + ("" if guess == "none" else f" + GeL ({guess})")
 

@@ -1,0 +1,1 @@
+"""Server rules that several methods share."""

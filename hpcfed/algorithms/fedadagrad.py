@@ -1,0 +1,40 @@
+"""FedAdagrad: FedAvg's clients, Adagrad at the server.
+
+    client i:   as FedAvg
+    server:     m ← β₁ m + (1 − β₁) Δ̄;      v ← v + Δ̄²;      w ← w − η_g m / (√v + τ)
+
+    η_g   ``server_lr``        β₁   ``beta1``, 0 unless given        τ   ``tau``
+
+Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.server.adaptive`; FedExP's code uses
+``v0: zero`` and ``root: padded``.
+
+Reduced: d (Δ). State: m and v at the server (d,).
+
+Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from hpcfed.algorithms.fedavg import Plain
+from hpcfed.server.adaptive import Adaptive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Adagrad(Adaptive):
+    """v ← v + Δ̄²."""
+
+    choice: ClassVar[str | None] = "adagrad"
+
+    beta1: float = Field(0.0, ge=0, lt=1)
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        return v + squared
+
+
+LOCAL, SERVER = Plain, Adagrad

@@ -1,0 +1,36 @@
+"""FedAdam: FedAvg's clients, Adam at the server.
+
+    client i:   as FedAvg
+    server:     m ← β₁ m + (1 − β₁) Δ̄;      v ← β₂ v + (1 − β₂) Δ̄²;      w ← w − η_g m / (√v + τ)
+
+    η_g   ``server_lr``        β₁   ``beta1``        β₂   ``beta2``        τ   ``tau``
+
+Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.server.adaptive`; FedExP's code uses
+``v0: zero``, ``second: m``, ``root: padded`` and ``debias: constant``.
+
+Reduced: d (Δ). State: m and v at the server (d,).
+
+Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from hpcfed.algorithms.fedavg import Plain
+from hpcfed.server.adaptive import Decaying
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Adam(Decaying):
+    """v ← β₂ v + (1 − β₂) Δ̄²."""
+
+    choice: ClassVar[str | None] = "adam"
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * squared
+
+
+LOCAL, SERVER = Plain, Adam

@@ -1,0 +1,69 @@
+"""FedSplit: Peaceman-Rachford splitting; clients and server reflect each other's answers until they agree.
+
+    client i:   y ← 2w − z_i;  τ_i times:  y ← y − η (∇f_i(y; batch) + (y − (2w − z_i)) / s)
+                z_i' = z_i + 2 (y − w)
+    server:     "act"  w ← w − mean(w − z_i') = mean z_i' over the cohort
+                "all"  w ← w + q(S) mean(z_i' − z_i) = w − 2 q(S) Δ̄,      so that w = Σ_i q_i z_i over all clients
+
+    s     ``s``, step of the proximal operator          ``variant``   act | all (equal when all take part)
+
+Reduced: d (w − z_i') by "act", d (Δ) by "all". State: z_i at clients (d,), the *initial* model at first participation.
+
+Reference: Pathak and Wainwright, "FedSplit: an algorithmic framework for fast federated optimization", NeurIPS 2020,
+Algorithm 1, eqs. (9a)-(9c); partial participation in the two ways of FedDyn's experiments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from hpcfed.algorithms.fedavg import Plain
+from hpcfed.types import Local, Means, Part, Report, State, Stepped, Tilt, Who
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Variant = Literal["act", "all"]
+
+
+class Reflection(Plain):
+    """The proximal step of 2w − z_i, started there."""
+
+    choice: ClassVar[str | None] = None
+    stateful: ClassVar[bool] = True
+    weights: ClassVar[Literal["samples", "uniform"]] = "uniform"
+
+    s: float = Field(1.0, gt=0)
+    variant: Variant = "act"
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        return ("delta",) if self.variant == "all" else ("residual",)
+
+    def begin(self, w: Tensor) -> State:
+        return {"z": w}
+
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+        return Tilt(mu=1 / self.s, anchor=2 * w - client["z"], from_anchor=True)
+
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+        z = client["z"] - 2 * local.delta
+        return Report({"delta": local.delta} if self.variant == "all" else {"residual": w - z}, {"z": z})
+
+
+class SplitServer(Part):
+    """The mean of the z_i, over the cohort or over all clients."""
+
+    variant: Variant = "act"
+
+    def begin(self, w: Tensor) -> State:
+        return {}
+
+    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+        if self.variant == "all":
+            return Stepped(w - 2 * means.fraction * means.delta, state)
+        return Stepped(w - means.vectors["residual"], state)
+
+
+LOCAL, SERVER = Reflection, SplitServer

@@ -1,0 +1,70 @@
+"""SCAFFOLD: control variates steer each client along the average of all clients' gradients.
+
+    client i:   y ← w;  τ_i times:  y ← y − η (∇f_i(y; batch) + c − c_i);   Δ_i = w − y
+                Ψ_i = c − Δ_i / (‖a_i‖₁ η);      c_i ← c_i − Ψ_i
+    server:     w ← w − η_g Δ̄;      c ← c − q(S) Ψ̄,      so that c = Σ_i q_i c_i over all clients
+
+    ‖a_i‖₁     displacement of client i, over −η, if all its gradients were 1: τ_i for plain SGD
+    η_g        ``server_lr``
+    q(S)       |S|/N with uniform weights
+
+Where ‖a_i‖₁ is the same for all of a cohort, Ψ̄ = c − Δ̄ / (‖a‖₁ η) follows from Δ̄ and is not sent. With momentum, a
+guess or unequal τ_i the paper's τ_i becomes ‖a_i‖₁: c_i is then still an average of the client's gradients.
+
+Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ. State: c_i at clients (d,), c at the server (d,), both 0 at
+first. Sent and received are counted twice, as in the papers.
+
+Reference: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020,
+Algorithm 1, option II.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import Local, Means, Report, State, Tilt, Who
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ControlVariates(Plain):
+    """The client's gradient plus c − c_i."""
+
+    choice: ClassVar[str | None] = "scaffold"
+    stateful: ClassVar[bool] = True
+    weights: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    sent: ClassVar[int] = 2
+    received: ClassVar[int] = 2
+    uses_displacement: ClassVar[bool] = True
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        return ("delta",) if alike else ("delta", "psi")
+
+    def begin(self, w: Tensor) -> State:
+        return {"c": w.new_zeros(w.shape)}
+
+    def begin_shared(self, w: Tensor) -> State:
+        return {"c": w.new_zeros(w.shape)}
+
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+        return Tilt(shift=shared["c"] - client["c"])
+
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+        psi = _psi(shared["c"], local.delta, local.displacement, local.lr)
+        return Report({"delta": local.delta, "psi": psi}, {"c": client["c"] - psi})
+
+    def share(self, shared: State, means: Means) -> State:
+        psi = means.vectors.get("psi")
+        if psi is None:
+            psi = _psi(shared["c"], means.delta, means.displacement, means.lr)
+        return {"c": shared["c"] - means.fraction * psi}
+
+
+def _psi(c: Tensor, delta: Tensor, displacement: float | None, lr: float) -> Tensor:
+    """c − Δ / (‖a‖₁ η); 0 for a client that took no step and so learned nothing."""
+    return c - delta / (displacement * lr) if displacement else c.new_zeros(c.shape)
+
+
+LOCAL, SERVER = ControlVariates, ServerStep

@@ -1,0 +1,18 @@
+"""SCAFFOLD-ExP: SCAFFOLD's clients, FedExP's server step.
+
+    client i:   as SCAFFOLD;  also reports ‖Δ_i‖²
+    server:     η_g = max{1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))},    w ← w − η_g Δ̄;      c as SCAFFOLD
+
+    ε     ``eps``; ``exact_projection``, ``eps_scale`` and ``eps_decay`` as in FedExP
+
+Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ, and the scalar ‖Δ_i‖². State: SCAFFOLD's.
+
+Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, Section 6 and Algorithm 2; see `scaffold` and `fedexp`.
+"""
+
+from __future__ import annotations
+
+from hpcfed.algorithms.fedexp import Extrapolation
+from hpcfed.algorithms.scaffold import ControlVariates
+
+LOCAL, SERVER = ControlVariates, Extrapolation

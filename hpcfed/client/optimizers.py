@@ -1,0 +1,111 @@
+"""Client optimizers over the flat vector: one fused operation after another, no state kept between rounds.
+
+All begin a round at zero, step along a flat gradient, and can go on without one: a guess lets the first moment decay
+for τ' further steps while everything else stays, in one operation:
+
+    y ← y − η (ρ + ρ² + … + ρ^τ') · (the last step's direction)
+
+Reference: Boukhari et al., GeL ("guess and learn"), Algorithm 1, lines 14-20.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpcfed.client.displacement import guess_factor
+from hpcfed.config.recipe import Local
+
+
+class Optimizer(Protocol):
+    """Steps a vector y, (d,), in place."""
+
+    def reset(self) -> None:
+        """Forget everything: a client begins."""
+        ...
+
+    def step(self, y: Tensor, g: Tensor, lr: float) -> None:
+        """Step along a gradient (d,), which it may overwrite."""
+        ...
+
+    def guess(self, y: Tensor, lr: float, steps: float) -> None:
+        """Step on without gradients, `steps` times or (``inf``) to the limit."""
+        ...
+
+
+class Sgd:
+    """v ← ρ v + g;  y ← y − η v.  Without momentum v is g and is not kept."""
+
+    def __init__(self, like: Tensor, momentum: float):
+        self._momentum = momentum
+        self._velocity = torch.zeros_like(like) if momentum else None
+
+    def reset(self) -> None:
+        if self._velocity is not None:
+            self._velocity.zero_()
+
+    def step(self, y: Tensor, g: Tensor, lr: float) -> None:
+        v = g if self._velocity is None else self._velocity.mul_(self._momentum).add_(g)
+        y.add_(v, alpha=-lr)
+
+    def guess(self, y: Tensor, lr: float, steps: float) -> None:
+        if self._velocity is not None:
+            y.add_(self._velocity, alpha=-lr * guess_factor(self._momentum, steps))
+
+
+class Adam:
+    """m ← β₁ m + (1−β₁) g;  v ← β₂ v + (1−β₂) g²;  y ← y − η m̂ / (√v̂ + ε),  m̂ = m/(1−β₁^k), v̂ = v/(1−β₂^k).
+
+    Reference: Kingma and Ba, ICLR 2015, Algorithm 1.
+    """
+
+    def __init__(self, like: Tensor, beta1: float, beta2: float, eps: float):
+        self._beta1, self._beta2, self._eps = beta1, beta2, eps
+        self._m, self._v, self._scratch = (torch.zeros_like(like) for _ in range(3))
+        self._steps = 0
+
+    def reset(self) -> None:
+        self._m.zero_()
+        self._v.zero_()
+        self._steps = 0
+
+    def step(self, y: Tensor, g: Tensor, lr: float) -> None:
+        self._steps += 1
+        self._m.lerp_(g, 1 - self._beta1)
+        self._second_moment(g)
+        self._move(y, lr)
+
+    def guess(self, y: Tensor, lr: float, steps: float) -> None:
+        if self._steps:
+            self._move(y, lr * guess_factor(self._beta1, steps))
+
+    def _second_moment(self, g: Tensor) -> None:
+        self._v.mul_(self._beta2).addcmul_(g, g, value=1 - self._beta2)
+
+    def _move(self, y: Tensor, lr: float) -> None:
+        k = self._steps
+        below = torch.sqrt(self._v, out=self._scratch).div_((1 - self._beta2**k) ** 0.5).add_(self._eps)
+        y.addcdiv_(self._m, below, value=-lr / (1 - self._beta1**k))
+
+
+class Yogi(Adam):
+    """Adam with v ← v − (1−β₂) sign(v − g²) g², which changes by g² at most.
+
+    Reference: Zaheer et al., "Adaptive methods for nonconvex optimization", NeurIPS 2018, Algorithm 2; here with Adam's
+    correction of the zero start, where the paper starts v from a first gradient.
+    """
+
+    def _second_moment(self, g: Tensor) -> None:
+        squared = g.mul_(g)
+        torch.sub(self._v, squared, out=self._scratch).sign_()
+        self._v.addcmul_(self._scratch, squared, value=-(1 - self._beta2))
+
+
+def optimizer_for(section: Local, like: Tensor) -> Optimizer:
+    """Return the recipe's client optimizer for vectors shaped as `like`, (d,)."""
+    if section.optimizer == "sgd":
+        return Sgd(like, section.momentum)
+    kind = Adam if section.optimizer == "adam" else Yogi
+    return kind(like, section.beta1, section.beta2, section.eps)

@@ -1,0 +1,69 @@
+"""FedOpt's server: an adaptive optimizer that takes the averaged change for a gradient.
+
+    m ← β₁ m + (1 − β₁) Δ̄;      v ← the method's own;      w ← w − η_g m / (√v + τ)
+
+    η_g   ``server_lr``        β₁   ``beta1``        τ   ``tau``, degree of adaptivity
+
+The defaults are the paper's; these are what authors' code does:
+
+    ``v0``         tau2   v starts at τ² (the algorithm)          zero      at 0 (the experiments)
+    ``second``     delta  v follows Δ̄²                             m         it follows m²
+    ``root``       plain  √v + τ                                   padded    √(v + τ)
+    ``debias``     none                                            constant  m / (1 − β₁), v / (1 − β₂), in every round
+
+Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfed.types import Means, Part, State, Stepped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Adaptive(Part):
+    """The step that FedAdagrad, FedAdam and FedYogi share."""
+
+    server_lr: float = Field(1.0, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    tau: float = Field(1e-3, ge=0)
+    v0: Literal["tau2", "zero"] = "tau2"
+    second: Literal["delta", "m"] = "delta"
+    root: Literal["plain", "padded"] = "plain"
+    debias: Literal["none", "constant"] = "none"
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """Return the next v, (d,), from v and the entries of Δ̄² or m²."""
+
+    def scale_of_v(self) -> float:
+        """1 − β₂, where there is a β₂."""
+        return 1.0
+
+    def begin(self, w: Tensor) -> State:
+        return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau**2 if self.v0 == "tau2" else 0.0)}
+
+    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+        m = self.beta1 * state["m"] + (1 - self.beta1) * means.delta
+        v = self.second_moment(state["v"], (means.delta if self.second == "delta" else m).square())
+        direction, spread = m, v
+        if self.debias == "constant":
+            direction, spread = m / (1 - self.beta1), v / self.scale_of_v()
+        below = (spread + self.tau).sqrt() if self.root == "padded" else spread.sqrt() + self.tau
+        moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
+        return Stepped(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
+
+
+class Decaying(Adaptive):
+    """With a β₂ that forgets."""
+
+    beta2: float = Field(0.99, ge=0, lt=1)
+
+    def scale_of_v(self) -> float:
+        return 1 - self.beta2
