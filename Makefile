@@ -5,6 +5,8 @@ SHELL       := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .NOTPARALLEL:
+# The environments are installed without bytecode: it comes with the first import, or each process would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 ##:  PYTHON=/path/to/python3.11      the interpreter that makes .venv
 ##:  VENV=/fast/disk/venv            where to make it

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.reduce.fused import CLIENT_FIELDS, RANK_FIELDS
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
 
 RANKS, CLIENTS = 3, 5
 ENTRIES = 96 + 16 + 32 + 16
 """d of the small model: its four parameter tensors, each padded to 64 bytes."""
-WORDS_OF_A_CLIENT, WORDS_OF_A_RANK = 5, 2
+WORDS_OF_A_CLIENT, WORDS_OF_A_RANK = len(CLIENT_FIELDS), len(RANK_FIELDS)
 WHICH_LIBRARY = """
 from mpi4py import MPI
 with open("/proc/self/maps") as maps:
@@ -60,6 +61,8 @@ SHORT, LONG = 3, 8
 KINDS = {
     "fedexp": ["algorithm.name=fedexp", "evaluate.every=0"],
     "feddyn": ["algorithm={name: feddyn, alpha: 0.05}", "evaluate.every=0"],
+    "scaffold": ["algorithm.name=scaffold", "evaluate.every=0"],
+    "scaffold-unequal": ["algorithm.name=scaffold", "evaluate.every=0", "budget={low: 1, high: 9}"],
     "evaluating": ["evaluate.every=2", "evaluate.train.every=1"],
 }
 """What is counted, each for a short and for a long run."""
@@ -101,13 +104,15 @@ def tallies(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     return {kind: (Tally(folder, 2 * number), Tally(folder, 2 * number + 1)) for number, kind in enumerate(KINDS)}
 
 
-@pytest.mark.parametrize("method", ["fedexp", "feddyn"])
-def test_a_round_is_one_allreduce_and_nothing_else(method, tallies):
+@pytest.mark.parametrize(
+    ("method", "vectors"), [("fedexp", 1), ("feddyn", 1), ("scaffold", 1), ("scaffold-unequal", 2)]
+)
+def test_a_round_is_one_allreduce_and_nothing_else(method, vectors, tallies):
     short, long = tallies[method]
     assert (short.allreduces, long.allreduces) == (SHORT, LONG)
     assert short.others == long.others
     assert sum(short.others.values()) > 0  # setting up does use some: the shim sees more than Allreduce
-    words = ENTRIES + CLIENTS * WORDS_OF_A_CLIENT + RANKS * WORDS_OF_A_RANK
+    words = vectors * ENTRIES + CLIENTS * WORDS_OF_A_CLIENT + RANKS * WORDS_OF_A_RANK
     assert long.bytes == LONG * words * 8
 
 

@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from hpcfed.algorithms import names
 from hpcfed.config.recipe import Recipe
 from tests.launch import LEAKED, ROOT, launcher
 
@@ -54,16 +56,25 @@ def test_the_ten_minutes_work(environment, tmp_path):
 
 
 def test_the_recipe_page_names_every_key():
-    table = README.split("## The recipe")[1].split("\n## ")[0]
+    table = README.split("## The recipe")[1].split("\nThe methods and their keys")[0]
     told = set(re.findall(r"^\| `(\w+)", table, flags=re.MULTILINE))
-    neutral = {"guess", "precision", "reduction"}  # keys with one value so far
+    neutral = {"precision", "reduction"}  # keys with one value so far
     of_the_record = {"data_content", "python_path"}  # keys that a resolved recipe adds
     assert told == set(Recipe.model_fields) - neutral - of_the_record
 
 
+def test_the_recipe_page_names_every_method_with_its_keys():
+    table = README.split("\nThe methods and their keys")[1].split("\n## ")[0]
+    told = set(re.findall(r"`([\w-]+)", table))
+    for name in names():
+        module = import_module(f"hpcfed.algorithms.{name.replace('-', '_')}")
+        kinds = [getattr(module, role, None) for role in ("LOCAL", "NORMALIZE", "SERVER")]
+        assert {name, *(key for kind in kinds if kind is not None for key in kind.model_fields)} <= told
+
+
 def test_what_is_quoted_stands_in_the_code():
     (quoted,) = blocks("python-quoted")
-    assert quoted in (ROOT / "hpcfed" / "algorithms" / "fedprox.py").read_text(encoding="utf-8")
+    assert quoted in (ROOT / "hpcfed" / "algorithms" / "fedavgm.py").read_text(encoding="utf-8")
 
 
 def test_the_files_it_names_exist():

@@ -107,9 +107,9 @@ def test_the_range_is_the_stated_one(dtype):
 def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
     """Losses of either sign, −0.0 and NaN, from whichever rank trained the client."""
     size, losses = 16, [-1.25, 0.1, -0.0, math.nan, 1e300, 5e-324, -math.inf]
-    buffer = RoundBuffer(("delta", "other"), size, dtype, torch.device("cpu"), world)
+    buffer = RoundBuffer(size, dtype, torch.device("cpu"), world)
     for _ in range(2):  # the second round must find nothing of the first
-        buffer.open(len(losses) + 1)
+        buffer.open(("delta", "other"), len(losses) + 1)
         for place, loss in enumerate(losses):
             if place % world.size == world.rank:
                 vector = torch.full((size,), place - 3.0, dtype=dtype)
@@ -117,7 +117,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
                 buffer.add(place, 0.5, vectors, loss_sum=loss, steps=place + 7)
         if world.rank == world.size - 1:
             buffer.fail(len(losses))
-        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank)
+        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank, stop=world.rank == 0)
         told = sums.loss_sum[:-1].view(np.int64).tolist()
         assert told == np.array(losses).view(np.int64).tolist()
         assert sums.status.tolist() == [DONE] * len(losses) + [FAILED]
@@ -125,6 +125,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
         assert sums.delta_sq[:-1].tolist() == [size * (place - 3.0) ** 2 for place in range(len(losses))]
         assert sums.largest[:-1].tolist() == [abs(place - 3.0) for place in range(len(losses))]
         assert sums.hashes.tolist() == [-5 - rank for rank in range(world.size)]
+        assert sums.stops.tolist() == [int(rank == 0) for rank in range(world.size)]
         assert sums.local_seconds.tolist() == [0.125 * rank for rank in range(world.size)]
         total = sum(0.5 * (place - 3.0) for place in range(len(losses)))
         assert sums.vectors["delta"].tolist() == [total] * size
@@ -132,10 +133,25 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
 
 
 def test_a_vector_that_is_not_finite_marks_its_client_whichever_vector_it_is(world):
-    buffer = RoundBuffer(("delta", "other"), 8, torch.float32, torch.device("cpu"), world)
-    buffer.open(2)
+    buffer = RoundBuffer(8, torch.float32, torch.device("cpu"), world)
+    buffer.open(("delta", "other"), 2)
     if world.is_root:
         bad = torch.full((8,), math.nan)
         buffer.add(0, 0.5, {"delta": torch.ones(8), "other": bad}, loss_sum=0.0, steps=1)
         buffer.add(1, 0.5, {"delta": torch.ones(8), "other": torch.ones(8)}, loss_sum=0.0, steps=1)
-    assert np.isfinite(buffer.reduce(0, 0.0).largest).tolist() == [False, True]
+    assert np.isfinite(buffer.reduce(0, 0.0, stop=False).largest).tolist() == [False, True]
+
+
+def test_a_factor_counts_for_the_first_vector_alone(world):
+    """FedNova's: it multiplies Δ_i and its norm, not what else a client reports. Rounds may differ in what they sum."""
+    buffer = RoundBuffer(8, torch.float64, torch.device("cpu"), world)
+    for names in (("delta",), ("delta", "other"), ("delta",)):
+        buffer.open(names, 1)
+        if world.is_root:
+            vectors = {"delta": torch.full((8,), 2.0).double(), "other": torch.full((8,), 5.0).double()}
+            buffer.add(0, 0.5, vectors, factor=3.0, loss_sum=0.0, steps=1)
+        sums = buffer.reduce(0, 0.0, stop=False)
+        assert {name: vector.tolist() for name, vector in sums.vectors.items()} == {
+            name: [{"delta": 3.0, "other": 2.5}[name]] * 8 for name in names
+        }
+        assert sums.delta_sq.tolist() == [8 * 36.0]

@@ -14,9 +14,9 @@ from tests.launch import ROOT, launch
 LEVELS = (
     {"errors", "version", "types", "rng", "files", "placement", "progress"},
     {"config", "world", "data"},
-    {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server"},
+    {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "checks"},
     {"algorithms", "client", "evaluate", "endings", "report"},
-    {"simulation"},
+    {"simulation", "stopping"},
     {"record", "setup"},
     {"loop"},
     {"api"},

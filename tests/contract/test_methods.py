@@ -5,18 +5,26 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import hpcfed
 from hpcfed.algorithms import build, names
 from hpcfed.config.recipe import Algorithm
+from hpcfed.reduce.fused import RoundBuffer
 from hpcfed.types import Local, Means, Method, State, Stepped, Who
+from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 
 D = 37
+ENTRIES = 96 + 16 + 32 + 16
+"""d of the small model: its four parameter tensors, each padded to 64 bytes."""
 WHO = Who(client=3, num_samples=20, mean_samples=16.0)
 
 
@@ -32,9 +40,10 @@ def draw(seed: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def means(vectors: tuple[str, ...], round: int) -> Means:
+def means(vectors: tuple[str, ...], round: int, displacement: float | None = None) -> Means:
     drawn = {name: draw(round * 10 + place, torch.float64) for place, name in enumerate(vectors)}
-    return Means(drawn, mean_delta_sq=3.5 * D, delta_sq=D, fraction=0.4, cohort_size=2, round=round)
+    known = {"lr": 0.1, "displacement": displacement}
+    return Means(drawn, mean_delta_sq=3.5 * D, delta_sq=D, fraction=0.4, cohort_size=2, round=round, **known)
 
 
 def copied(state: State) -> State:
@@ -46,8 +55,10 @@ def same(left: State, right: State) -> bool:
 
 
 def is_plain(state: State, dtype: torch.dtype) -> bool:
+    """Whether all are tensors, vectors (d,) or scalars (), of a type."""
     return all(
-        type(tensor) is torch.Tensor and (tensor.dtype, tensor.shape) == (dtype, (D,)) for tensor in state.values()
+        type(tensor) is torch.Tensor and tensor.dtype == dtype and tensor.shape in ((D,), ())
+        for tensor in state.values()
     )
 
 
@@ -62,7 +73,7 @@ def test_the_server_step_is_pure_and_keeps_dtype_and_shape(name):
     state = chosen.server.begin(w)
     assert is_plain(state, torch.float64)
     for round in (1, 2, 3):
-        told = means(chosen.local.vectors, round)
+        told = means(chosen.local.vectors(alike=False), round)
         before = w.clone(), copied(state), copied(told.vectors)
         stepped, again = chosen.server.step(w, state, told), chosen.server.step(w, state, told)
         assert isinstance(stepped, Stepped)
@@ -79,12 +90,31 @@ def test_the_server_step_is_pure_and_keeps_dtype_and_shape(name):
         w, state = stepped.w, stepped.state
 
 
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("name", names())
+def test_what_the_server_keeps_for_clients_follows_purely(name, alike):
+    local = method(name).local
+    w = draw(1, torch.float64)
+    shared = local.begin_shared(w)
+    assert is_plain(shared, torch.float64)
+    for round in (1, 2, 3):
+        told = means(local.vectors(alike), round, displacement=4.0 if alike else None)
+        before = copied(shared), copied(told.vectors)
+        after, again = local.share(shared, told), local.share(shared, told)
+        assert same(shared, before[0])
+        assert same(told.vectors, before[1])
+        assert same(after, again)
+        assert is_plain(after, torch.float64)
+        assert after.keys() == shared.keys()
+        shared = after
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", names())
 def test_the_client_changes_nothing_it_was_given(name, dtype):
     chosen = method(name)
-    w, local = draw(1, dtype), Local(draw(2, dtype), steps=4, loss_sum=1.0)
-    server, client = chosen.server.begin(w.double()), chosen.local.begin(w)
+    w, local = draw(1, dtype), Local(draw(2, dtype), steps=4, loss_sum=1.0, lr=0.1, displacement=4.0)
+    server, client = chosen.local.begin_shared(w), chosen.local.begin(w)
     assert bool(client) == chosen.local.stateful
     for _ in range(2):
         given = {"w": w, "delta": local.delta, **{f"server {key}": value for key, value in server.items()}, **client}
@@ -94,7 +124,7 @@ def test_the_client_changes_nothing_it_was_given(name, dtype):
         assert same(given, before)
         assert is_plain({key: v for key, v in vars(tilt).items() if isinstance(v, torch.Tensor)}, dtype)
         assert tilt.mu >= 0
-        assert tuple(report.vectors) == chosen.local.vectors
+        assert tuple(report.vectors) == chosen.local.vectors(alike=False)
         assert is_plain(report.vectors, dtype)
         client = report.state or {}
         assert is_plain(client, dtype)
@@ -102,9 +132,33 @@ def test_the_client_changes_nothing_it_was_given(name, dtype):
         assert all(tensor.data_ptr() != local.delta.data_ptr() for tensor in client.values())
 
 
+class Counting(World):
+    """A world of one that notes the size of what is reduced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[int] = []
+
+    def sum_in_place(self, buffer: np.ndarray) -> None:
+        self.words.append(buffer.size)
+
+
+@pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("name", names())
-def test_the_first_reported_vector_is_delta(name):
-    assert method(name).local.vectors[0] == "delta"
+def test_a_round_reduces_what_the_docstring_says_once(name, alike, tmp_path):
+    """``Reduced: d (Δ), or 2d (Δ, Ψ) …``: the first holds where ‖a_i‖₁ are the same, the last where they are not."""
+    section = (inspect.getdoc(module_of(name)) or "").split("Reduced: ")[1].split("State:")[0]
+    told = [int(number or 1) for number in re.findall(r"(\d*)d \(", section)]
+    data = write_small(tmp_path)
+    algorithm = {"name": name, **METHODS[name]}
+    budget = None if alike else {"low": 1, "high": 9}
+    counting = Counting()
+    recipe = small(tmp_path / "run", data=str(data), algorithm=algorithm, budget=budget, evaluate={"every": 0})
+    result = hpcfed.run(recipe, world=counting, quiet=True)
+    vectors = told[0] if alike else told[-1]
+    fused = RoundBuffer(ENTRIES, torch.float32, torch.device("cpu"), World())
+    assert counting.words == [sum(fused.sizes(vectors, 5))] * 3
+    assert len(result.metrics) == 3
 
 
 @pytest.mark.parametrize("name", names())
@@ -112,7 +166,7 @@ def test_the_docstring_reads_like_the_paper(name):
     text = inspect.getdoc(module_of(name)) or ""
     for heading in ("client i:", "server:", "Reduced:", "State:", "Reference:"):
         assert heading in text
-    assert "w ← w" in text
+    assert "w ← w" in text or "fedexp" in name
     undocumented = [key for key in method(name).parameters() if f"``{key}" not in text and key != "server_lr"]
     assert not undocumented
 
@@ -129,24 +183,88 @@ DEGENERATE = {
     "fedprox-mu-0-is-fedavg": ({"name": "fedprox", "mu": 0.0}, {"name": "fedavg"}, 3),
     "fedexp-large-eps-is-fedavg": ({"name": "fedexp", "eps": 1e30}, {"name": "fedavg"}, 3),
     "feddyn-first-trains-as-fedprox": ({"name": "feddyn", "alpha": 0.2}, {"name": "fedprox", "mu": 0.2}, 1),
+    "fedavgm-beta-0-is-fedavg": ({"name": "fedavgm", "beta": 0.0}, {"name": "fedavg"}, 3),
+    "fednova-equal-work-is-fedavg": ({"name": "fednova"}, {"name": "fedavg"}, 3),
+    "fednova-with-mu-is-the-product": (
+        {"name": "fednova", "mu": 0.3},
+        {"local": "prox", "normalize": "steps", "server": "momentum", "mu": 0.3, "beta": 0.0},
+        3,
+    ),
+    "scaffold-exp-large-eps-is-scaffold": ({"name": "scaffold-exp", "eps": 1e30}, {"name": "scaffold"}, 3),
+    "scaffold-first-trains-as-fedavg": ({"name": "scaffold"}, {"name": "fedavg"}, 1),
+    "scaffold-product": ({"local": "scaffold", "server": "fedexp"}, {"name": "scaffold-exp"}, 3),
+    "plain-product-is-fedavg": ({"local": "plain"}, {"name": "fedavg"}, 3),
+    "adam-server-product": ({"server": "adam", "tau": 0.1}, {"name": "fedadam", "tau": 0.1}, 3),
 }
 
 
 @pytest.mark.parametrize("case", DEGENERATE)
 def test_a_degenerate_case_is_the_other_method_bit_for_bit(case, world, shared_tmp):
     left, right, rounds = DEGENERATE[case]
-    world.on_root(lambda: write_small(shared_tmp))
-    data = str(shared_tmp / "small.h5")
+    compare_bits(world, shared_tmp, {"algorithm": left}, {"algorithm": right}, rounds)
+
+
+SAME = {
+    "dsgd-is-one-full-step": (
+        {"algorithm": {"name": "dsgd"}},
+        {"algorithm": {"name": "fedavg"}, "local": {"steps": 1, "batch_size": "full", "lr": 0.1}},
+    ),
+    "nothing-remains-to-guess": (
+        {"guess": "remaining", "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9}},
+        {"local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9}},
+    ),
+    "states-on-disk": (
+        {"algorithm": {"name": "scaffold"}, "client_state": "disk", "cohort": {"size": 3}},
+        {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_two_ways_to_say_the_same_give_the_same_bits(case, world, shared_tmp):
+    compare_bits(world, shared_tmp, *SAME[case], 3)
+
+
+def compare_bits(world: World, folder: Path, left: Mapping, right: Mapping, rounds: int) -> None:
+    """Run two recipes; their clients' work is the same to the last bit, after more than one round the models too."""
+    world.on_root(lambda: write_small(folder))
+    common = {"data": str(folder / "small.h5"), "rounds": rounds, "weights": "uniform"}
     runs = [
-        hpcfed.run(
-            small(shared_tmp / algorithm["name"], data=data, algorithm=algorithm, rounds=rounds, weights="uniform"),
-            world=world,
-            quiet=True,
-        )
-        for algorithm in (left, right)
+        hpcfed.run(small(folder / place, **common, **changes), world=world, quiet=True)
+        for place, changes in (("left", left), ("right", right))
     ]
     for key in ("local_loss", "delta_sq", "mean_delta_sq"):
         assert [row[key] for row in runs[0].metrics] == [row[key] for row in runs[1].metrics]
-    if rounds > 1:  # FedDyn's server step is another one
+    if rounds > 1:  # FedDyn's and SCAFFOLD's first round trains as another method, and steps on its own
         models = [(run.folder / "model.safetensors").read_bytes() for run in runs]
         assert models[0] == models[1]
+
+
+SENT = {"scaffold": (2, 2), "scaffold-exp": (2, 2)}
+"""Vectors of d parameters up and down for each client and round, as the papers count; 1 and 1 elsewhere."""
+
+
+@pytest.mark.parametrize("name", names())
+def test_parameters_and_gradients_are_counted_as_in_the_papers(name, tmp_path):
+    """Guesses cost no gradient, and a second vector that is not reduced is still one that a client would send."""
+    data = write_small(tmp_path)
+    local = {"steps": 6, "batch_size": 10, "lr": 0.05, "momentum": 0.5}
+    guess = {"guess": "none" if name == "dsgd" else "remaining", "budget": {"low": 1, "high": 5}}
+    recipe = small(tmp_path / "run", data=str(data), algorithm={"name": name, **METHODS[name]}, local=local, **guess)
+    result = hpcfed.run({**recipe, "cohort": {"size": 3}, "weights": "uniform"}, world=World(), quiet=True)
+    up, down = SENT.get(name, (1, 1))
+    parameters = 12 * 8 + 8 + 8 * 4 + 4
+    for row in result.metrics:
+        assert (row["params_up"], row["params_down"]) == (
+            3 * row["round"] * parameters * up,
+            3 * row["round"] * parameters * down,
+        )
+    gradients = result.metrics[-1]["gradients"]
+    assert gradients == 9 if name == "dsgd" else 9 <= gradients <= 45
+
+
+def test_a_named_part_belongs_to_one_method():
+    for role in ("LOCAL", "NORMALIZE", "SERVER"):
+        kinds = [getattr(module_of(name), role, None) for name in names()]
+        named = {(kind.choice, kind) for kind in kinds if kind is not None and kind.choice is not None}
+        assert len(named) == len({choice for choice, _ in named})

@@ -63,6 +63,9 @@ def test_toy_follows_the_reference(number, reference, world, shared_tmp):
 LINEAR_REGRESSION = {
     "fedavg": {"name": "fedavg", "server_lr": 10.0},
     "fedprox": {"name": "fedprox", "server_lr": 10.0, "mu": 0.01},
+    "scaffold": {"name": "scaffold", "server_lr": 10.0},
+    "fedadagrad": {"name": "fedadagrad", "server_lr": 0.1, "tau": 0.0, "v0": "zero"},
+    "scaffold_exp": {"name": "scaffold-exp", "eps": 0.0},
     "fedexp": {"name": "fedexp", "eps": 0.0},
 }
 
@@ -73,9 +76,14 @@ LINEAR_REGRESSION = {
     [
         ("fedavg", 30),
         ("fedprox", 30),
+        ("scaffold", 30),
+        ("fedadagrad", 30),
+        ("scaffold_exp", 25),
         ("fedexp", 25),  # chaotic: 1e-6 up to round 25, later the order of magnitude only
         pytest.param("fedavg", 200, marks=pytest.mark.soak),
         pytest.param("fedprox", 200, marks=pytest.mark.soak),
+        pytest.param("scaffold", 200, marks=pytest.mark.soak),
+        pytest.param("fedadagrad", 200, marks=pytest.mark.soak),
     ],
 )
 def test_linear_regression_follows_the_reference(name, rounds, reference, world, shared_tmp):

@@ -1,0 +1,92 @@
+"""States of clients come back bit for bit from wherever they lay, and no more are held than there is room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcfed.client.states import ClientStates
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.setup import assemble, resolve
+from hpcfed.simulation import Simulation
+from tests.mpi.recipes import small, write_small
+
+CPU = torch.device("cpu")
+D = 64
+NBYTES = 2 * 4 * D
+
+
+def state(client: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(client)
+    return {name: torch.randn(D, generator=generator) for name in ("c", "last-model")}
+
+
+@pytest.fixture
+def node_disk(tmp_path, monkeypatch) -> Path:
+    """The node's temporary folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("top", ["device", "host", "disk"])
+@pytest.mark.parametrize("room", [0, 3 * NBYTES, 100 * NBYTES])
+def test_what_was_committed_comes_back(top, room, node_disk):
+    with ClientStates(top, CPU, {"device": room, "host": room}) as states:
+        assert states.get(5) is None
+        for round in range(3):  # each client's second state replaces its first, wherever that lay
+            for client in range(8):
+                states.commit({client: state(100 * round + client)})
+            assert sorted(states) == list(range(8))
+            assert len(states) == 8
+            for client in (*range(8), *reversed(range(8))):
+                found = states.get(client)
+                assert found is not None
+                assert all(torch.equal(found[name], tensor) for name, tensor in state(100 * round + client).items())
+        files = list(node_disk.rglob("*.safetensors"))
+        held = 0 if top == "disk" else min(8, room // NBYTES)
+        assert len(files) >= 8 - held
+        assert files == [] or held < 8
+    assert list(node_disk.iterdir()) == []
+
+
+def test_the_least_recently_committed_moves_down_first(node_disk):
+    with ClientStates("host", CPU, {"device": 0, "host": 2 * NBYTES}) as states:
+        for client in (1, 2, 1, 3):
+            states.commit({client: state(client)})
+        assert [path.stem for path in node_disk.rglob("*.safetensors")] == ["2"]
+
+
+@pytest.mark.parametrize("client_state", ["device", "disk"])
+def test_only_clients_that_took_part_take_memory(client_state, world, shared_tmp):
+    """Each on the rank where it is at home, from the commit after its first round on."""
+    world.on_root(lambda: write_small(shared_tmp, 12))
+    world.on_root(lambda: (shared_tmp / "cohorts.json").write_text("[[1, 7], [7, 2], [1, 7], [11, 2]]"))
+    recipe = small(
+        shared_tmp / "run",
+        data=str(shared_tmp / "small.h5"),
+        rounds=4,
+        algorithm={"name": "scaffold"},
+        cohort={"schedule": str(shared_tmp / "cohorts.json")},
+        client_state=client_state,
+    )
+    parts, _ = assemble(resolve(load_recipe(recipe)), world)
+    simulation, taken_part = Simulation(parts), set()
+    with parts.clients:
+        for round, cohort in enumerate(([1, 7], [7, 2], [1, 7], [11, 2]), 1):
+            simulation.round(round)
+            taken_part |= {client for client in cohort if parts.home[client] == world.rank}
+            assert sorted(parts.clients) == sorted(taken_part)
+
+
+def test_a_full_disk_is_an_environment_failure(node_disk):
+    with ClientStates("disk", CPU, {"device": 0, "host": 0}) as states:
+        states.commit({1: state(1)})
+        folder = next(node_disk.iterdir())
+        for entry in folder.iterdir():
+            entry.unlink()
+        folder.rmdir()
+        with pytest.raises(EnvironmentFailure, match=r"state of client 2.*TMPDIR"):
+            states.commit({2: state(2)})

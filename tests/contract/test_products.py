@@ -1,0 +1,135 @@
+"""Every product of local method, normalisation, server step and guess that has a meaning runs; the others say why not.
+
+A pairwise choice of the products runs always (any two choices of any two parts meet in one of them), all in the soak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+import hpcfed
+from hpcfed.algorithms import choices
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import InputError
+from hpcfed.setup import resolve
+from tests.mpi.recipes import small, write_small
+from tests.mpi.test_same_result import check_same_as_alone, folder  # noqa: F401  (a fixture)
+
+AXES: Mapping[str, Sequence[str]] = {
+    "server": sorted(choices("SERVER")),
+    "local": sorted(choices("LOCAL")),
+    "guess": ("none", "remaining", "limit"),
+    "normalize": ("none", *sorted(choices("NORMALIZE"))),
+}
+PARAMETERS = {"prox": {"mu": 0.2}, "adagrad": {"server_lr": 0.02}, "adam": {"server_lr": 0.02},
+              "yogi": {"server_lr": 0.02}, "momentum": {"beta": 0.5}}  # fmt: skip
+Product = tuple[str, ...]
+
+
+def pairs(chosen: Product) -> set[tuple[tuple[str, str], tuple[str, str]]]:
+    """The pairs of (part, choice) that a product covers."""
+    return set(combinations(zip(AXES, chosen, strict=True), 2))
+
+
+def pairwise(products: Sequence[Product]) -> set[Product]:
+    """Choose products greedily until every pair of choices is in one."""
+    missing = set().union(*map(pairs, products))
+    picked: set[Product] = set()
+    while missing:
+        best = max(products, key=lambda candidate: len(pairs(candidate) & missing))
+        picked.add(best)
+        missing -= pairs(best)
+    return picked
+
+
+PRODUCTS = list(product(*AXES.values()))
+PAIRWISE = pairwise(PRODUCTS)
+
+
+def algorithm_of(chosen: Product) -> dict[str, Any]:
+    server, local, _, normalize = chosen
+    return (
+        {"local": local, "normalize": normalize, "server": server}
+        | PARAMETERS.get(server, {})
+        | PARAMETERS.get(local, {})
+    )
+
+
+def test_the_table_is_the_papers():
+    assert set(AXES["local"]) == {"plain", "prox", "scaffold"}
+    assert set(AXES["server"]) == {"step", "momentum", "adagrad", "adam", "yogi", "fedexp", "fedexp-m"}
+    assert set(AXES["normalize"]) == {"none", "steps"}
+    assert len(PAIRWISE) < len(PRODUCTS) / 3
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(chosen, id="-".join(chosen), marks=[] if chosen in PAIRWISE else pytest.mark.soak)
+        for chosen in PRODUCTS
+    ],
+)
+def test_a_product_runs_and_is_the_same_as_alone(chosen, world, folder):  # noqa: F811
+    recipe = small(
+        "run",
+        algorithm=algorithm_of(chosen),
+        guess=chosen[2],
+        rounds=2,
+        budget={"low": 1, "high": 5},
+        local={"steps": 6, "batch_size": 10, "lr": 0.05, "momentum": 0.5},
+        cohort={"size": 3},
+    )
+    check_same_as_alone(world, folder, recipe)
+
+
+ADAM = {"steps": 3, "batch_size": 10, "lr": 0.1, "optimizer": "adam"}
+MEANINGLESS = {
+    "scaffold-adam": ({"algorithm": {"name": "scaffold"}, "local": ADAM}, ("optimizer: adam", "‖a_i‖₁", "sgd")),
+    "steps-adam": ({"algorithm": {"normalize": "steps"}, "local": ADAM}, ("optimizer: adam", "normalisation")),
+    "guess-without-moment": ({"guess": "limit"}, ("guess: limit without momentum", "local.momentum")),
+    "guess-from-one-gradient": ({"guess": "limit", "algorithm": {"name": "dsgd"}}, ("guess: limit with dsgd",)),
+    "average-of-normalised": (
+        {"algorithm": {"name": "fednova"}, "evaluate": {"model": "cohort-average"}},
+        ("cohort-average with fednova", "client-average"),
+    ),
+    "average-of-act": (
+        {"algorithm": {"name": "fedsplit"}, "evaluate": {"model": "cohort-average"}},
+        ("cohort-average with fedsplit",),
+    ),
+    "feddyn-as-a-part": ({"algorithm": {"local": "feddyn"}}, ("algorithm.local 'feddyn'",)),
+    "two-ways": ({"algorithm": {"name": "fedavg", "server": "adam"}}, ("algorithm", "one of 'name'")),
+    "key-of-another-part": ({"algorithm": {"server": "adam", "eps": 1}}, ("'algorithm.eps'", "plain-none-adam")),
+    "momentum-of-adam": ({"local": {**ADAM, "momentum": 0.9}}, ("local", "'momentum'", "beta1")),
+    "moment-of-sgd": ({"local": {"steps": 3, "beta1": 0.5}}, ("local", "'beta1'", "adam")),
+    "no-work": ({"local": {"lr": 0.1}}, ("local.steps", "epochs", "budget")),
+    "nothing-asked-for": (
+        {"guess": "remaining", "budget": {"low": 1, "high": 2}, "local": {"momentum": 0.5}},
+        ("'local.steps'", "guess: remaining"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEANINGLESS)
+def test_what_has_no_meaning_is_refused_in_one_line(case, tmp_path):
+    changes, says = MEANINGLESS[case]
+    write_small(tmp_path)
+    with pytest.raises(InputError) as refused:
+        resolve(load_recipe(small(tmp_path / "run", data=str(tmp_path / "small.h5"), **changes)))
+    line = str(refused.value)
+    assert "\n" not in line
+    for fragment in says:
+        assert fragment in line
+
+
+def test_a_resolved_product_names_its_parts_and_runs_again(tmp_path):
+    write_small(tmp_path)
+    recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), algorithm={"server": "fedexp-m", "beta": 0.5})
+    first = hpcfed.run(recipe, quiet=True)
+    resolved = first.folder / "recipe.yaml"
+    assert "local: plain" in resolved.read_text()
+    again = hpcfed.run(resolved, [f"output={tmp_path / 'again'}"], quiet=True)
+    assert (again.folder / "model.safetensors").read_bytes() == (first.folder / "model.safetensors").read_bytes()
