@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # FedDyn's synthetic sets (its Table 6): FedAvg, FedProx, SCAFFOLD and FedDyn on four sets, each drawn anew for every
-# seed, and the rounds they need to the loss that FedAvg has at the paper's round. About 15 minutes on a core.
+# seed, and the rounds they need to the loss that FedAvg has at the paper's round. About half an hour on a core.
 # SEEDS="0 1 2" RANKS=2 jobs/workstation/feddyn_synthetic.sh       What is finished is not run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
