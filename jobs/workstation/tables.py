@@ -22,7 +22,7 @@ from hpcfed.files import write_whole
 
 UNKNOWN = "–"
 FEDDYN_METHODS = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "feddyn": "FedDyn"}
-FEDDYN_ROUNDS = {  # set: rounds of the four methods in the paper
+FEDDYN_ROUNDS = {  # set, types 0 to 3: rounds of the four methods in the paper
     "homogeneous": (136, 49, 35, 32),
     "models": (20, 18, 44, 17),
     "features": (274, 275, 82, 150),
@@ -55,7 +55,7 @@ Row = Sequence[str]
 def feddyn(folder: Path) -> list[Row]:
     """Rounds to FedAvg's own loss at the paper's FedAvg round, on the pooled training data; a target for each draw."""
     rows: list[Row] = [("Set", "Method", "Rounds", "of each draw", "Speed", "Paper's rounds", "Paper's speed")]
-    for name, of_paper in FEDDYN_ROUNDS.items():
+    for kind, (name, of_paper) in enumerate(FEDDYN_ROUNDS.items()):
         draws = sorted(run.name.rpartition("-")[2] for run in (folder / name).glob("fedavg-*"))
         losses = {
             method: [column(folder / name / f"{method}-{draw}", "test_loss") for draw in draws]
@@ -69,7 +69,8 @@ def feddyn(folder: Path) -> list[Row]:
             each = ", ".join(str(number or "not reached") for number in reached[method])
             ours = ratio(mean(reached["fedavg"]), mean(reached[method]))
             theirs = ratio(of_paper[0], paper)
-            rows.append((name, title, number(mean(reached[method])), each, speed(ours), str(paper), speed(theirs)))
+            ours_and_theirs = number(mean(reached[method])), each, speed(ours), str(paper), speed(theirs)
+            rows.append((f"type {kind}, {name}", title, *ours_and_theirs))
     return rows
 
 
