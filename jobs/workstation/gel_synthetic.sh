@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # GeL's synthetic set (its Tables 1 and 2): rounds to 85 % of FedAvgCM, FedProx and FedNova without and with guessed
-# steps, with the tuned step size and half of it. About 10 minutes on a core.
+# steps, with the tuned step size and half of it. About a quarter of an hour on a core.
 # SEEDS="0 1 2 3 4" RANKS=2 jobs/workstation/gel_synthetic.sh       What is finished is not run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
