@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,10 @@ class Dataset:
         normalization: what the run subtracts and divides by; None for "use x as it is".
         source: provenance, stored as JSON: files with sha256, or the generator with its parameters.
         owner: (n,) int64, the client of each sample where the source comes already split; None elsewhere.
-        rows: (n,) int64, the row of each sample in the source; None for 0 … n-1.
+        test_owner: (num_test,) int64, likewise for the test set where it comes split; None for a common one.
+        clients: names of the source's clients, each once; None where they have none.
+        rows: (n,) int64, the row of each sample in the source, or (n, 2), file and row; None for 0 … n-1.
+        vocabulary: what tokens stand for, stored as JSON; None where there are none.
         remarks: lines for the person who prepares the data, such as the verdict on checksums.
     """
 
@@ -38,7 +42,10 @@ class Dataset:
     normalization: Normalization | None = None
     source: dict[str, Any] = field(default_factory=dict)
     owner: np.ndarray | None = None
+    test_owner: np.ndarray | None = None
+    clients: Sequence[str] | None = None
     rows: np.ndarray | None = None
+    vocabulary: Any = None
     remarks: tuple[str, ...] = ()
 
 

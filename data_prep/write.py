@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +33,9 @@ def write(
     num_clients: int,
     *,
     partition: Mapping[str, Any],
+    clients: Sequence[str] | None = None,
+    held: np.ndarray | None = None,
+    test_owner: np.ndarray | None = None,
     name: str = "",
     overwrite: bool = False,
 ) -> str:
@@ -44,9 +47,13 @@ def write(
     Args:
         path: the file; folders on the way are made.
         dataset: the samples.
-        owner: (n,) int64, the client of each sample, 0 … num_clients - 1.
+        owner: (n,) int64, the client of each sample, 0 … num_clients - 1; negative for a sample that is left out.
         num_clients: N.
         partition: how `owner` came about, stored as JSON: scheme, parameters, seed.
+        clients: the N names; None for ``client-0`` and so on.
+        held: (n,) bool, samples that go to their client's own test set, in place of the dataset's test set.
+        test_owner: (num_test,) int64, the client of each of the dataset's test samples, negative for one that is left
+            out; None for a common test set.
         name: name of the federation; that of the dataset where empty.
         overwrite: replace a file that is there.
 
@@ -55,24 +62,62 @@ def write(
         EnvironmentFailure: the disk is full or failed; nothing is left behind.
     """
     path = Path(path)
-    rows = np.argsort(owner, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=num_clients))]).astype(np.int64)
-    with _whole_or_not_at_all(path, overwrite, _size(dataset)) as temporary:
-        options = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT_BYTES}
-        with h5py.File(temporary, "w", locking=False, **options) as file:
-            train = file.create_group("train")
-            _copy(train, "x", dataset.x, rows)
-            _copy(train, "y", dataset.y, rows)
-            train["offsets"] = offsets
-            train["client"] = _names(num_clients)
-            _copy(train, "row", np.arange(len(rows)) if dataset.rows is None else dataset.rows, rows)
-            if dataset.test_x is not None and dataset.test_y is not None:
-                everything = np.arange(len(dataset.test_x))
-                _copy(file.create_group("test"), "x", dataset.test_x, everything)
-                _copy(file["test"], "y", dataset.test_y, everything)
-            file.attrs.update(_attributes(dataset, name or dataset.name, partition))
-            content = file.attrs["content"] = content_hash(file)
+    in_train = owner if held is None else np.where(held, -1, owner)
+    rows, offsets = _by_client(in_train, num_clients, dataset.rows)
+    with _whole_or_not_at_all(path, overwrite, _size(dataset)) as temporary, _create(temporary) as file:
+        train = _group(file, "train")
+        _copy(train, "x", dataset.x, rows)
+        _copy(train, "y", dataset.y, rows)
+        train["offsets"] = offsets
+        train["client"] = _names(num_clients, clients)
+        _copy(train, "row", np.arange(len(dataset.x)) if dataset.rows is None else dataset.rows, rows)
+        if held is not None:
+            own = np.where(held, owner, -1)
+            _write_test(file, dataset.x, dataset.y, *_by_client(own, num_clients, dataset.rows))
+        elif dataset.test_x is not None and dataset.test_y is not None:
+            everything = np.arange(len(dataset.test_x)), None
+            whose = everything if test_owner is None else _by_client(test_owner, num_clients)
+            _write_test(file, dataset.test_x, dataset.test_y, *whose)
+        file.attrs.update(_attributes(dataset, name or dataset.name, partition))
+        content = file.attrs["content"] = content_hash(file)
     return content
+
+
+def _create(path: Path) -> h5py.File:
+    """Create a file whose structures have checksums (HDF5 1.10 and later read it) and no time of day."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_file_locking(False, True)
+    access.set_alignment(1, ALIGNMENT_BYTES)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access))
+
+
+def _group(file: h5py.File, name: str) -> h5py.Group:
+    creation = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    creation.set_obj_track_times(False)
+    return h5py.Group(h5py.h5g.create(file.id, name.encode(), gcpl=creation))
+
+
+def _by_client(
+    owner: np.ndarray, num_clients: int, source_rows: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of all clients, one after another in the source's order, and the clients' offsets (N+1,)."""
+    keys = [] if source_rows is None else list(source_rows.reshape(len(owner), -1).T[::-1])
+    order = np.lexsort((*keys, owner))
+    rows = order[np.count_nonzero(owner < 0) :]
+    sizes = np.bincount(owner[rows], minlength=num_clients)
+    return rows, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _write_test(file: h5py.File, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray | None) -> None:
+    test = _group(file, "test")
+    _copy(test, "x", x, rows)
+    _copy(test, "y", y, rows)
+    if offsets is not None:
+        test["offsets"] = offsets
 
 
 def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +128,8 @@ def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> di
     attributes["source"] = json.dumps(dataset.source)
     if dataset.normalization is not None:
         attributes["normalization"] = json.dumps(asdict(dataset.normalization))
+    if dataset.vocabulary is not None:
+        attributes["vocabulary"] = json.dumps(dataset.vocabulary)
     return attributes
 
 
@@ -94,11 +141,12 @@ def _copy(group: h5py.Group, name: str, source: np.ndarray, rows: np.ndarray) ->
         target[start : start + block] = source[rows[start : start + block]]
 
 
-def _names(num_clients: int) -> np.ndarray:
-    digits = len(str(num_clients - 1))
-    width = len("client-") + digits
-    names = [f"client-{k:0{digits}}".encode() for k in range(num_clients)]
-    return np.array(names, dtype=h5py.string_dtype("utf-8", width))
+def _names(num_clients: int, clients: Sequence[str] | None) -> np.ndarray:
+    if clients is None:
+        digits = len(str(num_clients - 1))
+        clients = [f"client-{k:0{digits}}" for k in range(num_clients)]
+    names = [name.encode() for name in clients]
+    return np.array(names, dtype=h5py.string_dtype("utf-8", max(1, *map(len, names))))
 
 
 def _size(dataset: Dataset) -> int:

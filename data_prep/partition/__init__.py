@@ -15,14 +15,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from data_prep.partition import dirichlet_class, dirichlet_client, iid
+from data_prep.partition import dirichlet_class, dirichlet_client, iid, iid_per_class, shards
 
 Scheme = Callable[..., np.ndarray]
 
 SCHEMES: dict[str, Scheme] = {
     "iid": iid.assign,
+    "iid-per-class": iid_per_class.assign,
     "dirichlet-client": dirichlet_client.assign,
     "dirichlet-class": dirichlet_class.assign,
+    "shards": shards.assign,
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition.sizes import positive
+from data_prep.partition.sizes import enough, positive
 from hpcfed.errors import InputError
 
 DRAWS = 1000
@@ -27,9 +27,7 @@ def assign(
         InputError: α not positive, or no draw of 1000 gave every client its `min_samples`.
     """
     positive("alpha", alpha)
-    if num_clients * min_samples > len(labels):
-        got = f"{num_clients} clients of at least {min_samples} for {len(labels)} samples"
-        raise InputError("more clients than samples", got=got, remedy="ask for fewer clients")
+    enough(len(labels), num_clients, min_samples)
     classes = [np.flatnonzero(labels == c) for c in range(int(labels.max()) + 1)]
     for _ in range(DRAWS):
         counts = [_counts(rng.dirichlet(np.full(num_clients, alpha)), len(rows)) for rows in classes]

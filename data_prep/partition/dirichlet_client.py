@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.partition.sizes import draw, positive
+from data_prep.partition.sizes import SIGMA, draw, positive
 
 BLOCK = 1 << 16
 
@@ -29,18 +29,20 @@ def assign(
     *,
     alpha: float = 0.3,
     sizes: str = "equal",
-    sigma: float = 1.0,
+    sigma: float = SIGMA,
+    min_samples: int = 1,
 ) -> np.ndarray:
-    """Return owner (n,) int64 for labels (n,) of 0 … K-1; sizes are equal up to one, or lognormal with `sigma`.
+    """Return owner (n,) int64 for labels (n,) of 0 … K-1; sizes are equal up to one, or lognormal with `sigma`, and at
+    least `min_samples`.
 
     Drawing a used-up class again is the same as drawing from the prior over what is left, so a client's prior is cut
     down to that when it first hits a used-up class, and no draw is made in vain for ever.
 
     Raises:
-        InputError: more clients than samples, or options out of range.
+        InputError: not enough samples for the clients, or options out of range.
     """
     positive("alpha", alpha)
-    room = draw(sizes, sigma, len(labels), num_clients, rng).tolist()
+    room = draw(sizes, sigma, len(labels), num_clients, rng, min_samples).tolist()
     num_classes = int(labels.max()) + 1
     priors = rng.dirichlet(np.full(num_classes, alpha), num_clients)
     # For each class its samples in random order, taken from the end.

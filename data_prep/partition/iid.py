@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition.sizes import draw
+from data_prep.partition.sizes import SIGMA, draw
 
 
 def assign(
-    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, sizes: str = "equal", sigma: float = 1.0
+    labels: np.ndarray,
+    num_clients: int,
+    rng: np.random.Generator,
+    *,
+    sizes: str = "equal",
+    sigma: float = SIGMA,
+    min_samples: int = 1,
 ) -> np.ndarray:
-    """Return owner (n,) int64; sizes are equal up to one, or lognormal with `sigma`.
+    """Return owner (n,) int64; sizes are equal up to one, or lognormal with `sigma`, and at least `min_samples`.
 
     Raises:
-        InputError: more clients than samples, or options out of range.
+        InputError: not enough samples for the clients, or options out of range.
     """
-    return rng.permutation(np.repeat(np.arange(num_clients), draw(sizes, sigma, len(labels), num_clients, rng)))
+    counts = draw(sizes, sigma, len(labels), num_clients, rng, min_samples)
+    return rng.permutation(np.repeat(np.arange(num_clients), counts))

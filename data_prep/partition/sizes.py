@@ -9,31 +9,61 @@ import numpy as np
 from hpcfed.errors import InputError, nearest
 
 SIZES = ("equal", "lognormal")
+SIGMA = 0.3
+"""FedDyn's unbalanced splits."""
 
 
-def draw(kind: str, sigma: float, num_samples: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Return (N,) int64 sizes, each at least 1, that sum to `num_samples`.
+def draw(
+    kind: str, sigma: float, num_samples: int, num_clients: int, rng: np.random.Generator, min_samples: int = 1
+) -> np.ndarray:
+    """Return (N,) int64 sizes, each at least `min_samples`, that sum to `num_samples`.
 
-    ``equal``: the same up to one. ``lognormal``: proportional to exp(σ z), z ~ N(0, 1), as FedDyn's unbalanced
-    splits (Acar et al., ICLR 2021, appendix A.1), rounded by largest remainders; nobody is left without a sample.
+    ``equal``: the same up to one. ``lognormal``: proportional to exp(σ z), z ~ N(0, 1), as FedDyn's unbalanced splits,
+    rounded by largest remainders. σ is the standard deviation of the sizes' logarithms; the paper's 0.3, "standard
+    deviation of data amounts", is 0.31 of the mean size for the sizes themselves: √(exp(σ²) − 1). Who would get less
+    than `min_samples` gets that, and the others share the rest in the same proportions.
 
     Raises:
-        InputError: more clients than samples, an unknown kind, or a σ that is not positive.
+        InputError: not enough samples for the clients, an unknown kind, or a σ that is not positive.
+
+    Reference: Acar et al., ICLR 2021, section 3 and appendix A.1; utils_dataset.py:122-138 of its code.
     """
-    if num_clients > num_samples:
-        got = f"{num_clients} clients for {num_samples} samples"
-        raise InputError("more clients than samples", got=got, remedy="ask for fewer clients")
+    enough(num_samples, num_clients, max(min_samples, 1))
     if kind not in SIZES:
         raise InputError(f"unknown sizes {kind!r}", remedy=nearest(kind, SIZES))
     if kind == "equal":
         return num_samples // num_clients + (np.arange(num_clients) < num_samples % num_clients)
     positive("sigma", sigma)
     shares = np.exp(sigma * rng.standard_normal(num_clients))
-    exact = (num_samples - num_clients) * shares / shares.sum()
+    exact = _with_a_floor(shares, num_samples, max(min_samples, 1))
     sizes = np.floor(exact).astype(np.int64)
-    rest = num_samples - num_clients - int(sizes.sum())
+    rest = num_samples - int(sizes.sum())
     sizes[np.argsort(sizes - exact, kind="stable")[:rest]] += 1
-    return 1 + sizes
+    return sizes
+
+
+def _with_a_floor(shares: np.ndarray, total: int, floor: int) -> np.ndarray:
+    """Return (N,) numbers of sum `total`, proportional to `shares` but for those that the floor lifts."""
+    lifted = np.zeros(len(shares), bool)
+    while not lifted.all():
+        scale = (total - floor * lifted.sum()) / shares[~lifted].sum()
+        below = ~lifted & (scale * shares < floor)
+        if not below.any():
+            return np.where(lifted, floor, scale * shares)
+        lifted |= below
+    return np.full(len(shares), float(floor))
+
+
+def enough(num_samples: int, num_clients: int, min_samples: int) -> None:
+    """Refuse more clients than there are samples for.
+
+    Raises:
+        InputError: with both numbers.
+    """
+    if num_clients * min_samples > num_samples:
+        least = f" of at least {min_samples}" if min_samples > 1 else ""
+        got = f"{num_clients} clients{least} for {num_samples} samples"
+        raise InputError("more clients than samples", got=got, remedy="ask for fewer clients")
 
 
 def positive(name: str, value: float) -> None:

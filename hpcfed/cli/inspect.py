@@ -28,7 +28,9 @@ PIPED_WIDTH = 120
 @click.command(name="inspect")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--picture", type=click.Path(path_type=Path), help="Also draw clients × classes into this PNG, PDF or SVG."
+    "--picture",
+    type=click.Path(path_type=Path),
+    help="Also draw classes, sizes and samples into this PNG, PDF or SVG.",
 )
 @click.option("--verify", is_flag=True, help="Read all data and compare its hash with the one the file names.")
 def command(file: Path, picture: Path | None, verify: bool) -> None:

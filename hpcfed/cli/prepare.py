@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +10,71 @@ import click
 import numpy as np
 
 from data_prep import partition
+from data_prep.catalogue import SOURCES, listing
 from data_prep.dataset import Dataset
-from data_prep.sources import digits, idx
-from data_prep.streams import stream
-from data_prep.synthetic import feddyn, leaf, linear_regression, toy2d
+from data_prep.split import NATURAL, NUM_CLIENTS, refuse, split
+from data_prep.synthetic import feddyn, fedprox, leaf
 from data_prep.write import write
 from hpcfed.data.format import Federation
 from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, nearest
 
-
-@dataclass(frozen=True)
-class Source:
-    """One name a user can type.
-
-    Attributes:
-        load: makes the data. Its parameters say what it takes: `raw`, the folder of the source's files; `seed`; and, by
-            keyword only, options of its own.
-        seed: where the user names none.
-    """
-
-    load: Callable[..., Dataset]
-    seed: int = 0
-
-    def takes(self, what: str) -> bool:
-        """Tell whether `load` has a parameter of that name."""
-        return what in inspect.signature(self.load).parameters
+# The options of sources; all others are those of partitions, but for the number of clients, which is both, and alpha,
+# which is the source's where that takes one.
+OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
+              "task", "target", "client_column")  # fmt: skip
 
 
-SOURCES = {
-    "mnist": Source(lambda raw: idx.load(raw, idx.MNIST)),
-    "fashion-mnist": Source(lambda raw: idx.load(raw, idx.FASHION_MNIST)),
-    "digits": Source(digits.load),
-    "linear-regression": Source(linear_regression.generate),
-    "toy2d": Source(toy2d.generate),
-    feddyn.NAME: Source(feddyn.generate),
-    leaf.NAME: Source(leaf.generate, seed=leaf.SEED),
-}
-# The options of sources; all others are those of partitions, but for the number of clients, which is both.
-OF_SOURCES = ("type", "gamma", "dimension", "classes")
-NUM_CLIENTS = 100
+def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Print where the files of each source come from, and end."""
+    if asked:
+        for line in listing():
+            click.echo(line)
+        context.exit()
 
 
 @click.command(name="prepare")
-@click.argument("source", metavar=f"[{'|'.join(SOURCES)}]")
+@click.argument("source", metavar="SOURCE")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
+              help="Print all sources: where their files come from, names, sizes and checksums.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The federation file to write.")
-@click.option("--raw", type=click.Path(path_type=Path), help="Folder with the raw files (mnist, fashion-mnist).")
-@click.option("--partition", "scheme", metavar=f"[{'|'.join(partition.SCHEMES)}]",
+@click.option("--raw", type=click.Path(path_type=Path), help="Folder or file with the raw data; see --list.")
+@click.option("--partition", "scheme", metavar=f"[{'|'.join([*partition.SCHEMES, NATURAL])}]",
               help="How samples go to clients [default: iid; natural where the source comes split].")  # fmt: skip
 @click.option("--clients", type=click.IntRange(min=1),
-              help=f"Number of clients [default: {NUM_CLIENTS}; {feddyn.NAME}: 20, {leaf.NAME}: 1000].")  # fmt: skip
-@click.option("--alpha", type=float, help="Concentration of the Dirichlet schemes [default: 0.3].")
+              help=f"Number of clients [default: {NUM_CLIENTS}; {feddyn.NAME}: 20, {fedprox.NAME}: 30, "
+              f"{leaf.NAME}: 1000].")  # fmt: skip
+@click.option("--alpha", type=float,
+              help=f"Concentration of the Dirichlet schemes [default: 0.3]; {fedprox.NAME}: α [1].")  # fmt: skip
 @click.option("--sizes", metavar="[equal|lognormal]", help="Client sizes of iid and dirichlet-client [default: equal].")
-@click.option("--sigma", type=float, help="Spread of lognormal sizes [default: 1.0].")
 @click.option(
-    "--min-samples", type=click.IntRange(min=0), help="Fewest samples of a client in dirichlet-class [default: 1]."
+    "--sigma", type=float, help="Spread of lognormal sizes: standard deviation of their logarithms [default: 0.3]."
+)
+@click.option("--shards", type=int, help="Shards of a client in the scheme of that name [default: 2].")
+@click.option("--min-samples", type=click.IntRange(min=0),
+              help="Fewest samples of a client; natural: clients with fewer are left out [default: 1].")  # fmt: skip
+@click.option(
+    "--test-fraction",
+    type=float,
+    help="Share of its samples that each client keeps for its own test set, in place of the common one.",
 )
 @click.option("--type", type=int,
               help=f"Heterogeneity of {feddyn.NAME}: 0 none, 1 models, 2 features, 3 sizes [default: 0].")  # fmt: skip
 @click.option("--gamma", type=float, help=f"Strength of {feddyn.NAME}'s heterogeneity [default: 1.0].")
+@click.option("--beta", type=float, help=f"β of {fedprox.NAME}: spread of the clients' features [default: 1].")
+@click.option("--iid", is_flag=True, default=None, help=f"{fedprox.NAME} with one law for all clients.")
 @click.option("--dimension", type=click.IntRange(min=1),
-              help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, {leaf.NAME}: 60].")  # fmt: skip
-@click.option("--classes", type=click.IntRange(min=2), help="Classes of the same [default: 5].")
+              help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, others: 60].")  # fmt: skip
+@click.option("--classes", type=click.IntRange(min=2),
+              help=f"Classes of the same [default: {fedprox.NAME}: 10, others: 5]; letters: the first.")  # fmt: skip
+@click.option("--normalization", metavar="[feddyn|fedexp]",
+              help="Whose constants cifar100 is normalized by [default: feddyn].")  # fmt: skip
+@click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
+@click.option("--incomplete", is_flag=True, default=None,
+              help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip
+@click.option("--task", help="What own data are for: classification, regression, next-token [default: the first].")
+@click.option("--target", help="Column of y in own tables [default: y, or else the last].")
+@click.option("--client-column", help="Column that names the client, in one own table of all clients.")
 @click.option("--seed", type=click.IntRange(min=0),
               help=f"Seed of every random choice [default: 0; {leaf.NAME}: {leaf.SEED}].")  # fmt: skip
 @click.option("--name", default="", help="Name of the federation [default: that of the source].")
@@ -96,7 +96,8 @@ def command(
         raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
     seed = SOURCES[source].seed if seed is None else seed
     given = {key: value for key, value in options.items() if value is not None}
-    of_source = {key: given.pop(key) for key in OF_SOURCES if key in given}
+    own = (*OF_SOURCES, "alpha") if SOURCES[source].takes("alpha") else OF_SOURCES
+    of_source = {key: given.pop(key) for key in own if key in given}
     dataset = _load(source, raw, seed, clients, of_source)
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
@@ -105,14 +106,13 @@ def command(
     )
     for remark in dataset.remarks:
         click.echo(f"         {remark}")
-    owner, num_clients, record = _split(dataset, scheme, clients, seed, given)
-    write(output, dataset, owner, num_clients, partition=record, name=name, overwrite=overwrite)
+    done = split(dataset, scheme, clients, seed, given)
+    write(output, dataset, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
         sizes = federation.sizes
+        spread = f"{sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.10g}"
         click.echo(f"split    {describe_partition(federation)}")
-        click.echo(
-            f"clients  {num_clients:,} with {sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.10g}"
-        )
+        click.echo(f"clients  {federation.num_clients:,} with {spread}")
         click.echo(f"content  {federation.content}")
     megabytes, seconds = output.stat().st_size / 1e6, time.perf_counter() - started
     click.echo(f"wrote    {output} ({megabytes:.1f} MB) in {seconds:.1f} s")
@@ -121,42 +121,9 @@ def command(
 def _load(name: str, raw: Path | None, seed: int, clients: int | None, options: dict[str, Any]) -> Dataset:
     source = SOURCES[name]
     if source.takes("raw") and raw is None:
-        raise InputError(f"{name} is read from files", remedy="name their folder by --raw")
+        raise InputError(f"{name} is read from files", remedy="name their folder by --raw; see --list")
     if raw is not None and not source.takes("raw"):
         raise InputError(f"{name} is not read from files", remedy="leave --raw out")
-    _refuse({key: value for key, value in options.items() if not source.takes(key)}, name)
+    refuse({key: value for key, value in options.items() if not source.takes(key)}, name)
     arguments = {"raw": raw, "seed": seed, "clients": clients, **options}
     return source.load(**{key: value for key, value in arguments.items() if source.takes(key) and value is not None})
-
-
-def _split(
-    dataset: Dataset, scheme: str | None, clients: int | None, seed: int, given: dict[str, Any]
-) -> tuple[np.ndarray, int, dict[str, Any]]:
-    """Return the client of each sample, the number of clients, and the record of how that came about."""
-    if scheme is None and dataset.owner is not None:
-        num_clients = int(dataset.owner.max()) + 1
-        asked = {} if clients in (None, num_clients) else {"clients": clients}
-        _refuse({**asked, **given}, f"{dataset.name}, which comes split")
-        return dataset.owner, num_clients, {"scheme": "natural", "clients": num_clients}
-    scheme = scheme or "iid"
-    if scheme not in partition.SCHEMES:
-        raise InputError(f"unknown partition {scheme!r}", remedy=nearest(scheme, partition.SCHEMES))
-    if scheme != "iid" and dataset.num_classes is None:
-        raise InputError(f"{scheme} needs classes, and {dataset.name} has none", remedy="use --partition iid")
-    assign = partition.SCHEMES[scheme]
-    settings = partition.options(assign)
-    _refuse({key: value for key, value in given.items() if key not in settings}, f"--partition {scheme}")
-    settings.update(given)
-    if settings.get("sizes") == "equal":
-        _refuse({key: value for key, value in given.items() if key == "sigma"}, "--sizes equal")
-        del settings["sigma"]
-    num_clients = clients or NUM_CLIENTS
-    owner = assign(dataset.y, num_clients, stream(seed, f"partition: {scheme}"), **settings)
-    return owner, num_clients, {"scheme": scheme, "clients": num_clients, **settings, "seed": seed}
-
-
-def _refuse(options: dict[str, Any], what: str) -> None:
-    """Refuse options that were given and would do nothing: their user believes that they do."""
-    if options:
-        names = ", ".join(f"--{key.replace('_', '-')}" for key in options)
-        raise InputError(f"{names} has no effect with {what}", remedy="leave it out")

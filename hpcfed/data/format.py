@@ -12,8 +12,8 @@ samples and for a million clients of three, and every rank may do it on the same
 
 from __future__ import annotations
 
-import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,15 +22,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import InputError, nearest
+from hpcfed.data.access import Rows, Storage, flaw, is_numbers
+from hpcfed.data.attributes import Attributes, text
+from hpcfed.data.heaps import heaps_are_sound
+from hpcfed.errors import EnvironmentFailure, InputError, nearest
 
 FORMAT = "hpcfed-federation"
 VERSION = 1
-TASKS = ("classification", "regression", "next-token")
+TASKS = ("classification", "multi-label", "regression", "next-token")
 REMEDY = "write it with `hpcfed prepare`"
 
 # Labels of larger files are checked a client at a time, when they are read: reading them all would make opening slow.
 LABELS_CHECKED_AT_OPEN = 10_000_000
+# More are taken for damage: whoever counts or predicts classes needs memory for all of them.
+MOST_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class Federation:
 
     Attributes:
         path, name, content: where it lies, what it is called, and the hash of its data ("" where the writer gave none).
-        task: ``classification``, ``regression`` or ``next-token``.
-        num_classes: labels are 0 … num_classes - 1; None for regression.
+        task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
+        num_classes: C: labels and tokens are 0 … C - 1, multi-label targets C zeros and ones; None for regression.
         vocabulary: what tokens stand for, as the writer stored it; None where absent.
         partition, source: provenance, {} where absent.
         normalization: None where x is used as it is (uint8 is still scaled to [0, 1]).
@@ -62,16 +67,18 @@ class Federation:
         x_dtype, y_dtype: as the arrays are returned, in native byte order.
     """
 
-    def __init__(self, path: Path, file: h5py.File):
+    def __init__(self, path: Path, file: h5py.File, access: str = "mmap"):
         self.path = path
         self._file = file
+        self._storage = Storage(file, path, access)
+        if not heaps_are_sound(file, self._storage):
+            raise self._wrong("damaged HDF5 file: its texts cannot be read", remedy="copy or prepare it again")
         self._read_attributes()
         self._x, self._y = self._pair("train")
         self.num_samples = len(self._x)
         self.feature_shape: tuple[int, ...] = self._x.shape[1:]
         self.target_shape: tuple[int, ...] = self._y.shape[1:]
-        self.x_dtype = self._x.dtype.newbyteorder("=")
-        self.y_dtype = self._y.dtype.newbyteorder("=")
+        self.x_dtype, self.y_dtype = self._x.dtype, self._y.dtype
         self.offsets = self._index("train/offsets", self.num_samples)
         self.sizes = np.diff(self.offsets)
         self.num_clients = len(self.sizes)
@@ -80,8 +87,8 @@ class Federation:
         self.normalization = self._read_normalization()
 
     @classmethod
-    def open(cls, path: str | Path) -> Federation:
-        """Open and validate a federation file.
+    def open(cls, path: str | Path, access: str = "mmap") -> Federation:
+        """Open and validate a federation file; `access` is one of `hpcfed.data.access.ACCESS`.
 
         Raises:
             InputError: it is missing, not HDF5, truncated, not a federation, of another version, or inconsistent.
@@ -102,37 +109,55 @@ class Federation:
             remedy = "copy or prepare it again" if truncated else REMEDY
             raise InputError(what, where=str(path), remedy=remedy) from error
         try:
-            return cls(path, file)
+            return cls(path, file, access)
         except InputError:
             file.close()
             raise
-        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # how h5py reports damage further in
+        except (EnvironmentFailure, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # so does h5py
             file.close()
             raise InputError(
                 "damaged HDF5 file", where=str(path), got=str(error), remedy="copy or prepare it again"
             ) from error
 
     def client(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return x (n_k, ...) and y (n_k, ...) of client k: read-only views of the mapped file, no copy."""
-        rows = slice(self.offsets[k], self.offsets[k + 1])
-        y = self._rows(self._y, rows)
-        if not self._labels_checked:
-            self._check_labels(y, f"/train/y of client {k}")
-        return self._rows(self._x, rows), y
+        """Return x (n_k, ...) and y (n_k, ...) of client k: read-only views where the file is mapped, else copies.
+
+        Raises:
+            InputError: labels out of range in a file too large to check them all when it is opened.
+            EnvironmentFailure: the file changed or failed since it was opened.
+        """
+        rows = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
+        y = self._y[rows]
+        if not self._targets_checked:
+            self._check_values(y, f"/train/y of client {k}")
+        return self._x[rows], y
+
+    def train(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return x (n, ...) and y (n, ...) of all clients, one after another, as `client` does."""
+        return self._x[:], self._y[:]
 
     def test(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows start:stop of the test set, x and y, as `client` does."""
-        rows = slice(start, stop)
-        return self._rows(self._test_x, rows), self._rows(self._test_y, rows)
+        return self._test_x[start:stop], self._test_y[start:stop]
 
     def client_name(self, k: int) -> str:
         """Return the name of client k, read from the file one at a time; its number where the file names none."""
-        if "train/client" not in self._file:
-            return str(k)
-        return _text(self._file["train/client"][k])
+        with suppress(IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # too short, or damaged
+            names = self._file.get("train/client")
+            if isinstance(names, h5py.Dataset) and h5py.check_string_dtype(names.dtype) is not None:
+                return text(names[k])
+        return str(k)
+
+    def client_names(self) -> list[str]:
+        """Return the names of all clients, (N,), as `client_name` does."""
+        names = self._file.get("train/client")
+        if isinstance(names, h5py.Dataset) and names.shape == (self.num_clients,) and names.dtype.kind == "S":
+            return [text(name) for name in names[:]]
+        return [self.client_name(k) for k in range(self.num_clients)]
 
     def close(self) -> None:
-        """Close the file; views handed out before stay valid."""
+        """Close the file; arrays handed out before stay valid."""
+        self._storage.close()
         self._file.close()
 
     def __enter__(self) -> Federation:
@@ -145,10 +170,10 @@ class Federation:
         return InputError(what, where=str(self.path), expected=expected, got=got, remedy=remedy)
 
     def _read_attributes(self) -> None:
-        attrs = self._file.attrs
-        if _text(attrs.get("format", "")) != FORMAT:
+        attrs = Attributes(self._file, self._wrong)
+        if attrs.text("format") != FORMAT:
             raise self._wrong("not a federation file", expected=f"attribute format={FORMAT!r}")
-        version = self._integer("version")
+        version = attrs.integer("version")
         if version != VERSION:
             raise self._wrong(
                 "federation file of another version",
@@ -156,45 +181,23 @@ class Federation:
                 got="none" if version is None else str(version),
                 remedy="prepare it again with this hpcfed",
             )
-        self.name = _text(attrs.get("name", "")) or self.path.stem
-        self.content = _text(attrs.get("content", ""))
-        self.task = _text(attrs.get("task", ""))
+        self.name = attrs.text("name") or self.path.stem
+        self.content = attrs.text("content")
+        self.task = attrs.text("task")
         if self.task not in TASKS:
             raise self._wrong("attribute 'task'", got=repr(self.task), remedy=nearest(self.task, TASKS))
-        self.num_classes = None if self.task == "regression" else self._integer("num_classes")
-        if self.num_classes is None and self.task == "classification":
+        self.num_classes = None if self.task == "regression" else attrs.integer("num_classes")
+        if self.num_classes is None and self.task != "regression":
             raise self._wrong("attribute 'num_classes' is missing")
-        if self.num_classes is not None and self.num_classes < 1:
-            raise self._wrong("attribute 'num_classes'", expected="at least 1", got=str(self.num_classes))
-        self.partition: dict[str, Any] = self._json_object("partition") or {}
-        self.source: dict[str, Any] = self._json_object("source") or {}
-        self.vocabulary: Any = self._json("vocabulary")
-
-    def _integer(self, name: str) -> int | None:
-        if name not in self._file.attrs:
-            return None
-        value = np.asarray(self._file.attrs[name])
-        if value.size != 1 or value.dtype.kind not in "iu":
-            raise self._wrong(f"attribute {name!r}", expected="one integer", got=str(value.tolist()))
-        return int(value.item())
-
-    def _json(self, name: str) -> Any:
-        if name not in self._file.attrs:
-            return None
-        text = _text(self._file.attrs[name])
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            raise self._wrong(f"attribute {name!r}", expected="JSON", got=repr(text[:40])) from None
-
-    def _json_object(self, name: str) -> dict[str, Any] | None:
-        value = self._json(name)
-        if value is not None and not isinstance(value, dict):
-            raise self._wrong(f"attribute {name!r}", expected="a JSON object", got=json.dumps(value)[:40])
-        return value
+        if self.num_classes is not None and not 1 <= self.num_classes <= MOST_CLASSES:
+            expected = f"1 … {MOST_CLASSES:,}"
+            raise self._wrong("attribute 'num_classes'", expected=expected, got=str(self.num_classes))
+        self.partition: dict[str, Any] = attrs.json_object("partition") or {}
+        self.source: dict[str, Any] = attrs.json_object("source") or {}
+        self.vocabulary: Any = attrs.json("vocabulary")
 
     def _read_normalization(self) -> Normalization | None:
-        value = self._json_object("normalization")
+        value = Attributes(self._file, self._wrong).json_object("normalization")
         if not value:
             return None
         channels = self.feature_shape[0] if len(self.feature_shape) >= 2 else 1
@@ -216,35 +219,27 @@ class Federation:
             raise self._wrong(f"dataset /{name} is missing")
         return dataset
 
-    def _pair(self, part: str) -> tuple[np.ndarray | h5py.Dataset, np.ndarray | h5py.Dataset]:
+    def _pair(self, part: str) -> tuple[Rows, Rows]:
         x, y = self._dataset(f"{part}/x"), self._dataset(f"{part}/y")
         for dataset in (x, y):
-            if dataset.shape is None or not dataset.shape or dataset.dtype.kind not in "iuf":
+            if dataset.shape is None or not dataset.shape or not is_numbers(dataset.dtype):
                 raise self._wrong(f"dataset {dataset.name}", expected="an array of numbers, a row per sample")
+            self._refuse_unstored(dataset)
         if len(x) != len(y):
             raise self._wrong(f"/{part}/x and /{part}/y differ in length", got=f"{len(x)} and {len(y)} rows")
-        return self._map(x), self._map(y)
+        return Rows(x, self._storage), Rows(y, self._storage)
 
-    def _map(self, dataset: h5py.Dataset) -> np.ndarray | h5py.Dataset:
-        """Map a contiguous array of native numbers; others (chunked, foreign byte order, empty) stay with h5py."""
-        start = dataset.id.get_offset()
-        if start is None or not dataset.dtype.isnative or start % dataset.dtype.itemsize:
-            return dataset
-        stop = start + math.prod(dataset.shape) * dataset.dtype.itemsize
-        if stop > self.path.stat().st_size:
-            remedy = "copy or prepare it again"
-            raise self._wrong(f"truncated: dataset {dataset.name} ends beyond the file", remedy=remedy)
-        mapped = np.memmap(self.path, dtype=dataset.dtype, mode="r", offset=start, shape=dataset.shape)
-        return mapped.view(np.ndarray)
-
-    @staticmethod
-    def _rows(array: np.ndarray | h5py.Dataset, rows: slice) -> np.ndarray:
-        return np.asarray(array[rows], dtype=array.dtype.newbyteorder("="))
+    def _refuse_unstored(self, dataset: h5py.Dataset) -> None:
+        """Refuse a dataset of which the file holds less than its header claims."""
+        why = flaw(dataset, self._storage.size)
+        if why is not None:
+            raise self._wrong(f"dataset {dataset.name} {why}", remedy="copy or prepare it again")
 
     def _index(self, name: str, num_rows: int) -> np.ndarray:
         dataset = self._dataset(name)
-        if dataset.dtype.kind not in "iu" or dataset.ndim != 1:
+        if dataset.dtype.kind not in "iu" or dataset.shape is None or dataset.ndim != 1:
             raise self._wrong(f"/{name}", expected="one row of integers", got=f"{dataset.dtype} {dataset.shape}")
+        self._refuse_unstored(dataset)
         offsets = dataset[:].astype(np.int64)
         if len(offsets) < 2:
             raise self._wrong(f"a federation of no clients: /{name} has {len(offsets)} entries")
@@ -260,8 +255,8 @@ class Federation:
         self.test_offsets: np.ndarray | None = None
         self.num_test = 0
         if "test/x" not in self._file and "test/y" not in self._file:
-            self._test_x = np.empty((0, *self.feature_shape), self.x_dtype)
-            self._test_y = np.empty((0, *self.target_shape), self.y_dtype)
+            self._test_x: Rows | np.ndarray = np.empty((0, *self.feature_shape), self.x_dtype)
+            self._test_y: Rows | np.ndarray = np.empty((0, *self.target_shape), self.y_dtype)
             return
         self._test_x, self._test_y = self._pair("test")
         self.num_test = len(self._test_x)
@@ -278,21 +273,26 @@ class Federation:
     def _check_targets(self) -> None:
         if self.task == "classification" and self.target_shape:
             raise self._wrong("/train/y", expected="one label per sample", got=f"shape {self.target_shape} each")
+        if self.task == "multi-label" and self.target_shape != (self.num_classes,):
+            expected = f"{self.num_classes} zeros and ones"
+            raise self._wrong("/train/y", expected=expected, got=f"shape {self.target_shape} each")
+        if self.task == "next-token" and "f" in (self._x.dtype.kind, self._test_x.dtype.kind):
+            raise self._wrong("/train/x and /test/x", expected="integer tokens", got="floating point")
         if self.task != "regression" and "f" in (self._y.dtype.kind, self._test_y.dtype.kind):
             raise self._wrong("/train/y and /test/y", expected="integer labels", got="floating point")
-        self._labels_checked = self.num_classes is None or self._y.size <= LABELS_CHECKED_AT_OPEN
-        if self.num_classes is not None and self._labels_checked:
-            self._check_labels(self._y[:], "/train/y")
-            self._check_labels(self._test_y[:], "/test/y")
+        size = math.prod(self._y.shape)
+        self._targets_checked = size <= LABELS_CHECKED_AT_OPEN
+        if self._targets_checked:
+            self._check_values(self._y[:], "/train/y")
+        if math.prod(self._test_y.shape) <= LABELS_CHECKED_AT_OPEN:
+            self._check_values(self._test_y[:], "/test/y")
 
-    def _check_labels(self, labels: np.ndarray, where: str) -> None:
-        top = (self.num_classes or 0) - 1
-        if labels.size and (labels.min() < 0 or labels.max() > top):
-            raise self._wrong(f"labels in {where}", expected=f"0 … {top}", got=f"{labels.min()} … {labels.max()}")
-
-
-def _text(value: Any) -> str:
-    """Decode an attribute or a name: other programs write text as str, bytes or fixed-length bytes."""
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.item()
-    return value.decode("utf-8").rstrip("\0") if isinstance(value, bytes) else str(value)
+    def _check_values(self, targets: np.ndarray, where: str) -> None:
+        """Refuse labels that are no class, and targets that are no number."""
+        if self.num_classes is None:
+            if targets.dtype.kind == "f" and not np.isfinite(targets).all():
+                raise self._wrong(f"targets in {where}", expected="finite numbers", got="NaN or infinity")
+            return
+        top = 1 if self.task == "multi-label" else self.num_classes - 1
+        if targets.size and (targets.min() < 0 or targets.max() > top):
+            raise self._wrong(f"labels in {where}", expected=f"0 … {top}", got=f"{targets.min()} … {targets.max()}")

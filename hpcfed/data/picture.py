@@ -1,4 +1,4 @@
-"""How classes and samples are spread over the clients of a federation: counts, a text heat map, and a figure."""
+"""How classes and samples are spread over the clients of a federation: counts, a text heat map, a figure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 from rich.text import Text
 
 from hpcfed.data.format import Federation
+from hpcfed.data.samples import draw_samples, has_pictures, samples_height
 from hpcfed.files import write_whole
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
 MAX_FIGURE_ROWS = 1000
@@ -21,6 +22,7 @@ LEVELS = (0.0, 0.05, 0.15, 0.35, 0.60)
 """Lower bounds of the shares of a client's samples that `SHADES` stand for, each exclusive; a blank stands for none."""
 SHADES = "·░▒▓█"
 STYLES = ("bright_black", "blue", "cyan", "yellow", "bright_red")
+FIGURE_3_SHARES = (0.4, 0.6, 0.8)
 FIGURE_TYPES = (".png", ".pdf", ".svg")
 
 
@@ -65,16 +67,32 @@ def text_heat_map(counts: np.ndarray) -> list[Text]:
 
 
 def save_figure(federation: Federation, counts: np.ndarray | None, path: Path) -> None:
-    """Draw clients × classes (where there are classes) and the clients' sizes; the ending of `path` sets the type.
+    """Draw clients × classes (where there are classes), the clients' sizes, both as histograms, and a few samples.
+
+    `counts` are (N, K), None where there are no classes; the ending of `path` sets the type. The histogram of classes
+    is that of FedDyn's Figure 3: in how many classes 40, 60 and 80 % of each client's data lie.
 
     Raises:
         OSError: the file can't be written.
     """
     from matplotlib.figure import Figure
+
+    heights = [5.0, 2.5, *([samples_height(federation)] if has_pictures(federation) else [])]
+    figure = Figure(figsize=(8.5, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    _draw_clients(federation, counts, parts[0])
+    _draw_histograms(federation, counts, parts[1])
+    if len(heights) > 2:
+        draw_samples(federation, parts[2])
+    figure.suptitle(f"{federation.name}: {describe_partition(federation)}", fontsize=10)
+    write_whole(path, _rendered(figure, path.suffix[1:]))
+
+
+def _draw_clients(federation: Federation, counts: np.ndarray | None, figure: SubFigure) -> None:
+    """Draw clients × classes, and the clients' sizes beside them."""
     from matplotlib.ticker import MaxNLocator
 
     panels = 1 if counts is None else 2
-    figure = Figure(figsize=(3.5 + 4 * (panels - 1), 5), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False, sharey=True, width_ratios=[3, 2][-panels:])[0]
     top = federation.num_clients - 0.5
     if counts is not None:
@@ -91,8 +109,28 @@ def save_figure(federation: Federation, counts: np.ndarray | None, path: Path) -
     axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_ylim(top, -0.5)
-    figure.suptitle(f"{federation.name}: {describe_partition(federation)}", fontsize=10)
-    write_whole(path, _rendered(figure, path.suffix[1:]))
+
+
+def _draw_histograms(federation: Federation, counts: np.ndarray | None, figure: SubFigure) -> None:
+    """Draw how many clients have how many samples, and how many classes hold most of their data."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.subplots(1, 1 if counts is None else 2, squeeze=False)[0]
+    axes[-1].hist(federation.sizes, bins=min(30, max(1, len(np.unique(federation.sizes)))), color="0.6")
+    axes[-1].set_xlabel("samples per client")
+    for each in axes:
+        each.set_ylabel("clients")
+        each.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if counts is None:
+        return
+    filled = counts[counts.sum(axis=1) > 0]
+    classes = np.arange(counts.shape[1] + 2) - 0.5
+    for share in FIGURE_3_SHARES:
+        held = np.histogram(classes_for_share(filled, share), classes)[0]
+        axes[0].stairs(held, classes, label=f"{share:.0%} of the data")
+    axes[0].set_xlabel("classes that hold most of a client's data")
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].legend(fontsize=7)
 
 
 def describe_partition(federation: Federation) -> str:

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 
 from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
 
 Samples = tuple[Tensor, Tensor]
-"""x (n, …) in the run's dtype, and y: labels int64 (n,), or targets (n, …) in the run's dtype."""
+"""x (n, …) and y (n, …), in the types that `types_of` says."""
+
+
+def types_of(task: str, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Return the types of x and y: tokens and labels are int64, all else is in the run's dtype.
+
+    The zeros and ones of a multi-label target count as numbers.
+    """
+    x = torch.int64 if task == "next-token" else dtype
+    y = torch.int64 if task in ("classification", "next-token") else dtype
+    return x, y
 
 
 class Shards:
@@ -24,7 +35,7 @@ class Shards:
 
     def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device, capacity: int):
         self._federation = federation
-        self._dtype = dtype
+        self._x_dtype, self._y_dtype = types_of(federation.task, dtype)
         self._device = device
         self._room = capacity
         self._held: OrderedDict[tuple[str, int], Samples] = OrderedDict()
@@ -43,7 +54,7 @@ class Shards:
             self._held.move_to_end(key)
             return self._held[key]
         x, y = read()
-        samples = self._prepare_x(x), self._prepare_y(y)
+        samples = self._prepare_x(x), self._to_device(y, self._y_dtype)
         self._room -= _nbytes(samples)
         while self._room < 0 and self._held:
             self._room += _nbytes(self._held.popitem(last=False)[1])
@@ -51,21 +62,31 @@ class Shards:
         return samples
 
     def _prepare_x(self, x: np.ndarray) -> Tensor:
-        prepared = self._to_device(x, self._dtype)
+        if self._federation.task == "next-token":
+            self._check_tokens(x)
+            return self._to_device(x, self._x_dtype)
+        prepared = self._to_device(x, self._x_dtype)
         if x.dtype == np.uint8:
             prepared.div_(255)
         if self._centre is not None:
             prepared.sub_(self._centre[0]).div_(self._centre[1])
         return prepared
 
-    def _prepare_y(self, y: np.ndarray) -> Tensor:
-        return self._to_device(y, self._dtype if self._federation.task == "regression" else torch.int64)
+    def _check_tokens(self, x: np.ndarray) -> None:
+        """Refuse tokens that an embedding of the vocabulary has no row for; on a GPU they would end the process."""
+        top = (self._federation.num_classes or 0) - 1
+        if x.size and (x.min() < 0 or x.max() > top):
+            expected, got = f"0 … {top}", f"{x.min()} … {x.max()}"
+            raise InputError("tokens of x", where=str(self._federation.path), expected=expected, got=got)
 
     def _to_device(self, array: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """Convert in one pass into memory of torch's own, aligned to 64 bytes wherever the rows lie in the file."""
-        prepared = torch.empty(array.shape, dtype=dtype)
-        prepared.numpy()[...] = array
-        return prepared.to(self._device)
+        """Copy into memory of torch's own, aligned to 64 bytes wherever the rows lie in the file.
+
+        Bytes travel as bytes and are converted on the device; all else is converted while it is copied.
+        """
+        copy = torch.empty(array.shape, dtype=torch.uint8 if array.dtype == np.uint8 else dtype)
+        copy.numpy()[...] = array
+        return copy.to(self._device).to(dtype)
 
     def _per_channel(self, federation: Federation) -> tuple[Tensor, Tensor] | None:
         """Mean and std, shaped to broadcast along axis 1 of (n, C, …)."""
@@ -73,7 +94,7 @@ class Shards:
             return None
         trailing = (1,) * max(len(federation.feature_shape) - 1, 0)
         mean, std = (
-            torch.tensor(values, dtype=self._dtype, device=self._device).view(-1, *trailing)
+            torch.tensor(values, dtype=self._x_dtype, device=self._device).view(-1, *trailing)
             for values in (federation.normalization.mean, federation.normalization.std)
         )
         return mean, std

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.own import write_federation
 from hpcfed.data.format import Federation
+from hpcfed.data.samples import text_of
 from tests.data.raw import write_idx_folder
 from tests.launch import Completed
 
@@ -55,6 +57,33 @@ def test_prepare_and_inspect_a_regression(tmp_path: Path) -> None:
     assert "min 30, median 30, max 30" in shown
     assert "classes" not in shown
     assert "<svg" in picture.read_text()
+
+
+def test_the_picture_shows_samples_as_text(tmp_path: Path) -> None:
+    """Two roles of different texts: each line of the picture is a role's first sample, in its vocabulary's letters."""
+    text, letters = "to be or not to be", " benort"
+    tokens = np.array([[letters.index(letter) for letter in text]])
+    write_federation(
+        tmp_path / "f.h5",
+        {"HAMLET": (tokens, tokens)},
+        task="next-token",
+        vocabulary=letters,
+        source={"play": "Hamlet"},
+    )
+    hpcfed("inspect", tmp_path / "f.h5", "--picture", tmp_path / "f.svg")
+    assert f"HAMLET: {text}" in (tmp_path / "f.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tokens", "text"),
+    [
+        ("abc", [2, 0, 1], "cab"),
+        (["to", "be"], [0, 1, 5], "to be \ufffd"),
+        ({"to": 1, "be": 0}, [1, 0], "to be"),
+    ],
+)
+def test_tokens_as_text(vocabulary: object, tokens: list[int], text: str) -> None:
+    assert text_of(np.array(tokens), vocabulary) == text
 
 
 def test_changed_data_are_noticed(tmp_path: Path) -> None:

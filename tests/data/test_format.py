@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from hpcfed.data import format as federation_format
+from hpcfed.data.access import ACCESS
 from hpcfed.data.format import Federation, Normalization
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 
 X = np.arange(10 * 3 * 2 * 2, dtype=np.uint8).reshape(10, 3, 2, 2)
 Y = np.array([0, 1, 2, 3, 0, 1, 2, 3, 0, 1])
@@ -134,7 +135,7 @@ WRONG: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "task": (replace("@task", "clasification"), "did you mean 'classification'"),
     "no task": (replace("@task", None), "attribute 'task'"),
     "no num_classes": (replace("@num_classes", None), "attribute 'num_classes' is missing"),
-    "num_classes 0": (replace("@num_classes", 0), "expected at least 1, got 0"),
+    "num_classes 0": (replace("@num_classes", 0), "expected 1 … 1,048,576, got 0"),
     "partition": (replace("@partition", "iid"), "attribute 'partition': expected JSON, got 'iid'"),
     "source": (replace("@source", "[1]"), "attribute 'source': expected a JSON object"),
     "normalization keys": (replace("@normalization", '{"mean": [0]}'), "attribute 'normalization': expected"),
@@ -220,3 +221,43 @@ def test_opening_reads_no_samples(tmp_path: Path) -> None:
     assert path.stat().st_size > 64e9
     with Federation.open(path) as federation:
         assert federation.client(1)[0].shape == (10, 8_000)
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_every_way_of_reading_gives_the_same(tmp_path: Path, access: str) -> None:
+    path = write_minimal(tmp_path / "f.h5")
+    with Federation.open(path, access) as federation:
+        assert [array.tolist() for array in federation.client(2)] == [X[4:].tolist(), Y[4:].tolist()]
+        assert np.array_equal(federation.train()[0], X)
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(EnvironmentFailure, match=r"f.h5: the data file became shorter: expected at least"):
+            federation.client(2)
+
+
+def test_files_open_once_whatever_the_number_of_clients(tmp_path: Path) -> None:
+    def descriptors(num_clients: int) -> int:
+        path = tmp_path / f"{num_clients}.h5"
+        with h5py.File(write_minimal(path, X.astype("f4")), "r+") as file:
+            del file["train/offsets"]
+            file["train/offsets"] = np.r_[np.zeros(num_clients, int), 10]
+        with Federation.open(path) as federation:
+            federation.client(num_clients - 1)
+            here = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+            return sum(path.samefile(link) for link in here if link.exists())
+
+    assert descriptors(2) == descriptors(20_000) <= 3
+
+
+def test_numbers_of_a_layout_that_numpy_has_not_are_converted(tmp_path: Path) -> None:
+    """Twelve bits in sixteen: mapped as they lie they would be other numbers."""
+    kind = h5py.h5t.STD_I16LE.copy()
+    kind.set_precision(12)
+    kind.set_offset(4)
+    path = write_minimal(tmp_path / "f.h5")
+    with h5py.File(path, "r+") as file:
+        del file["train/x"]
+        space = h5py.h5s.create_simple((10, 3))
+        stored = h5py.h5d.create(file["train"].id, b"x", kind, space)
+        stored.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(30, dtype="<i2").reshape(10, 3))
+    with Federation.open(path) as federation:
+        assert federation.client(0)[0].tolist() == np.arange(12).reshape(4, 3).tolist()

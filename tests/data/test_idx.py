@@ -102,7 +102,7 @@ def test_canonical_mnist() -> None:
     if folder is None:
         pytest.skip("needs MNIST in $HPCFED_SHARED/data/MNIST")
     dataset = idx.load(folder, idx.MNIST)
-    assert dataset.remarks == ("md5: the four files are the canonical MNIST",)
+    assert dataset.remarks == ("md5: all 4 files are the published MNIST",)
     assert (dataset.x.shape, dataset.test_x.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
     assert round(dataset.x.mean() / 255, 4) == dataset.normalization.mean[0]
     assert round(dataset.x.std() / 255, 4) == dataset.normalization.std[0]

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from scipy.optimize import linprog
 
 from data_prep.dataset import Dataset
-from data_prep.synthetic import feddyn, leaf
+from data_prep.synthetic import feddyn, fedprox, leaf
 from hpcfed.cli import prepare
 from hpcfed.data.format import Federation
 from hpcfed.errors import InputError
@@ -150,8 +150,59 @@ def test_leafs_seed_is_bounded() -> None:
         leaf.generate(leaf.LARGEST_SEED + 1, clients=2)
 
 
+def test_fedproxs_set_has_its_sizes_laws_and_halves() -> None:
+    dataset = fedprox.generate(0)
+    sizes = np.bincount(dataset.owner) + np.bincount(dataset.test_owner)
+    assert (dataset.x.shape[1:], dataset.x.dtype, dataset.num_classes, len(sizes)) == ((60,), np.float64, 10, 30)
+    assert np.bincount(dataset.owner).tolist() == [int(0.9 * size) for size in sizes]
+    assert np.array_equal(np.sort(dataset.rows), dataset.rows)
+    assert len(np.unique(dataset.rows)) == len(dataset.rows)
+    within = np.concatenate([own - own.mean(axis=0) for own, _ in clients_of(dataset)])
+    np.testing.assert_allclose((within**2).sum(axis=0) / (len(within) - 30), VARIANCE, rtol=0.06)
+    many = np.bincount(fedprox.generate(1, clients=4000, dimension=1, classes=2).owner) / 0.9
+    np.testing.assert_allclose(np.median(np.log(many - 50 + 1)), 4, atol=0.15)  # ± 1.25 · 2 / √4000 = 0.04
+    assert many.min() >= 50
+
+
+def test_fedproxs_beta_spreads_features_and_its_alpha_no_label() -> None:
+    clients, dimension = 400, 30
+    for beta in (0.0, 0.5, 3.0):
+        dataset = fedprox.generate(2, beta=beta, clients=clients, dimension=dimension, classes=2)
+        centres = np.array([own.mean(axis=0) for own, _ in clients_of(dataset)])
+        # B_k has variance β², v_k 1 more, and a mean over d = 30 of them 1/30 more; ± √(2/400) = 0.07 of it.
+        np.testing.assert_allclose(centres.mean(axis=1).var(), beta**2 + 1 / dimension, rtol=0.3)
+        np.testing.assert_allclose(centres.var(axis=1, ddof=1).mean(), 1, rtol=0.1)
+    none, some = (fedprox.generate(3, alpha=alpha, clients=20) for alpha in (0.0, 1.0))
+    np.testing.assert_array_equal(none.x, some.x)
+    np.testing.assert_array_equal(none.y, some.y)
+
+
+def test_fedproxs_clients_have_models_of_their_own_unless_iid() -> None:
+    small = {"clients": 4, "dimension": 3, "classes": 3}
+    own, common = fedprox.generate(1, **small), fedprox.generate(1, iid=True, **small)
+    assert all(separable(x[:60], y[:60], classes=3) for x, y in clients_of(own))
+    assert not separable(own.x[:400], own.y[:400], classes=3)
+    assert separable(common.x[:400], common.y[:400], classes=3)
+    assert np.abs(common.x.mean(axis=0)).max() < 0.2
+    assert (common.source["alpha"], common.source["iid"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -1.0}, "alpha of fedprox-synthetic: expected a number from 0 to 1e+06, got -1.0"),
+        ({"beta": float("nan")}, "beta of fedprox-synthetic"),
+        ({"iid": True, "beta": 1.0}, "alpha and beta have no effect with iid"),
+    ],
+)
+def test_wrong_spreads_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        fedprox.generate(0, **options)
+    assert message in str(refused.value)
+
+
 def test_a_seed_makes_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
-    for source in (feddyn.NAME, leaf.NAME):
+    for source in (feddyn.NAME, fedprox.NAME, leaf.NAME):
         small = (source, "--clients", 8, "--dimension", 4, "--classes", 3)
         first, again, other = (
             prepared(tmp_path / f"{source}-{i}.h5", *small, "--seed", seed).read_bytes()
@@ -168,6 +219,12 @@ def test_prepare_passes_the_options_of_a_generator_on(tmp_path: Path) -> None:
         assert federation.sizes.tolist() == [200] * 7
         assert (federation.feature_shape, federation.num_classes, federation.num_test) == ((6,), 3, 0)
         assert federation.partition == {"scheme": "natural", "clients": 7}
+    arguments = (fedprox.NAME, "--alpha", 0.5, "--beta", 2, "--clients", 5)
+    with Federation.open(prepared(tmp_path / "fedprox.h5", *arguments)) as federation:
+        assert {"alpha": 0.5, "beta": 2.0, "iid": False, "clients": 5}.items() <= federation.source.items()
+        assert federation.test_offsets[-1] == federation.num_test
+    with Federation.open(prepared(tmp_path / "iid.h5", fedprox.NAME, "--iid", "--clients", 3)) as federation:
+        assert federation.source["iid"]
     with Federation.open(prepared(tmp_path / "leaf.h5", leaf.NAME, "--clients", 30)) as federation:
         assert federation.source["seed"] == leaf.SEED == 931_231
         assert federation.num_samples + federation.num_test == 2947  # of LEAF's own first 30 clients
@@ -184,6 +241,8 @@ def test_prepare_passes_the_options_of_a_generator_on(tmp_path: Path) -> None:
         ("feddyn-synthetic --alpha 0.3", "--alpha has no effect with feddyn-synthetic, which comes split"),
         ("feddyn-synthetic --raw .", "feddyn-synthetic is not read from files"),
         ("feddyn-synthetic --type 5", "got 5"),
+        ("fedprox-synthetic --gamma 1", "--gamma has no effect with fedprox-synthetic"),
+        ("digits --incomplete --iid", "--iid, --incomplete has no effect with digits"),
         ("linear-regression --clients 3", "--clients has no effect with linear-regression, which comes split"),
     ],
 )
@@ -200,4 +259,4 @@ def test_every_option_of_a_source_can_be_typed() -> None:
         parameters = inspect.signature(source.load).parameters.values()
         own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
         assert own <= typed
-        assert own <= {*prepare.OF_SOURCES, "clients"}
+        assert own <= {*prepare.OF_SOURCES, "clients", "alpha"}

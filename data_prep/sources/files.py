@@ -1,0 +1,154 @@
+"""The raw files of a data set: what is published, what lies in the user's folder, and whether they agree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.errors import InputError
+
+AGAIN = "copy or download it again"
+LISTED = "`hpcfed prepare --list` says where it comes from"
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """One file as its publisher offers it, or as it comes out of an archive that is published.
+
+    Attributes:
+        name: as it lies in the user's folder.
+        size: bytes; None where it is not known.
+        md5, sha256: "" where the publisher names none.
+        unpack: what to do with it before it can be read; "" where it is read as it is.
+    """
+
+    name: str
+    size: int | None = None
+    md5: str = ""
+    sha256: str = ""
+    unpack: str = ""
+
+    def facts(self) -> str:
+        """Return size and checksum in words."""
+        size = f"{self.size:,} bytes" if self.size is not None else ""
+        digests = (f"{kind} {value}" for kind, value in (("md5", self.md5), ("sha256", self.sha256)) if value)
+        return ", ".join(part for part in (size, *digests) if part) or "no size or checksum is published"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the files of a data set come from.
+
+    Attributes:
+        title: the data set in one line.
+        url: the publisher's page.
+        files: every file that is published or read.
+        layout: what the folder of ``--raw`` must hold.
+    """
+
+    title: str
+    url: str = ""
+    files: tuple[Published, ...] = ()
+    layout: str = ""
+
+
+def locate(folder: Path, wanted: Mapping[str, Sequence[str]], *, inside: str = "") -> dict[str, Path]:
+    """Return key → path for the first of each key's names that is a file in `folder`, or in its subfolder `inside`.
+
+    Raises:
+        InputError: the folder is missing, or files are: all of those are named.
+    """
+    check_folder(folder)
+    places = [folder / inside, folder] if inside else [folder]
+    found, missing = {}, []
+    for key, names in wanted.items():
+        path = next((place / name for place in places for name in names if (place / name).is_file()), None)
+        if path is None:
+            missing.append(spelled(names))
+        else:
+            found[key] = path
+    if missing:
+        remedy = f"put {'it' if len(missing) == 1 else 'them'} into that folder; {LISTED}"
+        raise InputError(f"missing {', '.join(missing)}", where=str(folder), remedy=remedy)
+    return found
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is not a folder.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if not folder.is_dir():
+        raise InputError("no such folder", where=str(folder), remedy="name the one with the raw files by --raw")
+
+
+def spelled(names: Sequence[str]) -> str:
+    """Return the names a file may have in short: the first, with ``[.gz]`` where it may also be packed."""
+    return names[0] + ("[.gz]" if f"{names[0]}.gz" in names else "")
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn a file system's refusal into one line.
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
+
+
+def damaged(path: Path, what: str, error: Exception | None = None) -> InputError:
+    """Return the error for a file that is not what it should be."""
+    return InputError(what, where=str(path), got="" if error is None else str(error), remedy=AGAIN)
+
+
+def examine(
+    origin: Origin, paths: Iterable[Path], *, title: str, published: Callable[[str], str] = str
+) -> tuple[list[dict[str, str]], str]:
+    """Return the provenance of the files that were read, and a line on whether they are the published ones.
+
+    Args:
+        origin: the published files.
+        paths: those that were read.
+        title: what to call the data set.
+        published: the name a file is published by, of the one it lies under.
+    """
+    known = {file.name: file for file in origin.files}
+    entries, others, unknown = [], [], []
+    for path in paths:
+        with reading(path):
+            md5, sha256 = digests(path)
+            size = path.stat().st_size
+        entries.append({"name": path.name, "sha256": sha256})
+        file = known.get(published(path.name))
+        if file is None or not (file.md5 or file.sha256 or file.size):
+            unknown.append(path.name)
+        elif file.md5 not in ("", md5) or file.sha256 not in ("", sha256) or file.size not in (None, size):
+            others.append(path.name)
+        elif not (file.md5 or file.sha256):
+            unknown.append(path.name)
+    if others:
+        return entries, f"md5: not the published files of {title}: {', '.join(others)}"
+    if unknown:
+        few = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
+        return entries, f"md5: none is published for {few}; sha256 goes into the federation file"
+    count = "the file is" if len(entries) == 1 else f"all {len(entries)} files are"
+    return entries, f"md5: {count} the published {title}"
+
+
+def digests(path: Path) -> tuple[str, str]:
+    """Return md5 and sha256 of a file as it lies."""
+    md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK):
+            md5.update(piece)
+            sha256.update(piece)
+    return md5.hexdigest(), sha256.hexdigest()

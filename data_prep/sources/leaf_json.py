@@ -1,0 +1,267 @@
+"""LEAF's json: ``{"users": […], "num_samples": […], "user_data": {user: {"x": […], "y": […]}}}``, in many files.
+
+Files are read as a stream, one client in memory at a time. Three of its data sets, by what x and y are:
+
+    femnist       784 numbers in [0, 1], background 1, not inverted, and one of 62 classes; uint8 where all are k / 255
+    shakespeare   80 characters, and the one after them
+    vectors       numbers, and a class: LEAF's and FedProx's synthetic sets
+
+Reference: Caldas et al., "LEAF: a benchmark for federated settings", arXiv 1812.01097; data/ of its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.sources.files import AGAIN, Origin, check_folder, damaged, examine
+from data_prep.sources.json_stream import members
+from data_prep.sources.text import LEAF_LETTERS, WINDOW, Alphabet
+from data_prep.spool import Spool, UnitImages, alike
+from hpcfed.errors import InputError
+
+URL = "https://github.com/TalwalkarLab/leaf"
+LAYOUT = (
+    "the folders train and test of LEAF's preprocessing; or json files, those with 'test' in their name for testing"
+)
+FEMNIST = Origin("FEMNIST from LEAF: characters by 3,550 writers, 62 classes, 28 × 28", URL, layout=LAYOUT)
+SHAKESPEARE = Origin("Shakespeare from LEAF: 80 characters in, the next one out, by role", URL, layout=LAYOUT)
+VECTORS = Origin("LEAF's or FedProx's synthetic sets as they wrote them: vectors and classes", URL, layout=LAYOUT)
+SIDE = 28
+FEMNIST_CLASSES = 62
+MOST_CLASSES = 1 << 20
+
+
+class Sink(Protocol):
+    """Takes the samples of one client after the other."""
+
+    def append(self, rows: np.ndarray) -> None: ...
+
+    def finish(self) -> np.ndarray: ...
+
+
+@dataclass
+class Half:
+    """The training or the test half as it is read: samples of `clients`, of which each row names one by `owner`."""
+
+    x: Sink
+    y: list[np.ndarray] = field(default_factory=list)
+    owner: list[np.ndarray] = field(default_factory=list)
+    clients: dict[str, int] = field(default_factory=dict)
+
+    def labels(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.int64), *self.y])
+
+    def owners(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.int64), *self.owner])
+
+
+Decode = Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
+
+
+def load_femnist(raw: str | Path) -> Dataset:
+    """Read FEMNIST: x (n, 1, 28, 28) uint8, or float32 where pixels are not k / 255; y (n,) int64, split by writer.
+
+    Raises:
+        InputError: files are missing or damaged, or hold something else.
+    """
+
+    def decode(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        images = _numbers(x, SIDE * SIDE)
+        if images.size and not (images.min() >= 0 and images.max() <= 1):
+            raise ValueError("pixels beyond 0 … 1")
+        return images, _labels(y, FEMNIST_CLASSES)
+
+    train, test, source, remarks = _read(Path(raw), FEMNIST, decode, lambda: UnitImages((1, SIDE, SIDE)))
+    x, test_x = alike(train.x.finish(), test.x.finish())
+    return _dataset("femnist", train, test, x, test_x, FEMNIST_CLASSES, source=source, remarks=remarks)
+
+
+def load_shakespeare(raw: str | Path) -> Dataset:
+    """Read Shakespeare: x (n, 80) uint8, y (n,) int64, split by role; see `load_femnist`."""
+    alphabet = Alphabet(LEAF_LETTERS)
+
+    def decode(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        for items, length in ((x, WINDOW), (y, 1)):
+            if not all(isinstance(item, str) and len(item) == length for item in items):
+                raise ValueError(f"texts of another length than {length}")
+        return alphabet.encode("".join(x)).reshape(-1, WINDOW), alphabet.encode("".join(y)).astype(np.int64)
+
+    train, test, source, remarks = _read(Path(raw), SHAKESPEARE, decode, lambda: Spool((WINDOW,), np.uint8))
+    remarks += alphabet.verdict(str(raw))
+    x, test_x = train.x.finish(), test.x.finish()
+    return _dataset(
+        "shakespeare", train, test, x, test_x, len(LEAF_LETTERS), LEAF_LETTERS, source=source, remarks=remarks
+    )
+
+
+def load_vectors(raw: str | Path) -> Dataset:
+    """Read vectors: x (n, d) float64, y (n,) int64, classes 0 to the largest label there is; see `load_femnist`."""
+    dimension = _first_dimension(Path(raw))
+
+    def decode(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        return _numbers(x, dimension), _labels(y, MOST_CLASSES)
+
+    train, test, source, remarks = _read(Path(raw), VECTORS, decode, lambda: Spool((dimension,), np.float64))
+    x, test_x = train.x.finish(), test.x.finish()
+    classes = int(max(half.labels().max(initial=0) for half in (train, test))) + 1
+    return _dataset("leaf-vectors", train, test, x, test_x, classes, source=source, remarks=remarks)
+
+
+def files(raw: Path) -> tuple[list[Path], list[Path]]:
+    """Return the training and the test files; a file that `raw` itself names is for training.
+
+    Raises:
+        InputError: there are none to train on.
+    """
+    if raw.is_file():
+        return [raw], []
+    check_folder(raw)
+    if (raw / "train").is_dir():
+        train, test = (sorted((raw / part).glob("*.json")) for part in ("train", "test"))
+    else:
+        found = sorted(raw.glob("*.json"))
+        train, test = ([path for path in found if ("test" in path.stem) == of_test] for of_test in (False, True))
+    if not train:
+        got = f"only {', '.join(path.name for path in test[:3])}" if test else "no *.json"
+        remedy = "put LEAF's train and test folders there, or name one file by --raw to train on it"
+        raise InputError("no json files to train on", where=str(raw), got=got, remedy=remedy)
+    return train, test
+
+
+def _read(
+    raw: Path, origin: Origin, decode: Decode, sink: Callable[[], Sink]
+) -> tuple[Half, Half, dict[str, Any], tuple[str, ...]]:
+    """Return both halves, their provenance, and the verdict on the files."""
+    of_train, of_test = files(raw)
+    halves = Half(sink()), Half(sink())
+    for half, paths in zip(halves, (of_train, of_test), strict=True):
+        for path in paths:
+            _read_file(path, half, decode)
+    if not any(map(len, halves[0].owner)):
+        raise damaged(of_train[0], "holds no samples")
+    entries, verdict = examine(origin, of_train + of_test, title=origin.title)
+    return *halves, {"files": entries}, (verdict,)
+
+
+def _read_file(path: Path, half: Half, decode: Decode) -> None:
+    said: dict[str, Any] = {}  # what the file says of its clients before their data
+    promised: dict[str, int | None] | None = None
+    for key, value in members(path, "user_data"):
+        if key != "user_data":
+            said[key] = value
+            continue
+        if promised is None:
+            promised = _promised(path, said)
+            _add_clients(path, half, promised)
+            awaited = set(promised)
+        name, data = value
+        if not promised:
+            _add_clients(path, half, [name])
+        elif name not in awaited:
+            raise damaged(path, f"client {name[:40]!r} comes twice, or is none of its users")
+        awaited.discard(name)
+        x, y = _samples(path, name, data, promised.get(name))
+        try:
+            rows, labels = decode(x, y)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise damaged(path, f"samples of client {name[:40]!r}", error) from error
+        half.x.append(rows)
+        half.y.append(labels)
+        half.owner.append(np.full(len(labels), half.clients[name]))
+    if promised and awaited:
+        raise damaged(path, f"no data of client {min(awaited)[:40]!r}")
+
+
+def _promised(path: Path, said: dict[str, Any]) -> dict[str, int | None]:
+    """Return user → number of samples, None where the file does not say; {} where it has named no users yet."""
+    users = said.get("users", [])
+    sizes = said.get("num_samples", [None] * len(users) if isinstance(users, list) else None)
+    if not isinstance(users, list) or not isinstance(sizes, list) or not all(isinstance(user, str) for user in users):
+        raise damaged(path, "users and num_samples are no lists")
+    if len(set(users)) != len(users) or (users and len(sizes) != len(users)):
+        raise damaged(path, f"{len(users)} users, {len(sizes)} numbers of samples, or a user twice")
+    return dict(zip(users, sizes, strict=True)) if users else {}
+
+
+def _add_clients(path: Path, half: Half, names: Iterable[str]) -> None:
+    for name in names:
+        if name in half.clients:
+            raise damaged(path, f"client {name[:40]!r} comes twice")
+        half.clients[name] = len(half.clients)
+
+
+def _samples(path: Path, name: str, data: Any, promised: int | None) -> tuple[list[Any], list[Any]]:
+    if not (isinstance(data, dict) and isinstance(data.get("x"), list) and isinstance(data.get("y"), list)):
+        raise damaged(path, f"client {name[:40]!r} has no lists x and y")
+    x, y = data["x"], data["y"]
+    if len(x) != len(y) or promised not in (None, len(x)):
+        got = f"{len(x)} x, {len(y)} y, num_samples {str(promised)[:40]}"
+        raise InputError(f"samples of client {name[:40]!r} don't fit", where=str(path), got=got, remedy=AGAIN)
+    return x, y
+
+
+def _first_dimension(raw: Path) -> int:
+    for path in files(raw)[0]:
+        for key, value in members(path, "user_data"):
+            x = value[1].get("x") if key == "user_data" and isinstance(value[1], dict) else None
+            if isinstance(x, list) and x and isinstance(x[0], list) and x[0]:
+                return len(x[0])
+    raise InputError("no vectors in it", where=str(raw), expected="user_data of x and y")
+
+
+def _numbers(rows: list[Any], dimension: int) -> np.ndarray:
+    """Return rows of numbers as (m, d) float64."""
+    if not all(isinstance(row, list) and len(row) == dimension for row in rows):
+        raise ValueError(f"rows of another length than {dimension}")
+    array = np.array(rows, np.float64).reshape(-1, dimension)
+    if not np.isfinite(array).all():
+        raise ValueError("numbers that are not finite")
+    return array
+
+
+def _labels(values: list[Any], classes: int) -> np.ndarray:
+    """Return labels, which may be written as floating-point numbers, as (m,) int64."""
+    array = np.array(values, np.float64)
+    if array.ndim != 1 or not ((array >= 0) & (array < classes) & (array == np.floor(array))).all():
+        raise ValueError(f"labels other than 0 … {classes - 1}")
+    return array.astype(np.int64)
+
+
+def _dataset(
+    name: str,
+    train: Half,
+    test: Half,
+    x: np.ndarray,
+    test_x: np.ndarray,
+    num_classes: int,
+    vocabulary: str | None = None,
+    *,
+    source: dict[str, Any],
+    remarks: tuple[str, ...],
+) -> Dataset:
+    """Put the halves together: test samples keep their clients where all of them are clients of training too."""
+    shared = test.clients.keys() <= train.clients.keys()
+    numbers = np.array([train.clients.get(client, -1) for client in test.clients], np.int64)
+    if len(test_x) and not shared:
+        remarks += ("test: by other clients than those of training, so one set for all",)
+    return Dataset(
+        name=name,
+        task="next-token" if vocabulary else "classification",
+        x=x,
+        y=train.labels(),
+        num_classes=num_classes,
+        test_x=test_x if len(test_x) else None,
+        test_y=test.labels() if len(test_x) else None,
+        source=source,
+        owner=train.owners(),
+        test_owner=numbers[test.owners()] if len(test_x) and shared else None,
+        clients=tuple(train.clients),
+        vocabulary=vocabulary,
+        remarks=remarks,
+    )

@@ -1,0 +1,80 @@
+"""Arrays x and y of one client: an .npz, or a pair of .npy files; no pickle is ever read.
+
+A header's claim is compared with the bytes there are before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from hpcfed.errors import InputError
+
+MOST_PACKED = 1100
+"""Deflate packs at most 1032 to 1."""
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return arrays ``x`` and ``y`` of an .npz.
+
+    Raises:
+        InputError: one is missing, holds objects, or the file is damaged.
+    """
+    with _damage_in(path), zipfile.ZipFile(path) as archive:
+        members = {Path(info.filename).stem: info for info in archive.infolist()}
+        missing = {"x", "y"} - members.keys()
+        if missing:
+            got = ", ".join(members) or "none"
+            raise InputError("arrays are missing", where=str(path), expected="'x' and 'y'", got=got)
+        return _member(archive, members["x"]), _member(archive, members["y"])
+
+
+def read_npy_pair(x_path: Path, y_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return two .npy files, mapped.
+
+    Raises:
+        InputError: one holds objects or is damaged.
+    """
+    arrays = []
+    for path in (x_path, y_path):
+        with _damage_in(path):
+            arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
+    return arrays[0], arrays[1]
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    if info.file_size > MOST_PACKED * max(info.compress_size, 1):
+        raise ValueError(f"{info.filename} claims {info.file_size:,} bytes")
+    with archive.open(info) as file:
+        shape, fortran, dtype = _header(file)
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or size != info.file_size - file.tell():
+            raise ValueError(f"{info.filename} is no plain array of its size")
+        data = file.read(size)
+    return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = npy.read_magic(file)
+    if version not in HEADERS:
+        raise ValueError(f"version {version} of the npy format")
+    return HEADERS[version](file)
+
+
+@contextmanager
+def _damage_in(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise InputError("damaged, or no plain arrays", where=str(path), got=str(error)[:80]) from error

@@ -1,0 +1,273 @@
+"""TensorFlow Federated's HDF5 files: ``examples/<client>/<field>``, a file for training and one for testing.
+
+    fed_emnist     pixels (m, 28, 28) float32, background 1 · label (m,), 62 classes     3,400 writers
+    fed_cifar100   image (m, 32, 32, 3) uint8 · label (m,), 100 classes                  500 clients, 100 others to test
+    shakespeare    snippets (m,) text                                                    715 roles
+
+A client's snippets are joined by newlines and cut into samples as plain text is (see `text`), with the 86 characters
+of TFF's text generation tutorial. A test set whose clients are those of training keeps them.
+
+Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, appendix C; tff.simulation.datasets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.sources.cifar import FEDDYN
+from data_prep.sources.files import Origin, Published, damaged, examine, locate
+from data_prep.sources.text import WINDOW, Alphabet, windows
+from data_prep.spool import Spool, UnitImages, alike
+from hpcfed.data.access import Storage
+from hpcfed.data.content import rows_per_block
+from hpcfed.data.format import Normalization
+from hpcfed.data.heaps import heaps_are_sound
+
+URL = "https://storage.googleapis.com/tff-datasets-public/"
+LETTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
+DEFLATE_AT_MOST = 1032
+"""No deflate stream unpacks to more times its size, so a dataset that claims more is damaged."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the three data sets.
+
+    Attributes:
+        stem: the files are ``<stem>_train.h5`` and ``<stem>_test.h5``.
+        name: of the federation.
+        origin: what is published.
+        fields: of a client, with the shape of a row and the kinds of numbers; text has none.
+        num_classes: of the labels, or characters.
+        normalization: of the images.
+    """
+
+    stem: str
+    name: str
+    origin: Origin
+    fields: dict[str, tuple[tuple[int, ...], str]]
+    num_classes: int
+    normalization: Normalization | None = None
+
+
+def _origin(title: str, stem: str, archive: str, sha256: str) -> Origin:
+    published = Published(archive, sha256=sha256, unpack=f"unpack {stem}_train.h5 and {stem}_test.h5")
+    return Origin(title, URL + archive, (published,), f"{stem}_train.h5 and {stem}_test.h5")
+
+
+EMNIST = Kind(
+    "fed_emnist",
+    "fed-emnist",
+    _origin(
+        "Federated EMNIST of TFF: 671,585 and 77,483 characters by 3,400 writers, 62 classes, 28 × 28",
+        "fed_emnist",
+        "fed_emnist.tar.bz2",
+        "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
+    ),
+    {"pixels": ((28, 28), "f"), "label": ((), "iu")},
+    62,
+)
+CIFAR100 = Kind(
+    "fed_cifar100",
+    "fed-cifar100",
+    _origin(
+        "Federated CIFAR-100 of TFF: 500 clients of 100 images by Pachinko allocation, 10,000 images to test",
+        "fed_cifar100",
+        "fed_cifar100.tar.bz2",
+        "e8575e22c038ecef1ce6c7d492d7abee7da13b1e1ba9b70a7fc18531ba7590de",
+    ),
+    {"image": ((32, 32, 3), "iu"), "label": ((), "iu")},
+    100,
+    FEDDYN,
+)
+SHAKESPEARE = Kind(
+    "shakespeare",
+    "fed-shakespeare",
+    _origin(
+        "Shakespeare of TFF: 16,068 and 2,356 lines by 715 roles",
+        "shakespeare",
+        "shakespeare.tar.bz2",
+        "0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
+    ),
+    {"snippets": ((), "O")},
+    len(LETTERS),
+)
+
+
+@dataclass
+class Half:
+    """The samples of one file: x and y (n, …), the client of each, and the clients' names."""
+
+    x: np.ndarray
+    y: np.ndarray
+    owner: np.ndarray
+    clients: tuple[str, ...]
+
+
+def load_emnist(raw: str | Path) -> Dataset:
+    """Read Federated EMNIST: x (n, 1, 28, 28) uint8, or float32 where pixels are not k / 255; y (n,) int64."""
+    halves = _both(Path(raw), EMNIST, lambda path: _images(path, EMNIST, UnitImages((1, 28, 28)), _unit))
+    halves[0].x, halves[1].x = alike(halves[0].x, halves[1].x)
+    return _dataset(Path(raw), EMNIST, halves)
+
+
+def load_cifar100(raw: str | Path) -> Dataset:
+    """Read Federated CIFAR-100: x (n, 3, 32, 32) uint8, y (n,) int64."""
+
+    def read(path: Path) -> Half:
+        return _images(path, CIFAR100, Spool((3, 32, 32), np.uint8), _colours)
+
+    return _dataset(Path(raw), CIFAR100, _both(Path(raw), CIFAR100, read))
+
+
+def load_shakespeare(raw: str | Path) -> Dataset:
+    """Read Shakespeare: x (n, 80) uint8, y (n,) uint8; roles of fewer than 81 characters have no samples."""
+    alphabet = Alphabet(LETTERS)
+    halves = _both(Path(raw), SHAKESPEARE, lambda path: _texts(path, alphabet))
+    return _dataset(Path(raw), SHAKESPEARE, halves, LETTERS, alphabet.verdict(str(raw)))
+
+
+def _both(raw: Path, kind: Kind, read: Callable[[Path], Half]) -> tuple[Half, Half]:
+    """Return both halves.
+
+    Raises:
+        InputError: a file is missing, no HDF5, damaged, or holds something else.
+    """
+    paths, halves = _paths(raw, kind), []
+    for path in paths.values():
+        try:
+            halves.append(read(path))
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # how h5py reports damage
+            raise damaged(path, f"not {path.name} of TFF, or damaged", error) from error
+    if not len(halves[0].y):
+        raise damaged(paths["train"], "holds no samples")
+    return halves[0], halves[1]
+
+
+def _paths(raw: Path, kind: Kind) -> dict[str, Path]:
+    return locate(raw, {half: (f"{kind.stem}_{half}.h5",) for half in ("train", "test")})
+
+
+def _unit(pixels: np.ndarray) -> np.ndarray:
+    if not (np.isfinite(pixels).all() and pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1):
+        raise ValueError("pixels beyond 0 … 1")
+    return pixels[:, None]
+
+
+def _colours(images: np.ndarray) -> np.ndarray:
+    if images.min(initial=0) < 0 or images.max(initial=0) > np.iinfo(np.uint8).max:
+        raise ValueError("pixels beyond 0 … 255")
+    return images.transpose(0, 3, 1, 2)
+
+
+def _images(path: Path, kind: Kind, sink: Spool | UnitImages, shown: Callable[[np.ndarray], np.ndarray]) -> Half:
+    """Return images and labels of a file, of which one block at a time is in memory.
+
+    Raises:
+        ValueError: they are not those of this kind.
+    """
+    image = next(iter(kind.fields))
+    names: list[str] = []
+    labels, owner = [], []
+    for name, fields in _clients(path, kind):
+        for block in _blocks(fields[image]):
+            sink.append(shown(block))
+        own = np.concatenate([np.empty(0, np.int64), *_blocks(fields["label"])]).astype(np.int64)
+        if own.min(initial=0) < 0 or own.max(initial=0) >= kind.num_classes:
+            raise ValueError(f"labels of client {name[:40]} beyond 0 … {kind.num_classes - 1}")
+        owner.append(np.full(len(own), len(names)))
+        names.append(name)
+        labels.append(own)
+    return Half(sink.finish(), _joined(labels), _joined(owner), tuple(names))
+
+
+def _texts(path: Path, alphabet: Alphabet) -> Half:
+    x, y = Spool((WINDOW,), np.uint8), Spool((), np.uint8)
+    names: list[str] = []
+    owner = []
+    for name, fields in _clients(path, SHAKESPEARE):
+        snippets = [bytes(snippet) for block in _blocks(fields["snippets"]) for snippet in block]
+        own_x, own_y = windows(alphabet.encode(b"\n".join(snippets).decode("utf-8")))
+        x.append(own_x)
+        y.append(own_y)
+        owner.append(np.full(len(own_y), len(names)))
+        names.append(name)
+    return Half(x.finish(), y.finish(), _joined(owner), tuple(names))
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, np.int64), *arrays])
+
+
+def _clients(path: Path, kind: Kind) -> Iterator[tuple[str, dict[str, h5py.Dataset]]]:
+    """Yield the clients of a file in the order of their names, each with its fields, checked."""
+    with h5py.File(path, "r", locking=False) as file:
+        with closing(Storage(file, path, "memory")) as storage:
+            sound = heaps_are_sound(file, storage)
+        if not sound:
+            raise ValueError("texts that cannot be walked to their end")
+        examples = file.get("examples")
+        if not isinstance(examples, h5py.Group) or not len(examples):
+            raise ValueError("no group 'examples' of clients")
+        for name in examples:
+            fields = {field: examples[name][field] for field in kind.fields}
+            for field, (shape, numbers) in kind.fields.items():
+                _check(fields[field], shape, numbers)
+            if len({len(field) for field in fields.values()}) > 1:
+                raise ValueError(f"fields of client {name[:40]} that differ in length")
+            yield name, fields
+
+
+def _check(dataset: h5py.Dataset, shape: tuple[int, ...], numbers: str) -> None:
+    """Refuse a dataset of other rows, and one that claims more than its bytes in the file can hold."""
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in numbers or not dataset.shape:
+        raise ValueError(f"a field that is not an array of kind {numbers}")
+    if dataset.shape[1:] not in (shape, shape or (1,)):
+        raise ValueError(f"rows of shape {dataset.shape[1:]}, not {shape}")
+    stored = dataset.id.get_storage_size()
+    most = stored * DEFLATE_AT_MOST if dataset.compression else stored
+    if math.prod(dataset.shape) * dataset.dtype.itemsize > most:
+        raise ValueError(f"{dataset.name[:80]} claims the shape {dataset.shape} and has {stored} bytes")
+
+
+def _blocks(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
+    """Yield the rows of a dataset, some at a time; rows of one number come without an axis of their own."""
+    size = rows_per_block(dataset.shape[1:], dataset.dtype)
+    for start in range(0, len(dataset), size):
+        block = dataset[start : start + size]
+        yield block[:, 0] if block.shape[1:] == (1,) else block
+
+
+def _dataset(
+    raw: Path, kind: Kind, halves: tuple[Half, Half], vocabulary: str | None = None, remarks: tuple[str, ...] = ()
+) -> Dataset:
+    train, test = halves
+    paths = _paths(raw, kind)
+    entries, verdict = examine(kind.origin, paths.values(), title=kind.name)
+    numbers = {name: number for number, name in enumerate(train.clients)}
+    shared = bool(len(test.y)) and numbers.keys() >= set(test.clients)
+    test_owner = np.array([numbers[name] for name in test.clients])[test.owner] if shared else None
+    return Dataset(
+        name=kind.name,
+        task="next-token" if vocabulary else "classification",
+        x=train.x,
+        y=train.y,
+        num_classes=kind.num_classes,
+        test_x=test.x if len(test.y) else None,
+        test_y=test.y if len(test.y) else None,
+        normalization=kind.normalization,
+        source={"files": entries},
+        owner=train.owner,
+        test_owner=test_owner,
+        clients=train.clients,
+        vocabulary=vocabulary,
+        remarks=(verdict, *remarks),
+    )

@@ -1,0 +1,160 @@
+"""Who gets which sample: the source's own clients, or a partition scheme; and who keeps some of it for a test set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from data_prep import partition
+from data_prep.dataset import Dataset
+from data_prep.streams import stream
+from hpcfed.errors import InputError, nearest
+
+NATURAL = "natural"
+NUM_CLIENTS = 100
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of a `Dataset`, given to N clients.
+
+    Attributes:
+        owner: (n,) int64, the client of each sample, 0 … N-1; `NOBODY` for a sample that is left out.
+        num_clients: N.
+        partition: how that came about, stored as JSON: scheme, parameters, seed.
+        clients: the N clients' names; None for ``client-0`` and so on.
+        held: (n,) bool, samples that their client keeps for a test set of its own, in place of the source's common one;
+            None where all are for training.
+        test_owner: (num_test,) int64, the client of each of the source's test samples; None where they are common.
+    """
+
+    owner: np.ndarray
+    num_clients: int
+    partition: dict[str, Any]
+    clients: Sequence[str] | None = None
+    held: np.ndarray | None = None
+    test_owner: np.ndarray | None = None
+
+
+def split(
+    dataset: Dataset, scheme: str | None, num_clients: int | None, seed: int, options: Mapping[str, Any]
+) -> Split:
+    """Give the samples of a data set to clients.
+
+    Args:
+        dataset: the samples.
+        scheme: a name of `partition.SCHEMES`, or ``natural``; None for natural where the source comes split, else iid.
+        num_clients: N; None for 100, or the source's own number.
+        seed: of every random choice.
+        options: the scheme's own, as given by the user; ``min_samples``, which every scheme takes; and
+            ``test_fraction``, the share of its samples that each client keeps for its own test set.
+
+    Raises:
+        InputError: an unknown scheme, an option that would have no effect, or numbers that cannot be met.
+    """
+    given = dict(options)
+    test_fraction = given.pop("test_fraction", None)
+    if scheme is None:
+        scheme = NATURAL if dataset.owner is not None else "iid"
+    if scheme == NATURAL:
+        done = _natural(dataset, num_clients, given)
+    else:
+        done = _by_scheme(dataset, scheme, num_clients or NUM_CLIENTS, seed, given)
+    return done if test_fraction is None else _hold_out(done, test_fraction, seed)
+
+
+def refuse(options: Mapping[str, Any], what: str) -> None:
+    """Refuse options that were given and would do nothing: their user believes that they do.
+
+    Raises:
+        InputError: naming them.
+    """
+    if options:
+        names = ", ".join(f"--{key.replace('_', '-')}" for key in options)
+        raise InputError(f"{names} has no effect with {what}", remedy="leave it out")
+
+
+def _natural(dataset: Dataset, num_clients: int | None, given: dict[str, Any]) -> Split:
+    """Keep the source's clients, but for those of fewer than ``min_samples`` samples."""
+    if dataset.owner is None:
+        raise InputError(f"{dataset.name} does not come split", remedy="choose another --partition")
+    sizes = np.bincount(dataset.owner, minlength=len(dataset.clients or ()))
+    least = given.pop("min_samples", None)
+    asked = {} if num_clients in (None, len(sizes)) else {"clients": num_clients}
+    refuse({**asked, **given}, f"{dataset.name}, which comes split")
+    kept = np.ones(len(sizes), bool) if least is None else sizes >= least
+    if not kept.any():
+        raise InputError("no client has that many samples", expected=f"at least {least}", got=f"at most {sizes.max()}")
+    number = np.where(kept, np.cumsum(kept) - 1, NOBODY)
+    rule = {} if least is None else {"min_samples": least}
+    return Split(
+        owner=number[dataset.owner],
+        num_clients=int(kept.sum()),
+        partition={"scheme": NATURAL, "clients": int(kept.sum()), **rule},
+        clients=None if dataset.clients is None else [dataset.clients[k] for k in np.flatnonzero(kept).tolist()],
+        test_owner=None if dataset.test_owner is None else number[dataset.test_owner],
+    )
+
+
+def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, given: dict[str, Any]) -> Split:
+    if scheme not in partition.SCHEMES:
+        raise InputError(f"unknown partition {scheme!r}", remedy=nearest(scheme, [*partition.SCHEMES, NATURAL]))
+    if scheme != "iid" and (dataset.num_classes is None or dataset.y.ndim > 1):
+        raise InputError(f"{scheme} needs classes, and {dataset.name} has none", remedy="use --partition iid")
+    assign = partition.SCHEMES[scheme]
+    settings = partition.options(assign)
+    least = None if "min_samples" in settings else given.pop("min_samples", None)
+    refuse({key: value for key, value in given.items() if key not in settings}, f"--partition {scheme}")
+    settings.update(given)
+    if settings.get("sizes") == "equal":
+        refuse({key: value for key, value in given.items() if key == "sigma"}, "--sizes equal")
+        settings = {
+            key: value for key, value in settings.items() if key in given or key not in ("sigma", "min_samples")
+        }
+    order = in_source_order(dataset.rows)
+    labels = dataset.y if order is None else dataset.y[order]
+    owner = assign(np.asarray(labels), num_clients, stream(seed, f"partition: {scheme}"), **settings)
+    if least is not None:
+        _check_sizes(owner, num_clients, least)
+        settings["min_samples"] = least
+    if order is not None:
+        in_file = np.empty_like(owner)
+        in_file[order] = owner
+        owner = in_file
+    return Split(owner, num_clients, {"scheme": scheme, "clients": num_clients, **settings, "seed": seed})
+
+
+def in_source_order(rows: np.ndarray | None) -> np.ndarray | None:
+    """Return the permutation that sorts samples by their rows in the source; None where they lie in that order."""
+    if rows is None or (rows.ndim == 1 and (rows[1:] >= rows[:-1]).all()):
+        return None
+    return np.lexsort(rows.T[::-1]) if rows.ndim > 1 else np.argsort(rows, kind="stable")
+
+
+def _check_sizes(owner: np.ndarray, num_clients: int, least: int) -> None:
+    sizes = np.bincount(owner, minlength=num_clients)
+    if sizes.min() < least:
+        expected = f"at least {least} samples a client"
+        raise InputError("min-samples", expected=expected, got=str(sizes.min()), remedy="ask for fewer clients")
+
+
+def _hold_out(done: Split, fraction: float, seed: int) -> Split:
+    """Let each client k keep ⌊fraction · n_k⌋ of its samples, drawn at random, for its own test set."""
+    if not 0 < fraction < 1:
+        raise InputError("test-fraction", expected="a number between 0 and 1", got=str(fraction))
+    keys = stream(seed, "test sets of clients").random(len(done.owner))
+    order = np.lexsort((keys, done.owner))
+    sizes = np.bincount(done.owner - NOBODY, minlength=done.num_clients - NOBODY)
+    starts = np.cumsum(sizes) - sizes
+    whose = done.owner[order] - NOBODY
+    held = np.empty(len(order), bool)
+    held[order] = np.arange(len(order)) - starts[whose] < np.floor(fraction * sizes)[whose]
+    held &= done.owner != NOBODY
+    record = {**done.partition, "test_fraction": fraction}
+    if done.partition["scheme"] == NATURAL:
+        record["seed"] = seed
+    return replace(done, partition=record, held=held, test_owner=None)

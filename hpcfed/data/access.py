@@ -1,0 +1,146 @@
+"""How rows of a federation file come into memory, and how a file that fails in mid-run is noticed.
+
+    mmap      the file is mapped once: rows are views of the page cache, which all ranks of a host share
+    memory    rows are copied by ordinary reads into memory of the rank's own
+
+Both go through the descriptor that HDF5 opened, so a file is opened once, whatever it holds. A file that another
+program shortened is noticed before its rows are touched: reading a mapping beyond the end would kill the process.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import EnvironmentFailure
+
+ACCESS = ("mmap", "memory")
+LARGEST_NUMBER = 8
+_AGAIN = "the file must stay as it is while runs use it; copy or prepare it again"
+
+
+class Storage:
+    """The bytes of one open HDF5 file."""
+
+    def __init__(self, file: h5py.File, path: str | os.PathLike[str], access: str):
+        self.path = os.fspath(path)
+        self._raw = os.fdopen(os.dup(file.id.get_vfd_handle()), "rb", buffering=0)
+        self.size = os.fstat(self._raw.fileno()).st_size
+        self._mapping = mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_READ) if access == "mmap" else None
+
+    def array(self, start: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return native numbers that lie from byte `start` on: read-only where mapped, else a copy.
+
+        Raises:
+            EnvironmentFailure: the file is shorter than it was, or the disk failed.
+        """
+        count = math.prod(shape)
+        stop = start + count * dtype.itemsize
+        if self._mapping is None:
+            target = np.empty(shape, dtype)
+            self._read(start, target.reshape(-1).view(np.uint8).data)
+            return target
+        size = os.fstat(self._raw.fileno()).st_size
+        if size < stop:
+            raise self._shorter(stop, size)
+        return np.frombuffer(self._mapping, dtype, count, start).reshape(shape)
+
+    def bytes(self, start: int, stop: int) -> bytes:
+        """Return the bytes ``start:stop`` of the file.
+
+        Raises:
+            EnvironmentFailure: as `array`.
+        """
+        target = bytearray(stop - start)
+        self._read(start, memoryview(target))
+        return bytes(target)
+
+    def close(self) -> None:
+        """Close the descriptor; arrays handed out before stay valid."""
+        self._raw.close()
+
+    def _read(self, start: int, target: memoryview) -> None:
+        """Fill `target`, a view of bytes, from byte `start` on."""
+        done = 0
+        while done < len(target):
+            try:
+                step = os.preadv(self._raw.fileno(), [target[done:]], start + done)
+            except OSError as error:
+                what = f"can't be read ({error.strerror})"
+                raise EnvironmentFailure(what, where=self.path, remedy="check the disk or file system") from error
+            if step == 0:
+                raise self._shorter(start + len(target), start + done)
+            done += step
+
+    def _shorter(self, expected: int, got: int) -> EnvironmentFailure:
+        expected_bytes, got_bytes = f"at least {expected:,} bytes", f"{got:,}"
+        return EnvironmentFailure(
+            "the data file became shorter", where=self.path, expected=expected_bytes, got=got_bytes, remedy=_AGAIN
+        )
+
+
+class Rows:
+    """The rows of one dataset: by `Storage` where it is contiguous and native, else (chunked, foreign) by h5py.
+
+    Attributes:
+        shape: (n, ...).
+        dtype: of the arrays returned, in native byte order.
+    """
+
+    def __init__(self, dataset: h5py.Dataset, storage: Storage):
+        self.shape: tuple[int, ...] = dataset.shape
+        self.dtype = dataset.dtype.newbyteorder("=")
+        self._dataset = dataset
+        self._storage = storage
+        self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        # Of the types that HDF5 converts to a numpy type, one has the same bits.
+        is_native = dataset.id.get_type().equal(h5py.h5t.py_create(self.dtype))
+        self._start = dataset.id.get_offset() if is_native else None
+        if self._start is not None and self._start % self.dtype.itemsize:
+            self._start = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """Return adjacent rows (stop - start, ...), read-only where mapped.
+
+        Raises:
+            EnvironmentFailure: the file is shorter than it was, damaged further in, or the disk failed.
+        """
+        start, stop, _ = rows.indices(len(self))
+        shape = (max(stop - start, 0), *self.shape[1:])
+        if self._start is None:
+            try:
+                return np.asarray(self._dataset[start:stop], dtype=self.dtype)
+            except (OSError, RuntimeError) as error:  # h5py reports a failed read as either
+                where = f"{self._storage.path}: {self._dataset.name}"
+                raise EnvironmentFailure("can't be read", where=where, got=str(error), remedy=_AGAIN) from error
+        return self._storage.array(self._start + start * self._row_bytes, shape, self.dtype)
+
+
+def is_numbers(dtype: np.dtype) -> bool:
+    """Tell whether a dataset's type is one that numpy and torch both compute with."""
+    return dtype.kind in "iuf" and dtype.itemsize <= LARGEST_NUMBER
+
+
+def flaw(dataset: h5py.Dataset, file_size: int) -> str | None:
+    """Return why a file of `file_size` bytes cannot hold what a dataset's header claims, or None if it can.
+
+    Nothing of the claimed size is read or allocated, so a damaged header cannot ask for memory that there is not.
+    """
+    layout = dataset.id.get_create_plist()
+    claimed = math.prod(dataset.shape) * dataset.dtype.itemsize
+    if layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL:
+        return "lies in another file"
+    if layout.get_layout() == h5py.h5d.CHUNKED:
+        held = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
+        return "is not written to its end" if held < claimed else None
+    start = dataset.id.get_offset()
+    if start is not None and start + claimed > file_size:
+        return "ends beyond the file: truncated"
+    return "is not written to its end" if dataset.id.get_storage_size() < claimed else None

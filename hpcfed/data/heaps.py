@@ -1,0 +1,71 @@
+"""Global heaps, where HDF5 keeps texts of variable length without checksums: damage is found before they are read.
+
+The library follows the sizes it finds in a heap; free space of size 0 keeps it busy for ever.
+
+Reference: HDF5 file format specification, version 3.0, section III.E, "Disk Format: Level 1E - Global Heap".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import h5py
+
+from hpcfed.data.access import Storage
+
+SIGNATURE = b"GCOL\x01"
+HEADER, OBJECT = struct.Struct("<8xQ"), struct.Struct("<H6xQ")
+ALIGNMENT = 8
+MOST_SEARCHED = 16 << 20
+"""Bytes beside contiguous arrays; a file with more holds packed samples, in which nobody looks for heaps."""
+
+
+def heaps_are_sound(file: h5py.File, storage: Storage) -> bool:
+    """Tell whether the heaps of an open file can be walked to their ends."""
+    gaps = list(_between_arrays(file, storage.size))
+    if sum(stop - start for start, stop in gaps) > MOST_SEARCHED:
+        return True
+    for start, stop in gaps:
+        data = storage.bytes(start, stop)
+        place = data.find(SIGNATURE)
+        while place >= 0:
+            if not _is_sound(data, place):
+                return False
+            place = data.find(SIGNATURE, place + 1)
+    return True
+
+
+def _between_arrays(file: h5py.File, size: int) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of all that is not in a contiguous array."""
+    taken = []
+    for part in ("train", "test"):
+        for name in ("x", "y", "offsets", "client", "row"):
+            dataset = file.get(f"{part}/{name}")
+            start = dataset.id.get_offset() if isinstance(dataset, h5py.Dataset) else None
+            if start is not None:
+                taken.append((start, start + dataset.id.get_storage_size()))
+    place = 0
+    for start, stop in sorted(taken):
+        if start > place:
+            yield place, min(start, size)
+        place = max(place, stop)
+    if place < size:
+        yield place, size
+
+
+def _is_sound(data: bytes, place: int) -> bool:
+    """Walk the objects of the heap at `place` as the library does: each names its size, free space includes its own."""
+    if place + HEADER.size > len(data):
+        return False
+    stop = place + HEADER.unpack_from(data, place)[0]
+    if stop > len(data):
+        return False
+    place += HEADER.size
+    while place + OBJECT.size <= stop:
+        number, size = OBJECT.unpack_from(data, place)
+        step = OBJECT.size + -(-size // ALIGNMENT) * ALIGNMENT if number else size
+        if step == 0 or place + step > stop:
+            return False
+        place += step
+    return True

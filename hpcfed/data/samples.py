@@ -1,0 +1,76 @@
+"""A few samples of a few clients, as a person would look at them: images as they are, tokens as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.data.format import Federation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import SubFigure
+
+CLIENTS, SAMPLES = 5, 8
+TEXT_WIDTH = 110
+
+
+def has_pictures(federation: Federation) -> bool:
+    """Tell whether samples can be shown: grey or coloured images (C, H, W), or tokens with a vocabulary."""
+    shape = federation.feature_shape
+    images = federation.task != "next-token" and len(shape) == 3 and shape[0] in (1, 3)
+    return images or (federation.task == "next-token" and _words(federation.vocabulary) is not None)
+
+
+def samples_height(federation: Federation) -> float:
+    """Return the inches that `draw_samples` needs."""
+    return CLIENTS * (0.25 if federation.task == "next-token" else 0.7)
+
+
+def draw_samples(federation: Federation, figure: SubFigure) -> None:
+    """Draw the first samples of the first clients that have some, a row a client."""
+    clients = np.flatnonzero(federation.sizes)[:CLIENTS].tolist()
+    if federation.task == "next-token":
+        _draw_text(federation, clients, figure)
+        return
+    grid = figure.subplots(len(clients), SAMPLES, squeeze=False)
+    for k, row in zip(clients, grid, strict=True):
+        x, y = federation.client(k)
+        for axes in row:
+            axes.axis("off")
+        for axes, image, label in zip(row, x, y, strict=False):
+            axes.imshow(_as_image(image), cmap="gray")
+            axes.set_title(str(label) if federation.num_classes else "", fontsize=7, pad=2)
+        name = federation.client_name(k)[:16]
+        row[0].text(-0.15, 0.5, name, fontsize=7, ha="right", va="center", transform=row[0].transAxes)
+
+
+def text_of(tokens: np.ndarray, vocabulary: Any) -> str:
+    """Return tokens (T,) as text; those beyond the vocabulary as �."""
+    words = _words(vocabulary) or []
+    joint = "" if all(len(word) <= 1 for word in words) else " "
+    return joint.join(words[token] if token < len(words) else "\ufffd" for token in tokens.reshape(-1).tolist())
+
+
+def _words(vocabulary: Any) -> list[str] | None:
+    """Return what each token stands for, from a text of characters, a list, or a mapping from words to numbers."""
+    if isinstance(vocabulary, dict) and all(isinstance(number, int) for number in vocabulary.values()):
+        vocabulary = sorted(vocabulary, key=vocabulary.__getitem__)
+    return [str(word) for word in vocabulary] if isinstance(vocabulary, list | str) else None
+
+
+def _draw_text(federation: Federation, clients: list[int], figure: SubFigure) -> None:
+    axes = figure.subplots()
+    axes.axis("off")
+    for line, k in enumerate(clients):
+        written = repr(text_of(federation.client(k)[0][0], federation.vocabulary))[1:-1]
+        shown = f"{federation.client_name(k)[:16]}: {written[:TEXT_WIDTH]}".replace("$", r"\$")
+        axes.text(0, 1 - (line + 0.5) / CLIENTS, shown, fontsize=7, family="monospace", va="center")
+
+
+def _as_image(sample: np.ndarray) -> np.ndarray:
+    """Return (H, W) or (H, W, 3) in [0, 1]."""
+    image = sample.astype(np.float64)
+    low, high = (0, 255) if sample.dtype == np.uint8 else (image.min(), image.max())
+    image = (image - low) / (high - low if high > low else 1)
+    return image[0] if len(image) == 1 else image.transpose(1, 2, 0)

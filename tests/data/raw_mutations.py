@@ -1,0 +1,253 @@
+"""Damage raw files in a thousand ways, read them, and say how each attempt ended: see `mutations`, which is its model.
+
+    python -m tests.data.raw_mutations FOLDER SEED COUNT
+
+An attempt that takes longer than `MOST_SECONDS` ends the process, and so does one that asks for much memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import resource
+import shutil
+import signal
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.sources import cifar, cinic, emnist, idx, leaf_json, own, text, tff
+from data_prep.split import split
+from data_prep.write import write
+from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
+from tests.data import raw_formats as raw
+from tests.data.mutations import SIZES, SPARE_MEMORY, Rng
+from tests.data.raw import write_idx_folder
+from tests.data.test_text import PLAY
+
+MOST_SECONDS = 20
+HEAD, HEAD_OF_HDF5 = 192, 1 << 14
+"""Bytes at the start of a file that say what the rest is."""
+Codec = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One reader.
+
+    Attributes:
+        write: writes sound files into a folder.
+        load: reads it.
+        codec: unpacks and packs the content of a file that is compressed.
+        is_text: of words, numbers and signs.
+        head: bytes of a file that most mutations change.
+    """
+
+    write: Callable[[Path], object]
+    load: Callable[[Path], Dataset]
+    codec: Codec | None = None
+    is_text: bool = False
+    head: int = HEAD
+
+
+def unpacked_mat(content: bytes) -> bytes:
+    return content[:128] + zlib.decompress(content[136:])
+
+
+def packed_mat(content: bytes) -> bytes:
+    packed = zlib.compress(content[128:])
+    return content[:128] + struct.pack("<2I", 15, len(packed)) + packed
+
+
+def cinic_archive(folder: Path) -> None:
+    sound = folder / "unpacked"
+    sound.mkdir()
+    raw.write_cinic(sound)
+    raw.pack_cinic(sound, folder / cinic.ARCHIVE)
+    shutil.rmtree(sound)
+
+
+def leaf(data: Callable[[int], dict]) -> Callable[[Path], None]:
+    def written(folder: Path) -> None:
+        for seed, half in enumerate(("train", "test")):
+            raw.write_leaf(folder / half / "all_data_0.json", data(seed))
+
+    return written
+
+
+def shakespeare(seed: int) -> dict[str, tuple[list, list]]:
+    said = "abcdefghij" * 9
+    return {role: ([said[seed : seed + 80]], [said[seed + 80]]) for role in raw.ROLES}
+
+
+def vectors(seed: int) -> dict[str, tuple[list, list]]:
+    return {f"f_{k}": ([[seed + 0.5, k], [1e-3, -2.0]], [float(k), 1.0]) for k in range(3)}
+
+
+def tff_files(stem: str, fields: Callable[[Rng], dict]) -> Callable[[Path], None]:
+    def written(folder: Path) -> None:
+        for seed, half in enumerate(("train", "test")):
+            rng = np.random.default_rng(seed)
+            raw.write_tff(folder / f"{stem}_{half}.h5", {name: fields(rng) for name in raw.WRITERS})
+
+    return written
+
+
+def characters(rng: Rng) -> dict:
+    pixels = (rng.integers(0, 256, (2, 28, 28)) / 255).astype(np.float32)
+    return {"pixels": pixels, "label": rng.integers(0, 62, 2).astype(np.int32)}
+
+
+def colours(rng: Rng) -> dict:
+    return {"image": rng.integers(0, 256, (2, 32, 32, 3), np.uint8), "label": rng.integers(0, 100, (2, 1))}
+
+
+def snippets(rng: Rng) -> dict:
+    return {"snippets": [bytes(rng.integers(97, 122, 70, np.uint8)) for _ in range(3)]}
+
+
+def tables(folder: Path) -> None:
+    for k in range(2):
+        (folder / f"c{k}.csv").write_text("a,b,y\n" + "".join(f"{i}.5,{k},{i % 3}\n" for i in range(5)))
+
+
+def letters(split_name: str, form: Callable[..., object]) -> Callable[[Path], None]:
+    _, _, num_classes, first = emnist.SPLITS[split_name]
+    return lambda folder: form(folder, split_name, raw.emnist(split_name, num_classes, first))
+
+
+def binary(version: cifar.Version) -> Callable[[Path], object]:
+    return lambda folder: raw.write_cifar_binary(folder, version)
+
+
+def python(version: cifar.Version) -> Callable[[Path], object]:
+    return lambda folder: raw.write_cifar_python(folder, version)
+
+
+GZIP: Codec = (gzip.decompress, gzip.compress)
+CASES = {
+    "idx": Case(write_idx_folder, lambda folder: idx.load(folder, idx.MNIST)),
+    "idx.gz": Case(letters("letters", raw.write_emnist_idx), emnist.load_letters, GZIP),
+    "mat": Case(
+        letters("digits", raw.write_emnist_mat), lambda f: emnist.load(f, "digits"), (unpacked_mat, packed_mat)
+    ),
+    "cifar10 binary": Case(binary(cifar.CIFAR10), cifar.load10),
+    "cifar10 python": Case(python(cifar.CIFAR10), cifar.load10),
+    "cifar100 python": Case(python(cifar.CIFAR100), cifar.load100),
+    "cinic": Case(raw.write_cinic, cinic.load),
+    "cinic.tar.gz": Case(cinic_archive, cinic.load, GZIP),
+    "femnist": Case(leaf(raw.leaf_images), leaf_json.load_femnist, is_text=True),
+    "leaf shakespeare": Case(leaf(shakespeare), leaf_json.load_shakespeare, is_text=True),
+    "leaf vectors": Case(leaf(vectors), leaf_json.load_vectors, is_text=True),
+    "fed-emnist": Case(tff_files("fed_emnist", characters), tff.load_emnist, head=HEAD_OF_HDF5),
+    "fed-cifar100": Case(tff_files("fed_cifar100", colours), tff.load_cifar100, head=HEAD_OF_HDF5),
+    "fed-shakespeare": Case(tff_files("shakespeare", snippets), tff.load_shakespeare, head=HEAD_OF_HDF5),
+    "text": Case(lambda folder: (folder / "a.txt").write_text(PLAY * 3), text.load, is_text=True),
+    "csv": Case(tables, own.load, is_text=True),
+}
+
+
+def cut(content: bytes, rng: Rng, _: int) -> bytes:
+    """Keep only the first bytes."""
+    return content[: int(rng.integers(len(content)))]
+
+
+def bits(content: bytes, rng: Rng, head: int) -> bytes:
+    """Flip a few bits of the head."""
+    data = bytearray(content)
+    for place in rng.integers(0, min(head, len(data)), int(rng.integers(1, 9))):
+        data[place] ^= 1 << int(rng.integers(8))
+    return bytes(data)
+
+
+def number(content: bytes, rng: Rng, head: int) -> bytes:
+    """Write a remarkable number over some bytes of the head, in either order: sizes and lengths among them."""
+    order, width = ("<", ">")[int(rng.integers(2))], int(rng.choice([1, 2, 4, 8]))
+    value = SIZES[int(rng.integers(len(SIZES)))] & (256**width - 1)
+    packed = struct.pack(f"{order}{'xBHxIxxxQ'[width]}", value)
+    place = int(rng.integers(0, max(1, min(head, len(content)) - width)))
+    return content[:place] + packed + content[place + width :]
+
+
+def shifted(content: bytes, rng: Rng, head: int) -> bytes:
+    """Leave out or repeat some bytes, so that what follows stands elsewhere."""
+    start, length = int(rng.integers(min(head, len(content)))), int(rng.integers(1, 33))
+    piece = content[start : start + length]
+    return content[:start] + piece * int(rng.choice([0, 2])) + content[start + length :]
+
+
+def anywhere(content: bytes, rng: Rng, _: int) -> bytes:
+    """Replace bytes anywhere."""
+    start, length = int(rng.integers(len(content))), int(rng.integers(1, 33))
+    return content[:start] + rng.bytes(len(content[start : start + length])) + content[start + length :]
+
+
+def token(content: bytes, rng: Rng, _: int) -> bytes:
+    """Replace a word, a number or a sign of a text by another."""
+    tokens = [match.span() for match in re.finditer(rb'-?[0-9.]+|"[^"]*"|[][{},:\n]', content)][:2000]
+    others = (b"1e999", b"NaN", b"1152921504606846976", b"-1", b"0.5", b"null", b"true", b"[]", b"{}", b'""', b"", b",",
+              b"[" * 5000, b'"\\ud800"', b"\xff", b"1" * 400, b'"users"', b"\x00")  # fmt: skip
+    start, stop = tokens[int(rng.integers(len(tokens)))]
+    return content[:start] + others[int(rng.integers(len(others)))] + content[stop:]
+
+
+OF_HEADS = (cut, bits, bits, number, number, number, shifted)
+OF_BYTES = (*OF_HEADS, anywhere, anywhere)
+OF_TEXTS = (cut, shifted, token, token, token, token, anywhere, bits)
+
+
+def read_all(folder: Path, case: Case) -> None:
+    """Read a folder as `hpcfed prepare` does, write the federation and open it."""
+    dataset = case.load(folder)
+    assert len(dataset.x) == len(dataset.y) > 0
+    done = split(dataset, None, None if dataset.owner is not None else 2, 0, {})
+    write(folder / "f.h5", dataset, **vars(done))
+    with Federation.open(folder / "f.h5") as federation:
+        for k in range(federation.num_clients):
+            x, _ = federation.client(k)
+            assert np.isfinite(x.sum(dtype=np.float64))
+
+
+def attempt(folder: Path, seed: int) -> str:
+    """Make one mutation and say how reading ended: ``read`` or ``refused``; anything else raises."""
+    rng = np.random.default_rng([seed, 1])
+    name = list(CASES)[seed % len(CASES)]
+    case, place = CASES[name], folder / str(seed)
+    place.mkdir()
+    case.write(place)
+    paths = sorted(path for path in place.rglob("*") if path.is_file())
+    path = paths[int(rng.integers(len(paths)))]
+    mutations = OF_TEXTS if case.is_text else OF_BYTES
+    mutate = mutations[int(rng.integers(len(mutations)))]
+    unpack, pack = case.codec if case.codec and rng.random() < 0.8 else (bytes, bytes)
+    path.write_bytes(pack(mutate(unpack(path.read_bytes()), rng, case.head)))
+    print(seed, f"{name}: {mutate.__name__} in {path.relative_to(place)}", flush=True)
+    signal.alarm(MOST_SECONDS)
+    try:
+        read_all(place, case)
+        return "read"
+    except InputError as error:
+        return f"refused: {error}"
+    finally:
+        signal.alarm(0)
+        shutil.rmtree(place)
+
+
+def main() -> None:
+    """Try COUNT mutations from SEED on."""
+    folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_MEMORY, used + SPARE_MEMORY))
+    for seed in range(first, first + count):
+        print(seed, attempt(folder, seed), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Your own data: files and folders a client each, tables, arrays, torch datasets and generators, all the same file."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import hpcfed
+from data_prep.sources import own
+from data_prep.split import split
+from data_prep.write import write
+from hpcfed.data.format import Federation, Normalization
+from hpcfed.errors import InputError
+
+NAMES = ("east", "north", "west")
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+@pytest.fixture
+def clients() -> dict[str, Arrays]:
+    """Three clients of 7, 1 and 12 samples of 3 features, labels 0 to 2."""
+    rng = np.random.default_rng(0)
+    sizes = dict(zip(NAMES, (7, 1, 12), strict=True))
+    return {name: (rng.normal(size=(n, 3)).astype(np.float32), rng.integers(0, 3, n)) for name, n in sizes.items()}
+
+
+def check(path: Path, clients: dict[str, Arrays]) -> None:
+    """Compare a federation with what went in, sample for sample."""
+    with Federation.open(path) as federation:
+        assert federation.client_names() == list(clients)
+        for k, (x, y) in enumerate(clients.values()):
+            got_x, got_y = federation.client(k)
+            assert np.array_equal(got_x, x)
+            assert np.array_equal(got_y, y)
+
+
+def prepared(raw: Path, **options: object) -> Path:
+    """Prepare own data as ``hpcfed prepare own --raw …`` does."""
+    dataset = own.load(raw, **options)
+    write(raw.parent / "own.h5", dataset, **vars(split(dataset, None, None, 0, {})), overwrite=True)
+    return raw.parent / "own.h5"
+
+
+def write_csv(path: Path, x: np.ndarray, y: np.ndarray) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(f"x{j}" for j in range(x.shape[1])), "y"])
+        writer.writerows([*map(float, row), label] for row, label in zip(x, y, strict=True))
+
+
+def test_arrays_generators_and_torch_datasets_make_the_same_file(tmp_path: Path, clients: dict[str, Arrays]) -> None:
+    import torch
+    from torch.utils.data import TensorDataset
+
+    def one_by_one(x: np.ndarray, y: np.ndarray) -> Iterator[Arrays]:
+        yield from zip(x, y, strict=True)
+
+    def of_torch(x: np.ndarray, y: np.ndarray) -> TensorDataset:
+        return TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+
+    kinds = {
+        "arrays": dict(clients),
+        "tensors": {name: tuple(map(torch.from_numpy, arrays)) for name, arrays in clients.items()},
+        "datasets": {name: of_torch(*arrays) for name, arrays in clients.items()},
+        "generators": ((name, one_by_one(*arrays)) for name, arrays in clients.items()),
+    }
+    contents = {}
+    for kind, given in kinds.items():
+        contents[kind] = hpcfed.write_federation(tmp_path / kind, given, test=clients["east"], name="own")
+        check(tmp_path / kind, clients)
+    assert len(set(contents.values())) == 1
+    assert (tmp_path / "arrays").read_bytes() == (tmp_path / "generators").read_bytes()
+    with Federation.open(tmp_path / "arrays") as federation:
+        assert (federation.name, federation.num_classes, federation.num_test) == ("own", 3, 7)
+        assert federation.partition == {"scheme": "natural", "clients": 3}
+        assert federation.test_offsets is None
+
+
+def test_tests_of_clients_and_all_that_is_known(tmp_path: Path, clients: dict[str, Arrays]) -> None:
+    images = {name: (np.full((len(y), 3, 2, 2), 7, np.uint8), y) for name, (_, y) in clients.items()}
+    test = {"west": images["west"], "east": images["east"]}
+    scale = ((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
+    hpcfed.write_federation(tmp_path / "f.h5", images, test=test, num_classes=5, normalization=scale)
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert (federation.x_dtype, federation.y_dtype, federation.num_classes) == (np.uint8, np.uint8, 5)
+        assert federation.normalization == Normalization(*scale)
+        assert federation.test_offsets.tolist() == [0, 7, 7, 19]
+        assert np.array_equal(federation.test(0, 19)[1], np.concatenate([images[k][1] for k in ("east", "west")]))
+
+
+def test_regressions_and_tokens(tmp_path: Path) -> None:
+    hpcfed.write_federation(tmp_path / "r.h5", {"a": (np.arange(6).reshape(3, 2), np.eye(3))}, task="regression")
+    with Federation.open(tmp_path / "r.h5") as federation:
+        assert (federation.x_dtype, federation.y_dtype) == (np.float32, np.float64)
+        assert (federation.num_classes, federation.target_shape) == (None, (3,))
+    tokens = np.arange(10).reshape(2, 5) % 4
+    hpcfed.write_federation(tmp_path / "t.h5", {"a": (tokens, tokens)}, task="next-token", vocabulary="abcd")
+    with Federation.open(tmp_path / "t.h5") as federation:
+        assert (federation.x_dtype, federation.num_classes, federation.vocabulary) == (np.uint8, 4, "abcd")
+        assert np.array_equal(federation.client(0)[0], tokens)
+
+
+ROWS = np.zeros((4, 3), np.float32)
+LABELS = np.array([0, 1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ({"a": (ROWS, LABELS[:3])}, {}, "client 'a': x and y differ in length: got 4 and 3"),
+        ({"a": (ROWS, LABELS), "b": (ROWS[:, :2], LABELS)}, {}, r"client 'b': x: expected shape \(3,\) a sample"),
+        ({"a": (ROWS.astype(np.uint8), LABELS), "b": (ROWS, LABELS)}, {}, "client 'b': x: expected uint8, as before"),
+        ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: expected finite numbers, got NaN"),
+        ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
+        ({"a": (ROWS, LABELS - 1)}, {}, "client 'a': y: expected labels 0 … "),
+        ({"a": (ROWS, LABELS + 0.5)}, {}, "client 'a': y: expected whole numbers"),
+        ({"a": (ROWS, np.eye(4))}, {}, "one label a sample.*task='regression'"),
+        ({"a": (ROWS, LABELS + np.inf)}, {"task": "regression"}, "client 'a': y: expected finite numbers"),
+        ({"a": (ROWS.astype(str), LABELS)}, {}, "client 'a': x: expected numbers"),
+        ({"a": 3}, {}, "client 'a': expected arrays .*, got int"),
+        ({"a": [1, 2]}, {}, "client 'a': samples: expected pairs"),
+        ({"a": (ROWS, LABELS)}, {"task": "clasification"}, "did you mean 'classification'"),
+        ([("a", (ROWS, LABELS)), ("a", (ROWS, LABELS))], {}, "client 'a' is there twice"),
+        ({"a": (ROWS[:0], LABELS[:0])}, {}, "no client has a sample"),
+        ({"a": (ROWS, LABELS)}, {"test": {"b": (ROWS, LABELS)}}, "a test set of client 'b'"),
+    ],
+)
+def test_wrong_samples_end_in_one_line(tmp_path: Path, given: object, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        hpcfed.write_federation(tmp_path / "f.h5", given, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
+    """200 MB of samples from generators; memory of the process's own counts, the page cache does not."""
+    program = """
+import sys, numpy as np, hpcfed, psutil
+rows = np.ones((100_000,), np.float32)
+def client(k):
+    for i in range(50):
+        yield rows, k % 3
+peak, own = 0, psutil.Process().memory_full_info
+before = own().uss
+def clients():
+    global peak
+    for k in range(10):
+        yield str(k), client(k)
+        peak = max(peak, own().uss)
+hpcfed.write_federation(sys.argv[1], clients())
+print(max(peak, own().uss) - before)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "f.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "f.h5").stat().st_size > 200e6
+    assert int(done.stdout) < 120e6
+
+
+def test_a_file_per_client(tmp_path: Path, clients: dict[str, Arrays]) -> None:
+    for kind in ("npz", "npy", "csv", "wide"):
+        raw = tmp_path / kind
+        raw.mkdir()
+        for name, (x, y) in {**clients, "test": clients["west"]}.items():
+            if kind == "npz":
+                np.savez_compressed(raw / f"{name}.npz", x=x, y=y)
+            elif kind == "npy":
+                np.save(raw / f"{name}.x.npy", np.asfortranarray(x))
+                np.save(raw / f"{name}.y.npy", y)
+            else:
+                write_csv(raw / f"{name}.csv", x, y)
+        check(prepared(raw), clients)
+        with Federation.open(tmp_path / "own.h5") as federation:
+            assert (federation.name, federation.num_test, federation.num_classes) == (kind, 12, 3)
+
+
+def test_parquet(tmp_path: Path, clients: dict[str, Arrays]) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'hpcfed[parquet]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "raw").mkdir()
+    for name, (x, y) in clients.items():
+        table = pyarrow.table({**{f"x{j}": x[:, j] for j in range(3)}, "y": y})
+        parquet.write_table(table, tmp_path / "raw" / f"{name}.parquet")
+    check(prepared(tmp_path / "raw"), clients)
+    (tmp_path / "raw" / "west.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"west.parquet: (no Parquet file, or damaged|can't be read)"):
+        own.load(tmp_path / "raw")
+
+
+def test_one_table_with_a_client_column_and_named_classes(tmp_path: Path, clients: dict[str, Arrays]) -> None:
+    words = np.array(["cat", "dog", "emu"])
+    rows = [(name, x, y) for name, arrays in clients.items() for x, y in zip(*arrays, strict=True)]
+    order = np.random.default_rng(1).permutation(len(rows))
+    with (tmp_path / "all.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["site", "a", "b", "c", "animal"])
+        writer.writerows([name, *map(float, x), words[y]] for name, x, y in (rows[i] for i in order))
+    path = prepared(tmp_path / "all.csv", target="animal", client_column="site")
+    with Federation.open(path) as federation:
+        assert sorted(federation.client_names()) == list(NAMES)
+        assert federation.source["classes"] == ["cat", "dog", "emu"]
+        for k, name in enumerate(federation.client_names()):
+            mine = [i for i in order if rows[i][0] == name]
+            assert np.array_equal(federation.client(k)[0], np.stack([rows[i][1] for i in mine]))
+            assert federation.client(k)[1].tolist() == [rows[i][2] for i in mine]
+
+
+def test_tables_of_a_regression_and_tests_of_clients(tmp_path: Path, clients: dict[str, Arrays]) -> None:
+    (tmp_path / "raw" / "test").mkdir(parents=True)
+    for name, (x, y) in clients.items():
+        write_csv(tmp_path / "raw" / f"{name}.csv", x, y * 0.5)
+        write_csv(tmp_path / "raw" / "test" / f"{name}.csv", x[:1], y[:1])
+    with Federation.open(prepared(tmp_path / "raw", task="regression", target="x2,y")) as federation:
+        assert (federation.feature_shape, federation.target_shape) == ((2,), (2,))
+        assert np.array_equal(federation.client(0)[1][:, 1], clients["east"][1] * 0.5)
+        assert federation.test_offsets.tolist() == [0, 1, 2, 3]
+
+
+def test_a_folder_of_images_per_client(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    pixels = {}
+    for client, label in (("ann", "cat"), ("ann", "dog"), ("bob", "dog"), ("test", "cat")):
+        folder = tmp_path / "raw" / client / label
+        folder.mkdir(parents=True)
+        pixels[client, label] = rng.integers(0, 256, (5, 4, 3), dtype=np.uint8)
+        Image.fromarray(pixels[client, label]).save(folder / "1.png")
+    with Federation.open(prepared(tmp_path / "raw")) as federation:
+        assert (federation.client_names(), federation.num_test) == (["ann", "bob"], 1)
+        assert federation.source["classes"] == ["cat", "dog"]
+        x, y = federation.client(0)
+        assert y.tolist() == [0, 1]
+        assert np.array_equal(x[1], pixels["ann", "dog"].transpose(2, 0, 1))
+        assert federation.client(1)[1].tolist() == [1]
+    (tmp_path / "raw" / "bob" / "dog" / "1.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"1.png: no image, or damaged"):
+        own.load(tmp_path / "raw")
+
+
+def test_mistakes_in_own_files(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    with pytest.raises(InputError, match="no such file or folder"):
+        own.load(raw)
+    raw.mkdir()
+    with pytest.raises(InputError, match=r"no client's file is here: expected CLIENT.npz"):
+        own.load(raw)
+    (raw / "a.csv").write_text("u,v,y\n1,2,0\n1,x,1\n")
+    for text, options, message in (
+        ("u,v,y\n1,2,0\n1,x,1\n", {}, r"a.csv: column 'v': expected numbers"),
+        ("u,v,y\n1,2\n", {}, r"a.csv:2: columns: expected 3, got 2"),
+        ("u,u,y\n1,2,0\n", {}, r"a.csv: no header"),
+        ("", {}, r"a.csv: no header"),
+        ("u,v,y\n1,2,0\n", {"target": "z"}, r"no column 'z'"),
+        ("u,v,y\n1,nan,0\n", {}, r"client 'a': x: expected finite numbers"),
+        ("y\n1\n", {}, r"no column is left for x"),
+    ):
+        (raw / "a.csv").write_text(text)
+        with pytest.raises(InputError, match=message):
+            own.load(raw, **options)
+    (raw / "b.npz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"files of several kinds: got \.csv, \.npz"):
+        own.load(raw)
+    (raw / "b.npz").unlink()
+    with pytest.raises(InputError, match="name its client by --client-column"):
+        own.load(raw / "a.csv")
+
+
+def test_arrays_that_lie_or_hold_objects(tmp_path: Path) -> None:
+    """A pickle would run code when loaded; a header may claim what the file does not hold."""
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.array([{}], dtype=object), y=np.zeros(1))
+    with pytest.raises(InputError, match="no plain array"):
+        own.load(tmp_path)
+    np.savez(path, x=np.zeros((4, 3)), z=np.zeros(4))
+    with pytest.raises(InputError, match="arrays are missing: expected 'x' and 'y', got x, z"):
+        own.load(tmp_path)
+    np.savez(tmp_path / "whole.npz", x=np.zeros((4, 3)), y=np.zeros(4))
+    with zipfile.ZipFile(tmp_path / "whole.npz") as whole, zipfile.ZipFile(path, "w") as lying:
+        for name in ("x.npy", "y.npy"):
+            lying.writestr(name, whole.read(name).replace(b"(4, 3), ", b"(1152921504606846976, 3), ").ljust(200))
+    (tmp_path / "whole.npz").unlink()
+    with pytest.raises(InputError, match=r"a.npz: damaged, or no plain arrays"):
+        own.load(tmp_path)
+    path.write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(InputError, match=r"a.npz: damaged"):
+        own.load(tmp_path)
