@@ -1,4 +1,4 @@
-"""Loss and accuracy of one model, measured by all ranks together, the same to the last bit on any number of them.
+"""Loss, accuracy and the user's metrics of one model, the same to the last bit on any number of ranks.
 
 The test set is cut into chunks of ``evaluate.batch_size`` samples, a client's training set likewise; each chunk is
 computed whole by one rank, lands in a slot of its own, and every rank adds the slots up in the same order.
@@ -6,7 +6,8 @@ computed whole by one rank, lands in a slot of its own, and every rank adds the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from hpcfed.data.format import Federation
 from hpcfed.data.shards import Samples, Shards
 from hpcfed.flat import FlatModel
-from hpcfed.losses import Loss
+from hpcfed.losses import ACCURACY, Loss, Metric
 from hpcfed.world import World
 
 
@@ -27,15 +28,27 @@ class Scores:
     test_accuracy: float | None = None
     train_loss: float | None = None
     train_accuracy: float | None = None
+    own: Mapping[str, float | None] = field(default_factory=dict)
+    """The recipe's ``evaluate.metrics``, as ``test_<name>`` and ``train_<name>``."""
+
+    def columns(self) -> dict[str, float | None]:
+        """Return all of them by their names in the record."""
+        named = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
+        return {name: getattr(self, name) for name in named} | dict(self.own)
 
 
 class Evaluator:
-    """Measures models on the common test set and on all clients' training sets."""
+    """Measures models on the common test set and on all clients' training sets.
+
+    Over the test set a measure is Σ sums / Σ counts; over the training sets it is the unweighted mean, over the
+    clients for which it is defined, of each one's own.
+    """
 
     def __init__(
         self,
         model: FlatModel,
         loss: Loss,
+        metrics: Mapping[str, Metric],
         shards: Shards,
         federation: Federation,
         home: np.ndarray,
@@ -43,54 +56,70 @@ class Evaluator:
         batch_size: int,
     ):
         self._model = model
-        self._loss = loss
+        accuracy = ACCURACY.get(federation.task)
+        self._measures: dict[str, Metric] = {
+            "loss": loss.summed,
+            **({"accuracy": accuracy} if accuracy is not None else {}),
+            **metrics,
+        }
+        self._own = tuple(metrics)
+        self._averages = loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
-        self._mine = np.flatnonzero(home == world.rank)
+        self._mine = np.flatnonzero((home == world.rank) & (federation.sizes > 0))
         self._world = world
         self._batch_size = batch_size
-        self._classifies = federation.task != "regression"
+
+    @property
+    def nothing(self) -> Scores:
+        """What is recorded of a round that is not evaluated."""
+        return self._scores({}, {})
 
     def __call__(self, w: Tensor, *, test: bool, train: bool) -> Scores:
         """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction."""
         num_chunks = -(-self._federation.num_test // self._batch_size) if test else 0
         num_clients = self._federation.num_clients if train else 0
         if num_chunks + num_clients == 0:
-            return Scores()
-        slots = np.zeros((num_chunks + num_clients, 2), dtype=np.int64)
-        losses = slots[:, 0].view(np.float64)
+            return self.nothing
+        slots = np.zeros((num_chunks + num_clients, len(self._measures), 2), dtype=np.int64)
+        pairs = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         self._model.vector.copy_(w)
         self._model.module.eval()
         with torch.no_grad():
             for chunk in range(self._world.rank, num_chunks, self._world.size):
-                losses[chunk], slots[chunk, 1] = self._sums(self._shards.test_chunk(chunk, self._batch_size))
+                pairs[chunk] = self._sums(self._shards.test_chunk(chunk, self._batch_size))
             if train:
                 for client in self._mine:
-                    place = num_chunks + client
-                    losses[place], slots[place, 1] = self._sums(self._shards.client(int(client)))
+                    pairs[num_chunks + client] = self._sums(self._shards.client(int(client)))
         self._model.module.train()
         self._world.sum_in_place(slots)
-        return self._scores(slots[:num_chunks], slots[num_chunks:])
+        return self._scores(self._of_test(pairs[:num_chunks]), self._of_training(pairs[num_chunks:]))
 
-    def _sums(self, samples: Samples) -> tuple[float, int]:
-        """Summed loss and right answers over samples, a chunk at a time."""
-        loss, right = 0.0, 0
+    def _sums(self, samples: Samples) -> np.ndarray:
+        """Sum and count of each measure over samples, a chunk at a time, (M, 2)."""
+        sums = np.zeros((len(self._measures), 2))
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-            chunk_loss, chunk_right = self._loss.sums(self._model.module(x), y)
-            loss, right = loss + chunk_loss, right + chunk_right
-        return loss, right
+            output = self._model.module(x)
+            sums += [measure(output, y) for measure in self._measures.values()]
+        return sums
 
-    def _scores(self, test: np.ndarray, train: np.ndarray) -> Scores:
-        test_loss = test_accuracy = train_loss = train_accuracy = None
-        if len(test):
-            test_loss = float(test[:, 0].view(np.float64).sum()) / self._federation.num_test
-            test_accuracy = int(test[:, 1].sum()) / self._federation.num_test
-        if len(train):
-            filled = self._federation.sizes > 0
-            sizes = self._federation.sizes[filled]
-            objective = train[filled, 0].view(np.float64) / (sizes if self._loss.reduction == "mean" else 1)
-            train_loss = float(objective.mean())
-            train_accuracy = float((train[filled, 1] / sizes).mean())
-        if not self._classifies:
-            test_accuracy = train_accuracy = None
-        return Scores(test_loss, test_accuracy, train_loss, train_accuracy)
+    def _of_test(self, chunks: np.ndarray) -> dict[str, float]:
+        """Measures over the test set, from each chunk's sums and counts, (chunks, M, 2)."""
+        totals = chunks.sum(axis=0)
+        return {name: total / count for name, (total, count) in zip(self._measures, totals, strict=True) if count}
+
+    def _of_training(self, clients: np.ndarray) -> dict[str, float]:
+        """Measures over the clients' training sets, from each one's sums and counts, (N, M, 2)."""
+        found = {}
+        for name, pairs in zip(self._measures, clients.swapaxes(0, 1), strict=True):
+            total, count = pairs[pairs[:, 1] != 0].T
+            if len(total):
+                summed = name == "loss" and not self._averages  # then f_i is a sum
+                found[name] = (total if summed else total / count).mean()
+        return found
+
+    def _scores(self, test: Mapping[str, float], train: Mapping[str, float]) -> Scores:
+        found = {f"test_{name}": float(value) for name, value in test.items()}
+        found |= {f"train_{name}": float(value) for name, value in train.items()}
+        own = {f"{part}_{name}": found.pop(f"{part}_{name}", None) for part in ("test", "train") for name in self._own}
+        return Scores(**found, own=own)

@@ -49,6 +49,18 @@ class FlatModel:
             named_views[name].copy_(parameter.detach())
             parameter.data = named_views[name]
             parameter.grad = named_grads[name]
+        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+
+    def check_buffers(self) -> None:
+        """Refuse a module whose buffers training changes: they would carry one client's data to the next.
+
+        Raises:
+            InputError: naming the buffer.
+        """
+        for name, buffer in self.module.named_buffers():
+            if name not in self._buffers or not torch.equal(buffer, self._buffers[name]):
+                what = f"model: training changed the buffer {name!r}, which would carry one client's data to the next"
+                raise InputError(what, remedy="compute it anew in each forward pass, or make it a parameter")
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return each parameter's view, by name, of a vector (d,)."""

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     BATCHES = 3
     BUDGET = 4
     DROPOUT = 5
+    AUGMENT = 6
 
 
 def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

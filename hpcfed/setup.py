@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,18 @@ from hpcfed import algorithms, models
 from hpcfed.averaging import following_clients
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import imported
+from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.format import Federation
+from hpcfed.devices import Seat, take_seat, takes_gpu_memory
 from hpcfed.errors import InputError
+from hpcfed.models.images import image_shape
 from hpcfed.placement import homes
 from hpcfed.products import check_product
 from hpcfed.rng import Purpose, torch_seed
+from hpcfed.staging import open_federation
 from hpcfed.types import Method
+from hpcfed.watchdog import Watchdog
 from hpcfed.world import World
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ def resolve(recipe: Recipe) -> Recipe:
     check_product(recipe, method)
     spec = models.spec(recipe.model)
     with Federation.open(recipe.data) as federation:
+        _check_samples(recipe, federation, spec)
         if recipe.data_content not in (None, federation.content):
             raise InputError(
                 "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"
@@ -83,31 +88,42 @@ def _local_work(recipe: Recipe, method: Method) -> Local:
 
 
 def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
-    """Build the parts of a resolved recipe's simulation on this rank.
+    """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
 
     Raises:
-        InputError: the model does not fit the federation, or cannot be built.
+        InputError: the model does not fit the federation, or cannot be built, or there is no device as asked for.
+        EnvironmentFailure: a GPU cannot be used.
     """
+    seat = take_seat(recipe.device, world)
+    federation = open_federation(recipe.data, recipe.data_access, world)
+    return world.together(lambda: _assemble(recipe, federation, world, seat))
+
+
+def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:
     import torch
 
     from hpcfed.client.solver import LocalSolver
     from hpcfed.client.states import ClientStates
     from hpcfed.data.shards import Shards
     from hpcfed.evaluate import Evaluator
-    from hpcfed.losses import loss_for
+    from hpcfed.losses import loss_for, metrics_for, try_own
     from hpcfed.simulation import Parts
 
-    federation = Federation.open(recipe.data)
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.evaluate.model == "client-average":
         method = following_clients(method)
     torch.set_num_threads(recipe.threads)
     spec = models.spec(recipe.model)
-    device = choose_device(recipe.device, world)
+    device = seat.device
     dtype = getattr(torch, recipe.dtype)
-    loss = loss_for(recipe.loss, federation.task)
+    loss = loss_for(recipe.loss, federation.task, recipe.python_path)
+    metrics = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
-    room = {"device": _room(device, world), "host": _room(torch.device("cpu"), world)}
+    if recipe.loss.factory is not None or metrics:
+        with torch.no_grad():
+            x, y = _zeros(2, federation, dtype, device)
+            try_own(loss, metrics, model.module(x), y)
+    room = {"device": _room(device, seat.sharing), "host": _room(torch.device("cpu"), seat.neighbours)}
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2)
     home = homes(federation.sizes, world.size)
     parts = Parts(
@@ -121,9 +137,12 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
         spread=_may_spread(recipe.placement, method),
         clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
+        skips_bad=recipe.on_bad_client == "skip",
+        watch=Watchdog(seconds_of(recipe.watchdog), world),
+        sums_on_device=takes_gpu_memory(recipe.gpu_reduce, device, world),
         world=world,
     )
-    return parts, Evaluator(model, loss, shards, federation, home, world, recipe.evaluate.batch_size)
+    return parts, Evaluator(model, loss, metrics, shards, federation, home, world, recipe.evaluate.batch_size)
 
 
 def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
@@ -143,34 +162,22 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     return model
 
 
-def choose_device(wanted: str, world: World) -> torch.device:
-    """Return this rank's device: ranks of one host take its GPUs in turn.
+def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | None) -> None:
+    """Refuse samples that no part of a run, the named model or the augmentation can take.
 
     Raises:
-        InputError: ``cuda`` was asked for and there is none.
+        InputError: saying which.
     """
-    import torch
-
-    if wanted == "cpu" or not torch.cuda.is_available():
-        if wanted == "cuda":
-            raise InputError(
-                "device: cuda",
-                expected="a GPU",
-                got="none that torch sees",
-                remedy="set device: cpu, or check the driver",
-            )
-        return torch.device("cpu")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    device = torch.device("cuda", local_rank(world) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def local_rank(world: World) -> int:
-    """Return how many lower ranks share this rank's host."""
-    return world.hosts[: world.rank].count(world.hosts[world.rank])
+    where, tokens = str(recipe.data), federation.task == "next-token"
+    if tokens and federation.target_shape:
+        got = f"shape {federation.target_shape} each"
+        raise InputError("a next-token federation", where=where, expected="one target per sample", got=got)
+    if spec is not None and spec.tokens != tokens:
+        takes, remedy = ("tokens", "") if spec.tokens else ("numbers", "use model.name lstm, or a factory")
+        what = f"model.name {recipe.model.name!r} takes {takes}"
+        raise InputError(what, where=where, got=f"a {federation.task} federation", remedy=remedy)
+    if recipe.local.augment is not None:
+        image_shape(() if tokens else federation.feature_shape, "local.augment")
 
 
 def _may_spread(placement: str, method: Method) -> bool:
@@ -181,20 +188,35 @@ def _may_spread(placement: str, method: Method) -> bool:
     return placement != "static" and not method.local.stateful
 
 
-def _room(device: torch.device, world: World) -> int:
-    """Return this rank's fair share, in bytes, of what is free on its device: ranks of its host share."""
+def _room(device: torch.device, sharing: int) -> int:
+    """Return a rank's fair share, in bytes, of what is free in a memory that so many ranks share."""
     import torch
 
-    neighbours = world.hosts.count(world.hosts[world.rank])
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    return int(free // neighbours)
+    return int(free // sharing)
+
+
+def _zeros(
+    count: int, federation: Federation, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x and y of so many samples, all zeros, in the shapes and types of the federation's."""
+    import torch
+
+    from hpcfed.data.shards import types_of
+
+    shapes = (count, *federation.feature_shape), (count, *federation.target_shape)
+    x, y = (
+        torch.zeros(shape, dtype=kind, device=device)
+        for shape, kind in zip(shapes, types_of(federation.task, dtype), strict=True)
+    )
+    return x, y
 
 
 def _from_factory(recipe: Recipe) -> Any:
     from torch import nn
 
     reference = str(recipe.model.factory)
-    build = imported(reference, recipe.python_path, "model")
+    build = imported(reference, recipe.python_path, "model.factory")
     try:
         module = build(**recipe.model.args)
     except Exception as error:  # the user's function may raise anything
@@ -212,7 +234,7 @@ def _check_outputs(
     """Run the model on one sample of zeros, and compare its output with what the federation asks for."""
     import torch
 
-    sample = torch.zeros((1, *federation.feature_shape), dtype=dtype, device=device)
+    sample, _ = _zeros(1, federation, dtype, device)
     model.module.eval()
     try:
         with torch.no_grad():

@@ -99,7 +99,7 @@ def _parts(kinds: Sequence[type[Part] | None], given: Mapping[str, Any], title: 
 def _from_factory(section: Algorithm, python_path: Sequence[Path]) -> Method:
     """Call the user's function with the section's parameters as keywords."""
     reference, given = str(section.factory), section.parameters
-    function = imported(reference, python_path, "algorithm")
+    function = imported(reference, python_path, "algorithm.factory")
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:

@@ -9,9 +9,12 @@ clipping comes between the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from hpcfed.client.augment import augmented
 from hpcfed.client.displacement import displacement
 from hpcfed.client.optimizers import optimizer_for
 from hpcfed.config.recipe import Local as LocalSection
@@ -56,8 +59,8 @@ class LocalSolver:
     ) -> Local:
         """Run `steps` minibatch steps of one client from the server's model `w`, (d,) on the model's device.
 
-        `guessed` more follow without gradients. The minibatches, and whatever the model draws itself (dropout), come
-        from the streams of (round, client).
+        `guessed` more follow without gradients. The minibatches, their augmentation, and whatever the model draws
+        itself (dropout), come from the streams of (round, client).
         """
         section, y = self._section, self._model.vector
         lr = self.lr(round)
@@ -71,16 +74,26 @@ class LocalSolver:
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, client))
         losses = []
-        rng = stream(self._seed, Purpose.BATCHES, round, client)
-        for x_batch, y_batch in minibatches(samples, section.batch_size, steps, rng):
+        for x_batch, y_batch in self._batches(samples, steps, round, client):
             self._begin_gradient(constant, before_clip)
             losses.append(self._add_gradient(x_batch, y_batch))
             self._descend(lr, after_clip)
         if guessed:
             self._optimizer.guess(y, lr, guessed)
+        self._model.check_buffers()
         torch.sub(w, y, out=self._delta)
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
         return Local(self._delta, steps, loss_sum, lr)
+
+    def _batches(self, samples: Samples, steps: int, round: int, client: int) -> Iterator[Samples]:
+        """Yield the minibatches of one client in one round, augmented where the recipe says so."""
+        batches = minibatches(
+            samples, self._section.batch_size, steps, stream(self._seed, Purpose.BATCHES, round, client)
+        )
+        if self._section.augment is None:
+            return batches
+        rng = stream(self._seed, Purpose.AUGMENT, round, client)
+        return ((augmented(x, self._section.augment, rng), y) for x, y in batches)
 
     def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory."""

@@ -17,7 +17,7 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
     Args:
         reference: the recipe's text.
         python_path: folders to look in, first one first, before what is installed.
-        key: the recipe's section, for messages.
+        key: the recipe's key, for messages.
 
     Raises:
         InputError: no such module or name, or the module raises while it is imported.
@@ -30,7 +30,7 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         module = import_module(module_name)
     except Exception as error:  # the user's module may raise anything
         raise InputError(
-            f"{key}.factory {reference!r} cannot be imported",
+            f"{key} {reference!r} cannot be imported",
             got=f"{type(error).__name__}: {error}",
             remedy=f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}",
         ) from error
@@ -38,6 +38,6 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
     if not callable(function):
         public = [name for name in vars(module) if not name.startswith("_")]
         raise InputError(
-            f"{key}.factory: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
+            f"{key}: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
         )
     return function

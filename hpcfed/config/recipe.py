@@ -9,21 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
+from hpcfed.config.limits import Checkpoint, Section, Stop, a_time_or_0
 
-class Section(BaseModel):
-    """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+"""The user's own function or class, ``package.module:name``."""
 
 
 class Model(Section):
@@ -34,7 +25,7 @@ class Model(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     name: str | None = None
-    factory: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    factory: Reference | None = None
     args: dict[str, Any] = Field(default_factory=dict)
     init: Path | None = None
 
@@ -61,7 +52,7 @@ class Algorithm(Section):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
     name: str | None = None
-    factory: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    factory: Reference | None = None
     local: str | None = None
     normalize: Literal["none", "steps"] | None = None
     server: str | None = None
@@ -88,10 +79,24 @@ class Algorithm(Section):
 
 
 class Loss(Section):
-    """The loss of one sample (``auto`` is the task's own), and how a minibatch combines its samples."""
+    """The loss of one sample, and how a minibatch combines its samples.
 
-    name: Literal["auto", "cross-entropy", "squared"] = "auto"
+    By `name` (``auto`` is the task's own), or the user's: `factory`, called with `args`, returns a function of output
+    and target that gives one loss per sample, as ``torch.nn:CrossEntropyLoss`` does with ``reduction: none``.
+    """
+
+    name: Literal["auto", "cross-entropy", "binary-cross-entropy", "squared"] = "auto"
+    factory: Reference | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
     reduction: Literal["mean", "sum"] = "mean"
+
+    @model_validator(mode="after")
+    def _name_or_factory(self) -> Loss:
+        if self.factory is not None and self.name != "auto":
+            raise ValueError("'name' or 'factory', not both")
+        if self.factory is None and self.args:
+            raise ValueError("'args' only beside 'factory'")
+        return self
 
 
 class Seeds(Section):
@@ -131,6 +136,26 @@ def _batch_size(value: Any) -> Any:
     raise ValueError("a whole number of at least 1, or 'full'")
 
 
+class Augment(Section):
+    """How training images are changed at random, after normalisation: shifted and mirrored.
+
+    `crop` pads each side with that many zeros and cuts the old size out at random, with `crop_probability`; `flip` is
+    the probability of left for right; `per` says who shares a draw, ``sample`` (nobody) or ``batch``. FedExP's code is
+    ``{crop: 4, flip: 0.5, per: batch}``, FedDyn's ``{crop: 4, crop_probability: 0.5, flip: 0.5}``.
+    """
+
+    crop: int = Field(0, ge=0)
+    crop_probability: float = Field(1.0, gt=0, le=1)
+    flip: float = Field(0.0, ge=0, le=1)
+    per: Literal["sample", "batch"] = "sample"
+
+    @model_validator(mode="after")
+    def _something_given(self) -> Augment:
+        if self.crop == 0 and self.flip == 0:
+            raise ValueError("'crop' or 'flip'")
+        return self
+
+
 class Local(Section):
     """The work of one client in one round."""
 
@@ -147,6 +172,7 @@ class Local(Section):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
+    augment: Augment | None = None
     engine: Literal["auto", "sequential"] = "auto"
 
     @model_validator(mode="after")
@@ -186,31 +212,22 @@ class Periodic(Section):
 
 
 class Evaluate(Section):
-    """When to measure test (and, if asked, training) loss and accuracy, and of which model."""
+    """When to measure test (and, if asked, training) loss and accuracy, and of which model.
+
+    `metrics` names the user's own functions of output and target, each of which returns a sum and a count; the record
+    has Σ sums / Σ counts as ``test_<name>`` (and ``train_<name>``).
+    """
 
     every: int = Field(1, ge=0)
     model: Literal["last", "last-two", "cohort-average", "client-average"] = "last"
     train: Periodic = Periodic()
     batch_size: int = Field(1000, ge=1)
-
-
-class Stop(Section):
-    """When to end before the last round; every rank decides from the same reduced numbers.
-
-    `test_accuracy` must be reached in `for` evaluations in a row; `patience` is how many evaluations may pass without a
-    better test accuracy (test loss, in a regression); `max_hours` is by rank 0's clock, from the start of this job.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
-    test_accuracy: float | None = Field(None, gt=0, le=1)
-    for_: int = Field(1, ge=1, alias="for")
-    patience: int | None = Field(None, ge=1)
-    max_hours: float | None = Field(None, gt=0)
+    metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], Reference] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _something_given(self) -> Stop:
-        if self.test_accuracy is None and self.for_ != 1:
-            raise ValueError("'for' only beside 'test_accuracy'")
+    def _names_are_free(self) -> Evaluate:
+        if self.metrics.keys() & {"loss", "accuracy"}:
+            raise ValueError("names in 'metrics' other than loss and accuracy, which are measured anyway")
         return self
 
 
@@ -221,6 +238,7 @@ class Recipe(Section):
     seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()
     data: Path
     data_content: str | None = None
+    data_access: Literal["mmap", "memory", "stage"] = "mmap"
     model: Model
     loss: Loss = Loss()
     dtype: Literal["float32", "float64"] = "float32"
@@ -236,8 +254,12 @@ class Recipe(Section):
     algorithm: Algorithm
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()
+    checkpoint: Checkpoint = Checkpoint()
+    on_bad_client: Literal["stop", "skip"] = "stop"
+    watchdog: Annotated[int | str, PlainValidator(a_time_or_0)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact"] = "exact"
+    gpu_reduce: Literal["auto", "host", "mpi"] = "auto"
     placement: Literal["auto", "static", "balanced"] = "auto"
     python_path: list[Path] = Field(default_factory=list)
     output: Path

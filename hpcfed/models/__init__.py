@@ -19,7 +19,18 @@ from hpcfed.errors import InputError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
-BUILT_IN = {"linear": "linear", "logistic": "linear", "quadratic": "linear", "mlp": "mlp"}
+BUILT_IN = {
+    "linear": "linear",
+    "logistic": "linear",
+    "quadratic": "linear",
+    "mlp": "mlp",
+    "emnist-cnn": "cnn",
+    "cifar-cnn": "cnn",
+    "feddyn-cnn": "cnn",
+    "femnist-cnn": "cnn",
+    "resnet18-gn": "resnet",
+    "lstm": "lstm",
+}
 """Recipe name → module; each module's ``SPECS`` holds its classes by recipe name."""
 
 
@@ -29,6 +40,8 @@ class Spec(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     draws: ClassVar[bool] = False
     """Whether the module draws random numbers while it trains, as dropout does."""
+    tokens: ClassVar[bool] = False
+    """Whether the module takes tokens, int64, in place of numbers in the run's dtype."""
 
     @abstractmethod
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:

@@ -7,6 +7,11 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from hpcfed.errors import InputError
+
+Shape = tuple[int, int, int]
+"""(C, H, W)."""
+
 
 class FlatLinear(nn.Linear):
     """A linear layer on samples of any shape: (B, …) → (B, outputs)."""
@@ -22,9 +27,103 @@ class FlatSequential(nn.Sequential):
         return super().forward(input.flatten(1))
 
 
+class ImageSequential(nn.Sequential):
+    """Layers one after another on images of a shape (C, H, W), whose one channel may have no axis of its own."""
+
+    def __init__(self, shape: Shape, *layers: nn.Module):
+        super().__init__(*layers)
+        self._shape = shape
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.reshape(len(input), *self._shape))
+
+
+class GlobalMean(nn.Module):
+    """(B, C, H, W) → (B, C), by a mean whose gradient is deterministic on every device."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.mean((2, 3))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions, the first with the stride, each with GroupNorm, beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs:
+            narrow = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(narrow, nn.GroupNorm(groups, outputs))
+
+    def forward(self, input: Tensor) -> Tensor:
+        inner = self.norm1(self.conv1(input)).relu()
+        return (self.norm2(self.conv2(inner)) + self.shortcut(input)).relu()
+
+
+class NextToken(nn.Module):
+    """Tokens (B, T) int64 in 0 … V−1 → scores (B, V) of the one that follows."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, input: Tensor) -> Tensor:
+        told, _ = self.lstm(self.embedding(input))
+        return self.head(told[:, -1])
+
+
 def perceptron_layers(widths: Sequence[int]) -> list[nn.Module]:
     """Return linear layers of the given widths, with ReLU between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return layers[:-1]
+
+
+def pooled_cnn(shape: Shape, channels: Sequence[int], hidden: Sequence[int], outputs: int) -> nn.Module:
+    """Return 5×5 convolutions of the given channels, ReLU and 2×2 max-pool after each, and a perceptron on top.
+
+    Raises:
+        InputError: the images are too small.
+    """
+    layers: list[nn.Module] = []
+    depth, height, width = shape
+    for wider in channels:
+        layers += [nn.Conv2d(depth, wider, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        depth, height, width = wider, (height - 4) // 2, (width - 4) // 2
+        _refuse_nothing(shape, height, width)
+    return ImageSequential(shape, *layers, nn.Flatten(), *perceptron_layers([depth * height * width, *hidden, outputs]))
+
+
+def dropout_cnn(shape: Shape, outputs: int) -> nn.Module:
+    """Return Reddi et al.'s network of two 3×3 convolutions with dropout.
+
+    Raises:
+        InputError: the images are too small.
+    """
+    height, width = ((side - 4) // 2 for side in shape[1:])
+    _refuse_nothing(shape, height, width)
+    return ImageSequential(
+        shape,
+        *(nn.Conv2d(shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(64 * height * width, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, outputs)),
+    )
+
+
+def resnet18(shape: Shape, groups: int, outputs: int) -> nn.Module:
+    """Return ResNet-18 with a 3×3 stem of stride 1, no max-pool, and GroupNorm."""
+    layers: list[nn.Module] = [nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64), nn.ReLU()]
+    for inputs, width in pairwise((64, 64, 128, 256, 512)):
+        layers += [ResidualBlock(inputs, width, width // inputs, groups), ResidualBlock(width, width, 1, groups)]
+    return ImageSequential(shape, *layers, GlobalMean(), nn.Linear(512, outputs))
+
+
+def _refuse_nothing(shape: Shape, height: int, width: int) -> None:
+    if min(height, width) < 1:
+        raise InputError("the model's convolutions leave nothing of images (C, H, W)", got=f"shape {shape}")

@@ -43,6 +43,7 @@ def test_the_numbers_of_the_purposes_never_change():
         "BATCHES": 3,
         "BUDGET": 4,
         "DROPOUT": 5,
+        "AUGMENT": 6,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 

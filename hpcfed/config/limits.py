@@ -1,0 +1,67 @@
+"""The recipe's sections on when a run ends or is saved, and the base of all sections."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+
+class Section(BaseModel):
+    """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Stop(Section):
+    """When to end before the last round; every rank decides from the same reduced numbers.
+
+    `test_accuracy` must be reached in `for` evaluations in a row; `patience` is how many evaluations may pass without a
+    better test accuracy (test loss, in a regression); `max_hours` is by rank 0's clock, from the start of this job.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+    test_accuracy: float | None = Field(None, gt=0, le=1)
+    for_: int = Field(1, ge=1, alias="for")
+    patience: int | None = Field(None, ge=1)
+    max_hours: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _something_given(self) -> Stop:
+        if self.test_accuracy is None and self.for_ != 1:
+            raise ValueError("'for' only beside 'test_accuracy'")
+        return self
+
+
+PERIOD = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)")
+SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+def a_period(value: Any) -> Any:
+    """Validate a number of rounds, or a time."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and seconds_of(value):
+        return value
+    raise ValueError("a number of rounds, or a time such as '10min' (s, min, h)")
+
+
+def a_time_or_0(value: Any) -> Any:
+    """Validate a time, or 0 for none."""
+    if value is not False and (value == 0 or (isinstance(value, str) and seconds_of(value))):
+        return value
+    raise ValueError("a time such as '30min' (s, min, h), or 0 for none")
+
+
+def seconds_of(every: int | str) -> float | None:
+    """Return a period in seconds; None for one in rounds."""
+    match = PERIOD.fullmatch(every) if isinstance(every, str) else None
+    return float(match[1]) * SECONDS[match[2]] if match else None
+
+
+class Checkpoint(Section):
+    """How often the run is saved, in rounds or in time (0: only when it is stopped early), and how many are kept."""
+
+    every: Annotated[int | str, PlainValidator(a_period)] = "10min"
+    keep: int = Field(2, ge=1)
