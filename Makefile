@@ -44,12 +44,16 @@ demo: $(mpich) ## Set up, prepare data, run four methods on 2 ranks, draw the co
 test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what depends on the MPI on Open MPI too
 	@$(suite)
 
+.PHONY: test-slurm
+test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)
+	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider tests/slurm
+
 .PHONY: soak
 soak: $(mpich) $(openmpi) ## Run everything REPEAT=1 times at every rank count, the long tests included
 	@$(suite) --soak $(REPEAT)
 
 .PHONY: test-all
-test-all: test soak ## Run test, then soak
+test-all: test test-slurm soak ## Run all three
 
 .PHONY: lint
 lint: $(mpich) ## Check style and types

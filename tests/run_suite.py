@@ -31,6 +31,8 @@ LEFT_OUT = {
     4: ("tests/numerics",),
 }
 """What says nothing new at a rank count: references are followed on 1, 2 and 3 ranks, tests/mpi shows equal bits."""
+ELSEWHERE = "tests/slurm"
+"""They need a SLURM of their own: ``make test-slurm``."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,14 @@ def plan(options: argparse.Namespace) -> Iterator[Launch]:
     if options.soak:
         for ranks in options.ranks * options.soak:
             for python in filter(None, (sys.executable, options.openmpi)):
-                yield Launch(python, ranks, ("-m", "", *(of_the_mpi if python == options.openmpi else ())))
+                yield Launch(
+                    python,
+                    ranks,
+                    ("-m", "", *(of_the_mpi if python == options.openmpi else (f"--ignore={ELSEWHERE}",))),
+                )
         return
     for ranks in options.ranks:
-        left_out = () if options.paths else LEFT_OUT.get(ranks, ())
+        left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), ELSEWHERE)
         yield Launch(sys.executable, ranks, (*options.paths, *(f"--ignore={path}" for path in left_out)))
     if options.openmpi and of_the_mpi:
         yield Launch(options.openmpi, 1, (*ONE_MORE, *of_the_mpi))

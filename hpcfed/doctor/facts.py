@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from hpcfed.devices import Seat, take_seat, visible_devices
 from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
 from hpcfed.doctor.launch import Job, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
-    import torch
-
     from hpcfed.doctor.probe import Measured
     from hpcfed.world import World
 
@@ -111,8 +110,7 @@ def gather(world: World, *, measure: bool) -> Facts:
     world.together(_load_libraries)
     from hpcfed.doctor.probe import measure_all
 
-    device, gpu = world.together(lambda: _device(world))
-    ranks = tuple(world.gather(_this_rank(world, device, gpu)))
+    ranks = tuple(world.gather(_this_rank(world, take_seat("auto", world))))
     described = world.describe()
     surroundings = world.on_root(lambda: _surroundings(described))
     measured = measure_all(world, surroundings["working"]) if measure else None
@@ -145,29 +143,13 @@ def _load_libraries() -> None:
         ) from None
 
 
-def _device(world: World) -> tuple[torch.device, Gpu | None]:
-    """Return the device that a run would give to this rank, and what it is if it is a GPU."""
-    from hpcfed.setup import choose_device
-
-    try:
-        device = choose_device("auto", world)
-        return device, _gpu(device) if device.type == "cuda" else None
-    except RuntimeError as error:  # CUDA's own errors: a GPU in exclusive mode, a driver that is too old
-        raise EnvironmentFailure(
-            "torch cannot use the GPU that a run would give to this rank",
-            where=f"rank {world.rank} on {world.hosts[world.rank]}",
-            got=str(error).partition("\n")[0],
-            remedy="check nvidia-smi there, or hide the GPUs (export CUDA_VISIBLE_DEVICES=)",
-        ) from None
-
-
-def _this_rank(world: World, device: torch.device, gpu: Gpu | None) -> Rank:
+def _this_rank(world: World, seat: Seat) -> Rank:
     """Return this rank's facts; called on every rank."""
     import torch
 
     from hpcfed.record import environment
 
-    recorded = environment(world, device, torch.float32)
+    recorded = environment(world, seat.device, torch.float32)
     memory = psutil.virtual_memory()
     shm = Path("/dev/shm")
     shm_size = shutil.disk_usage(shm) if shm.is_dir() else None
@@ -185,7 +167,7 @@ def _this_rank(world: World, device: torch.device, gpu: Gpu | None) -> Rank:
         memory_free_bytes=memory.available,
         shm_bytes=shm_size.total if shm_size else None,
         shm_free_bytes=shm_size.free if shm_size else None,
-        gpu=gpu,
+        gpu=_gpu(seat),
         gpu_driver=DRIVER.exists(),
         mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)).exists(),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -207,11 +189,14 @@ def _torch_build() -> str:
     return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
 
 
-def _gpu(device: torch.device) -> Gpu:
+def _gpu(seat: Seat) -> Gpu | None:
+    if seat.index is None:
+        return None
     import torch
 
-    properties = torch.cuda.get_device_properties(device)
-    return Gpu(properties.name, str(properties.uuid), properties.total_memory, torch.cuda.device_count())
+    properties = torch.cuda.get_device_properties(seat.index)
+    visible = visible_devices()
+    return Gpu(properties.name, visible[seat.index], properties.total_memory, len(visible))
 
 
 def _cores() -> tuple[int, ...]:

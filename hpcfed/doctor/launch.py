@@ -34,7 +34,7 @@ class Mpi:
     """The MPI library that mpi4py loads, and the ``mpirun`` that is first on the PATH.
 
     `problem` says why no library can be loaded; what is not known is None. `threads` is the level the library granted
-    (``multiple`` is the most), known where MPI was started.
+    (``multiple`` is the most), `reads_gpu_memory` whether it takes buffers in CUDA memory: known where MPI was started.
     """
 
     library: str | None
@@ -46,6 +46,7 @@ class Mpi:
     problem: str = ""
     mpirun: str | None = None
     mpirun_vendor: str | None = None
+    reads_gpu_memory: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def find_mpi(described: Mapping[str, Any]) -> Mpi:
         path=path.strip() if knows_path else None,
         mpirun=mpirun,
         mpirun_vendor=mpirun_vendor,
+        reads_gpu_memory=described.get("mpi_reads_gpu_memory"),
     )
 
 

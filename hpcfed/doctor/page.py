@@ -14,6 +14,9 @@ from hpcfed.doctor.folders import Folder
 from hpcfed.doctor.probe import Measured
 from hpcfed.errors import sentence
 
+GPU_MEMORY = {True: "takes CUDA memory", False: "takes no CUDA memory", None: None}
+"""What is said of an MPI that reads GPU memory, or does not, or does not tell."""
+
 
 def show(facts: Facts, findings: Sequence[Finding], console: Console) -> None:
     """Print the facts as one table, the GPU map as another where there are GPUs, and the findings as lines."""
@@ -61,6 +64,7 @@ def _mpi_rows(facts: Facts) -> Iterable[tuple[str, str]]:
         yield "MPI", "none can be loaded"
     else:
         parts = [mpi.library, mpi.standard, mpi.abi and f"{mpi.abi} ABI", mpi.threads and f"thread level {mpi.threads}"]
+        parts += [GPU_MEMORY[mpi.reads_gpu_memory]]
         yield "MPI", ", ".join(filter(None, [*parts, f"mpi4py {facts.ranks[0].versions['mpi4py']}"]))
         if mpi.path:
             yield "", mpi.path

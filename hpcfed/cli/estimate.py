@@ -1,0 +1,88 @@
+"""``hpcfed estimate``: what a run will take, before it is submitted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcfed.estimate import Estimate
+
+
+@click.command("estimate")
+@click.argument("recipe", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--gpus", type=click.IntRange(0), help="GPUs of all ranks together; default: one for each rank.")
+@click.option(
+    "--allreduce", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, metavar="GB/S",
+    help="Speed of an Allreduce over those ranks; hpcfed doctor measures it.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def command(
+    recipe: str, overrides: tuple[str, ...], ranks: int, gpus: int | None, allreduce: float, as_json: bool
+) -> None:
+    """Say what RECIPE will take on so many ranks: time, memory, disk. A few clients are trained here to know; no file
+    is written.
+    """
+    from hpcfed.config.load import load_recipes
+    from hpcfed.setup import resolve
+
+    runs = [resolve(run) for run in load_recipes(recipe, overrides)]
+
+    from hpcfed.estimate import estimate
+
+    told = estimate(runs[0], ranks=ranks, seeds=len(runs), gpus=gpus, allreduce=allreduce)
+    if as_json:
+        click.echo(json.dumps({**asdict(told), "rounds_per_second": told.rounds_per_second}, indent=1))
+        return
+    rows = list(_rows(told))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, source in rows:
+        click.echo(f"{name:{widths[0]}}  {value:>{widths[1]}}  {source}")
+
+
+def _rows(told: Estimate) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value, and where it is from."""
+    from rich.filesize import decimal
+
+    measured, computed = told.measured, "computed"
+    yield "measured on", measured.device, f"{measured.clients} clients trained in this process"
+    yield "one client, one sample", f"{measured.sample_seconds * 1e6:.3g} µs", "measured"
+    yield "server's step", f"{measured.server_seconds * 1e3:.3g} ms", "measured"
+    yield "test set, by one rank", f"{measured.evaluate_seconds * 1e3:.3g} ms", "measured"
+    speed = f"at {told.allreduce_gb_per_s:g} GB/s, assumed (--allreduce)"
+    yield (
+        "Allreduce of a round",
+        decimal(told.reduced_bytes),
+        f"{computed}; {speed if told.ranks > 1 else 'no other rank'}",
+    )
+    ranks = f"{told.ranks} rank{'s' if told.ranks > 1 else ''}"
+    yield "round", f"{told.round_seconds * 1e3:.3g} ms", f"{computed} for {ranks} as fast as this one"
+    yield "imbalance", f"{told.imbalance:.2f}", f"{computed}: the slowest rank's work over the average"
+    yield "rounds a second", f"{told.rounds_per_second:.3g}", f"{computed}, evaluations included"
+    each = f" of {told.seeds} seeds" if told.seeds > 1 else ""
+    yield (
+        "time",
+        _duration(told.hours),
+        f"{computed}: {told.rounds} rounds{each} at most, without start and checkpoints",
+    )
+    yield "core-hours", f"{told.core_hours:.3g}", computed
+    yield "GPU-hours", f"{told.gpu_hours:.3g}", computed
+    yield "host memory, a rank", decimal(told.host_bytes_per_rank), "measured here, and its share of data and states"
+    if told.device_bytes_per_rank is not None:
+        yield "GPU memory, a rank", decimal(told.device_bytes_per_rank), "measured here, and its share likewise"
+    yield "clients' states", decimal(told.state_bytes), f"{computed}, over all ranks"
+    yield "a checkpoint", decimal(told.checkpoint_bytes), f"{computed}, at most"
+    yield "checkpoints on disk", decimal(told.checkpoints_bytes), f"{computed}, at most"
+
+
+def _duration(hours: float) -> str:
+    for unit, size in (("s", 1 / 3600), ("min", 1 / 60)):
+        if hours < 100 * size:
+            return f"{hours / size:.3g} {unit}"
+    return f"{hours:.3g} h"

@@ -1,0 +1,112 @@
+"""The batch script of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hpcfed.doctor.launch import find_mpi
+from hpcfed.errors import InputError
+from hpcfed.submit.site import SAFE, Site, words_of
+
+PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
+"""The `srun --mpi` that each MPI wants; under another one every rank would be alone."""
+UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
+"""What sbatch cannot be told in a path."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as a batch job.
+
+    Attributes:
+        name, output: of the run; all its seeds' folders lie in `output` or are it.
+        arguments: of ``hpcfed run``, but for the output.
+        nodes, ranks_per_node, threads: its size; threads are cores per rank.
+        time: its limit, as sbatch takes it.
+        notice: seconds before the limit at which the run is told to stop.
+        options: more options of sbatch; a value of None makes a flag.
+        requeue: whether the job puts itself back into the queue until the run is done.
+    """
+
+    name: str
+    output: Path
+    arguments: Sequence[str]
+    nodes: int
+    ranks_per_node: int
+    threads: int
+    time: str
+    notice: int
+    options: Mapping[str, str | int | None]
+    requeue: bool
+
+    @property
+    def label(self) -> str:
+        """The job's name in the queue, which no run with another folder has."""
+        digest = hashlib.sha256(str(self.output).encode()).hexdigest()[:8]
+        return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}-{digest}"
+
+    @property
+    def script(self) -> Path:
+        """Where the script is written: beside the run folder, which takes no files that are not the run's."""
+        return self.output.with_name(f"{self.output.name}.sbatch")
+
+
+def render(job: Job, site: Site) -> str:
+    """Return the batch script of a job.
+
+    Raises:
+        InputError: an option, or the output's path, cannot be said in a batch script.
+    """
+    environment = Environment(
+        loader=PackageLoader("hpcfed", "submit"), undefined=StrictUndefined, keep_trailing_newline=False
+    )
+    environment.filters["quote"] = lambda word: shlex.quote(str(word))
+    python = words_of(site.python) if site.python else [sys.executable]
+    launch = words_of(site.launch) if site.launch else _srun()
+    text = environment.get_template("job.sbatch.j2").render(
+        directives=_directives(job, site),
+        modules=site.modules,
+        setup=site.setup.strip(),
+        threads=job.threads,
+        output=job.output,
+        requeue=job.requeue,
+        run=[*launch, *python, "-m", "hpcfed", "run", *job.arguments, f"output={json.dumps(str(job.output))}"],
+    )
+    return text.rstrip() + "\n"
+
+
+def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
+    """Return the options of sbatch: those typed override the site's."""
+    given = {**site.options, "time": job.time, **job.options}
+    for key, value in given.items():
+        for word in (key, value):
+            if word is not None and not SAFE.fullmatch(str(word)):
+                raise InputError(f"option {key}", expected="one word without quotes or white space", got=repr(word))
+    if UNFIT.search(str(job.output)):
+        raise InputError("output", expected="a path without quotes, backslashes and line ends", got=str(job.output))
+    log = str(job.output).replace("%", "%%")
+    return {
+        "job-name": job.label,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.ranks_per_node,
+        "cpus-per-task": job.threads,
+        "signal": f"B:USR1@{job.notice}",
+        ("requeue" if job.requeue else "no-requeue"): None,
+        "open-mode": "append",
+        "output": f'"{log}-%j.log"',
+        **given,
+    }
+
+
+def _srun() -> list[str]:
+    vendor = find_mpi({}).vendor
+    return ["srun", f"--mpi={PMI[vendor]}"] if vendor in PMI else ["srun"]

@@ -1,0 +1,90 @@
+"""The site file: what all jobs of a cluster have in common, written once.
+
+modules: [gcc/13, openmpi/5.0]         # loaded in this order
+setup: |                               # lines of shell before the run
+  source ~/venvs/hpcfed/bin/activate
+launch: srun --mpi=pmix                # how ranks are started; default: srun with what this MPI wants
+python: python                         # that runs hpcfed there; default: the one that submits
+options: {account: project7, partition: cpu, constraint: milan}      # of sbatch
+requeue: true                          # whether jobs may go back into the queue; else use --chain
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from hpcfed.config.load import validated
+from hpcfed.errors import InputError
+
+SAFE = re.compile(r"[\w@%+=:,./&|!*()\[\]^~-]+")
+"""What may be said to sbatch or `module load`: no white space, no quotes, nothing a shell would expand unquoted."""
+
+
+def _one_word(text: str) -> str:
+    if not SAFE.fullmatch(text) or text.startswith("-"):
+        raise ValueError("one word without quotes or white space")
+    return text
+
+
+def _a_command(text: str) -> str:
+    if not words_of(text):
+        raise ValueError("a command")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_one_word)]
+
+
+class Site(BaseModel):
+    """A cluster, as the site file tells of it (see the module's docstring)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    modules: list[Word] = Field(default_factory=list)
+    setup: str = ""
+    launch: Annotated[str, AfterValidator(_a_command)] | None = None
+    python: Annotated[str, AfterValidator(_a_command)] | None = None
+    options: dict[Word, Word | int | None] = Field(default_factory=dict)
+    requeue: bool = True
+
+
+def default_path() -> Path:
+    """Return where a site file is looked for when none is named."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcfed" / "site.yaml"
+
+
+def read_site(path: Path | None) -> Site:
+    """Read a site file; without a path the default one, or none at all where that does not exist.
+
+    Raises:
+        InputError: it cannot be read, or says what a site file cannot say.
+    """
+    if path is None:
+        path = default_path()
+        if not path.exists():
+            return Site()
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        said = str(error).partition("\n")[0]
+        raise InputError("site file cannot be read", where=str(path), got=said, remedy="check the path") from None
+    if not isinstance(content or {}, dict):
+        raise InputError("a site file", where=str(path), expected="a mapping of keys", got=type(content).__name__)
+    site: Site = validated(Site, content or {}, str(path))
+    return site
+
+
+def words_of(command: str) -> list[str]:
+    """Split a command into its words, as a shell would, but expand nothing.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    return shlex.split(command)

@@ -1,0 +1,90 @@
+"""``hpcfed estimate``: what it computes agrees with what runs leave, and it leaves nothing itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import hpcfed
+from hpcfed.cli.estimate import command
+from hpcfed.errors import InputError
+from tests.mpi.recipes import write_recipe
+
+NUM_CLIENTS = 5
+PARAMETERS = 12 * 8 + 16 + 8 * 4 + 16
+"""Of the small recipe's model: a bias takes up 64 bytes, 16 numbers."""
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def call(*arguments: str) -> Result:
+    before = sorted(Path().iterdir())
+    done = CliRunner().invoke(command, ["recipe.yaml", *arguments])
+    if done.exception is not None:
+        raise done.exception
+    assert sorted(Path().iterdir()) == before
+    return done
+
+
+def estimated(*arguments: str) -> dict:
+    return json.loads(call("--json", *arguments).output)
+
+
+def test_time_is_the_measured_parts_put_together() -> None:
+    told = estimated("--ranks", "2", "rounds=1000", "threads=2", "evaluate.every=10", "--allreduce", "2")
+    measured = told["measured"]
+    assert measured["clients"] == 12
+    assert min(measured["sample_seconds"], measured["server_seconds"], measured["evaluate_seconds"]) > 0
+    reduced = told["reduced_bytes"]
+    assert reduced == PARAMETERS * 8
+    work = told["round_seconds"] - measured["server_seconds"] - reduced / 2e9
+    per_rank = work / measured["sample_seconds"] / told["imbalance"]
+    assert per_rank == pytest.approx(NUM_CLIENTS * 4 * 10 / 2)  # clients × steps × batch, over 2 ranks
+    seconds = 1000 * told["round_seconds"] + 100 * measured["evaluate_seconds"] / 2
+    assert told["hours"] == pytest.approx(seconds / 3600)
+    assert told["core_hours"] == pytest.approx(told["hours"] * 2 * 2)
+    assert told["rounds_per_second"] == pytest.approx(1000 / seconds)
+    assert told["gpu_hours"] == 0
+
+
+def test_no_rank_has_less_than_one_client() -> None:
+    """More ranks than clients help nobody: the slowest still trains one."""
+    told = estimated("--ranks", "20")
+    assert told["imbalance"] == pytest.approx(4)
+
+
+def test_seeds_take_a_run_each() -> None:
+    told = estimated("seeds=[1, 2, 3]")
+    assert told["seeds"] == 3
+    assert told["rounds_per_second"] == pytest.approx(9 / (3600 * told["hours"]))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_checkpoint_is_no_larger(folder: Path, name: str) -> None:
+    write_recipe(folder, algorithm={"name": name}, checkpoint={"every": 1, "keep": 1})
+    told = estimated()
+    assert told["state_bytes"] == (NUM_CLIENTS * PARAMETERS * 4 if name == "scaffold" else 0)
+    assert told["checkpoints_bytes"] == 2 * told["checkpoint_bytes"]
+    hpcfed.run("recipe.yaml", quiet=True)
+    files = list((folder / "run" / "checkpoints").glob("round-*3.*"))
+    left = sum(path.stat().st_size for path in files if path.suffix != ".json")
+    headers = 1024  # of the format, beside the numbers
+    assert 0.5 * told["checkpoint_bytes"] < left <= told["checkpoint_bytes"] + headers
+
+
+def test_each_line_of_the_table_says_where_it_is_from() -> None:
+    lines = call("--ranks", "2", "rounds=100000").output.splitlines()
+    assert all(any(word in line for word in ("measured", "computed", "trained")) for line in lines)
+    (allreduce,) = [line for line in lines if line.startswith("Allreduce")]
+    assert "assumed (--allreduce)" in allreduce
+
+
+def test_a_recipe_that_diverges_is_told_of(folder: Path) -> None:
+    with pytest.raises(InputError, match="the recipe diverges at once"):
+        call("local.lr=1.0e30", "rounds=2")

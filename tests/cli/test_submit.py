@@ -1,0 +1,200 @@
+"""``hpcfed submit`` without a cluster: the script it shows, what it refuses, and the scripts of ``jobs/slurm``."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpcfed.cli.submit import command
+from hpcfed.errors import InputError
+from tests.launch import ROOT, launcher
+
+COMMON = (ROOT / "hpcfed" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
+SCRIPTS = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
+REQUEUED = [script for script in SCRIPTS if script.stem != "scaling"]
+
+
+@pytest.fixture(autouse=True)
+def site_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site file, in place of this machine's; the working folder is the recipe's."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    place = folder / "config" / "hpcfed" / "site.yaml"
+    place.parent.mkdir(parents=True)
+    place.write_text("launch: srun")  # else every script asks the MPI what it wants
+    return place
+
+
+def shown(*arguments: str) -> str:
+    """The script that the command shows and does not submit; it leaves no file."""
+    before = sorted(Path().iterdir())
+    done = CliRunner().invoke(command, ["recipe.yaml", "--time", "4:00:00", "--dry-run", *arguments])
+    if done.exception is not None:
+        raise done.exception
+    assert sorted(Path().iterdir()) == before
+    assert subprocess.run(["bash", "-n"], input=done.output, text=True).returncode == 0
+    return done.output
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")]
+
+
+def words(script: str) -> list[str]:
+    """The words of the array `run`, as bash reads them."""
+    (line,) = [line for line in script.splitlines() if line.startswith("run=(")]
+    said = subprocess.run(["bash", "-c", f'{line}; printf "%s\\0" "${{run[@]}}"'], capture_output=True, text=True)
+    return said.stdout.split("\0")[:-1]
+
+
+def test_the_script_says_what_was_asked_for(folder: Path, site_file: Path) -> None:
+    site_file.unlink()
+    size = ("--nodes", "2", "--ranks-per-node", "8", "--account", "p7", "--partition", "cpu", "-o", "exclusive")
+    script = shown(*size, "rounds=50", "threads=2", "-o", "qos=long")
+    told = directives(script)
+    wanted = {"nodes=2", "ntasks-per-node=8", "cpus-per-task=2", "time=4:00:00", "account=p7", "partition=cpu"}
+    assert wanted | {"exclusive", "qos=long", "requeue", "open-mode=append", "signal=B:USR1@120"} <= set(told)
+    assert f'output="{folder}/run-%j.log"' in told
+    srun = f"--mpi={'pmix' if launcher(sys.executable).mpi == 'Open MPI' else 'pmi2'}"
+    program = ["srun", srun, sys.executable, "-m", "hpcfed", "run"]
+    arguments = [f"{folder}/recipe.yaml", "rounds=50", "threads=2", f'output="{folder}/run"']
+    assert words(script) == program + arguments
+    assert "OMP_NUM_THREADS=2 " in script
+    assert script.endswith(COMMON)
+
+
+def test_ranks_follow_gpus() -> None:
+    assert {"gpus-per-node=4", "ntasks-per-node=4"} <= set(directives(shown("--gpus-per-node", "4", "device=cuda")))
+    assert {"ntasks-per-node=8"} <= set(directives(shown("--gpus-per-node", "4", "--ranks-per-node", "8")))
+    with pytest.raises(InputError, match="device: cuda: expected GPUs, got none; add --gpus-per-node"):
+        shown("device=cuda")
+
+
+def test_chained_jobs_do_not_requeue_themselves() -> None:
+    script = shown("--chain", "3")
+    assert "no-requeue" in directives(script)
+    assert "\nrequeue=no\n" in script
+
+
+def test_the_job_is_named_after_its_folder() -> None:
+    def name(*arguments: str) -> str:
+        return directives(shown(*arguments))[0]
+
+    assert name() == name("rounds=9") != name("output=other")
+    assert name().startswith("job-name=recipe-")
+
+
+def test_seeds_share_a_folder(folder: Path) -> None:
+    assert words(shown("seeds=[1, 2]"))[-1] == f'output="{folder}/run"'
+
+
+SITE = """
+modules: [gcc/13, openmpi/5.0]
+setup: |
+  source ~/env/bin/activate
+launch: mpirun -x 'A B' --map-by core
+python: python3
+options: {partition: milan, account: p1, exclusive: null, mem: 0}
+"""
+
+
+def test_the_site_file_is_read_from_its_place_or_from_anywhere(folder: Path, site_file: Path) -> None:
+    site_file.write_text(SITE)
+    (folder / "other.yaml").write_text("{requeue: false, launch: srun}")
+    script = shown("--account", "p7")
+    assert "module load gcc/13\nmodule load openmpi/5.0\nsource ~/env/bin/activate\n" in script
+    assert words(script)[:8] == ["mpirun", "-x", "A B", "--map-by", "core", "python3", "-m", "hpcfed"]
+    assert {"partition=milan", "account=p7", "exclusive", "mem=0"} <= set(directives(script))
+    assert "no-requeue" in directives(shown("--site", "other.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        ("modules: gcc", "modules: expected a valid list"),
+        ("modules: ['gcc; rm -rf x']", "modules.0: expected one word without quotes or white space"),
+        ("modul: [gcc]", "unknown key 'modul'; did you mean 'modules'"),
+        ("launch: srun 'x", "launch: expected No closing quotation"),
+        ("[gcc]", "expected a mapping of keys, got list"),
+        ("a: [", "site file cannot be read"),
+    ],
+)
+def test_a_site_file_that_is_wrong_is_refused(folder: Path, site: str, message: str) -> None:
+    (folder / "site.yaml").write_text(site)
+    with pytest.raises(InputError, match=r"site\.yaml") as refused:
+        shown("--site", "site.yaml")
+    assert message in str(refused.value)
+
+
+NASTY = ["$(touch hacked)", "`touch hacked`", "a b", "x; touch hacked", "it's", "a\nb", '"', "\\"]
+
+
+@pytest.mark.parametrize("text", NASTY)
+@pytest.mark.parametrize("option", ["--account", "--partition", "-o"])
+def test_nothing_typed_reaches_a_shell_as_anything_but_itself(option: str, text: str) -> None:
+    with pytest.raises(InputError, match="expected one word without quotes or white space"):
+        shown(option, f"qos={text}" if option == "-o" else text)
+
+
+@pytest.mark.parametrize("name", ["`touch hacked`", "a b", "x; touch hacked", "it's", "50%", "a: #b"])
+def test_a_folder_may_be_called_anything(folder: Path, name: str) -> None:
+    script = shown(f"output={json.dumps(name)}")
+    assert words(script)[-1] == f'output="{folder}/{name}"'
+    (told,) = [line for line in directives(script) if line.startswith("output=")]
+    assert told == f'output="{folder}/{name.replace("%", "%%")}-%j.log"'
+    (said,) = [line for line in script.splitlines() if line.startswith("output=")]
+    run = subprocess.run(["bash", "-c", f'{said}; printf %s "$output"'], capture_output=True, text=True)
+    assert run.stdout == f"{folder}/{name}"
+    assert not (folder / "hacked").exists()
+
+
+@pytest.mark.parametrize("text", ['say "x"', "back\\slash"])
+def test_a_folder_that_sbatch_cannot_be_told_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="output: expected a path without quotes"):
+        shown(f"output='{text}'")
+
+
+def test_a_recipe_that_cannot_run_is_not_submitted() -> None:
+    with pytest.raises(InputError, match="did you mean 'rounds'"):
+        shown("round=3")
+
+
+def test_without_slurm_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    done = CliRunner().invoke(command, ["recipe.yaml", "--time", "10"])
+    assert isinstance(done.exception, InputError)
+    assert "squeue is not on the PATH; submit from a login node" in str(done.exception)
+    assert not (folder / "run.sbatch").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_the_ready_made_scripts_are_sound(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    told = directives(text)
+    assert "open-mode=append" in told
+    assert any(line.startswith("time=") for line in told)
+
+
+@pytest.mark.parametrize("script", REQUEUED, ids=lambda script: script.name)
+def test_the_ready_made_scripts_requeue_as_those_written_do(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert text.endswith(f"\n{COMMON}")
+    assert {"requeue", "signal=B:USR1@120"} <= set(directives(text))
+    assert "\nrequeue=yes\n" in text
+
+
+def test_the_page_on_clusters_shows_a_site_file_that_is_one(folder: Path) -> None:
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    (folder / "site.yaml").write_text(block)
+    assert {"partition=cpu", "account=p7"} <= set(directives(shown("--site", "site.yaml")))
+    for name in re.findall(r"`(jobs/[\w./-]+)`", page):
+        assert (ROOT / name).exists()
+    assert set(re.findall(r"start from `jobs/slurm/`: `([\w-]+)`", page)) <= {script.stem for script in SCRIPTS}

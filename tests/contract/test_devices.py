@@ -1,0 +1,148 @@
+"""Which device each rank takes, from tables of what ranks see; and sums that MPI reduces in the device's memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from hpcfed.devices import Seat, Seen, assign, names, take_seat, takes_gpu_memory
+from hpcfed.errors import InputError
+from hpcfed.reduce.fused import RoundBuffer
+from hpcfed.world import World
+
+A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
+SLICES = ("MIG-1", "MIG-2", "MIG-3")
+
+TABLES: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[int | None], list[int]]] = {
+    # node and devices of each rank → index of each rank's device, ranks on it
+    "one rank, one GPU": ([("n1", (A,))], [0], [1]),
+    "all see all": ([("n1", (A, B, C, D))] * 4, [0, 1, 2, 3], [1] * 4),
+    "fewer ranks than GPUs": ([("n1", (A, B, C, D))] * 2, [0, 1], [1, 1]),
+    "more ranks than GPUs": ([("n1", (A, B))] * 5, [0, 1, 0, 1, 0], [3, 2, 3, 2, 3]),
+    "one GPU visible to each": ([("n1", (A,)), ("n1", (B,)), ("n1", (C,))], [0, 0, 0], [1, 1, 1]),
+    "one GPU visible to each, two ranks on each": (
+        [("n1", (A,)), ("n1", (B,)), ("n1", (A,)), ("n1", (B,))],
+        [0, 0, 0, 0],
+        [2, 2, 2, 2],
+    ),
+    "two nodes, ranks in blocks": ([("n1", (A, B))] * 2 + [("n2", (C, D))] * 2, [0, 1, 0, 1], [1] * 4),
+    "two nodes, ranks dealt round": ([("n1", (A, B)), ("n2", (C, D))] * 2, [0, 0, 1, 1], [1] * 4),
+    "two nodes whose devices have the same names": ([("n1", ("0",)), ("n2", ("0",))], [0, 0], [1, 1]),
+    "nodes of different sizes": ([("n1", (A, B))] * 2 + [("n2", (C,))] * 2, [0, 1, 0, 0], [1, 1, 2, 2]),
+    "halves of a node, each seen by two ranks": (
+        [("n1", (A, B)), ("n1", (A, B)), ("n1", (C, D)), ("n1", (C, D))],
+        [0, 1, 0, 1],
+        [1] * 4,
+    ),
+    "each in an order of its own": ([("n1", (A, B)), ("n1", (B, A))], [0, 0], [1, 1]),
+    "who sees one GPU chooses before who sees two": ([("n1", (A, B)), ("n1", (A,))], [1, 0], [1, 1]),
+    "a slice of a GPU for each": ([("n1", (slice_,)) for slice_ in SLICES], [0, 0, 0], [1, 1, 1]),
+    "a node without GPUs": ([("n1", (A,)), ("n2", ()), ("n2", ())], [0, None, None], [1, 2, 2]),
+    "no GPU anywhere": ([("n1", ())] * 3, [None] * 3, [3] * 3),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_rank_takes_its_device(table: str) -> None:
+    seen, indices, sharing = TABLES[table]
+    seats = assign([Seen(*row) for row in seen])
+    assert [seat.index for seat in seats] == indices
+    assert [seat.sharing for seat in seats] == sharing
+    nodes = Counter(node for node, _ in seen)
+    assert [seat.neighbours for seat in seats] == [nodes[node] for node, _ in seen]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 8, 13])
+@pytest.mark.parametrize("num_devices", [1, 2, 8])
+def test_the_load_is_even(num_ranks: int, num_devices: int) -> None:
+    seats = assign([Seen("n1", tuple(f"GPU-{index}" for index in range(num_devices)))] * num_ranks)
+    load = Counter(seat.index for seat in seats)
+    assert max(load.values()) - min(load[index] for index in range(num_devices)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids", "expected"),
+    [
+        (None, ["u1", "u2"], ("u1", "u2")),
+        ("1,0", ["u2", "u1"], ("u2", "u1")),
+        ("0", ["u7"], ("u7",)),  # SLURM numbers each task's own GPU 0
+        ("GPU-u1", ["u1"], ("u1",)),
+        ("GPU-8932f937,GPU-1", ["8932f937-d72c", "1c35"], ("8932f937-d72c", "1c35")),  # names may be cut short
+        ("MIG-s2", ["u1"], ("MIG-s2",)),
+        ("MIG-GPU-u1/5/0,MIG-GPU-u1/6/0", ["u1"], ("MIG-GPU-u1/5/0",)),  # CUDA shows a process one slice
+        (" MIG-s1 ", ["u1"], ("MIG-s1",)),
+        ("", [], ()),
+        ("0,1,2", [], ()),
+    ],
+)
+def test_a_device_has_one_name_on_all_ranks(visible: str | None, uuids: list[str], expected: tuple[str, ...]) -> None:
+    assert names(visible, uuids) == expected
+
+
+def test_ranks_of_this_machine_share_its_cpu(world):
+    assert take_seat("cpu", world) == Seat(None, world.size, world.size)
+    assert take_seat("cpu", world).device == torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there_is_missed_on_every_rank(world):
+    if torch.cuda.is_available():
+        assert take_seat("cuda", world).index is not None
+    else:
+        with pytest.raises(InputError, match=r"rank 0 on .*: device: cuda: expected a GPU, got none"):
+            take_seat("cuda", world)
+
+
+class _Told(World):
+    """A world whose MPI says what it does with GPU memory."""
+
+    def __init__(self, says: bool | None):
+        self.reads_gpu_memory = says
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "says", "expected"),
+    [
+        ("auto", "cuda", True, True),
+        ("auto", "cuda", False, False),
+        ("auto", "cuda", None, False),
+        ("host", "cuda", True, False),
+        ("mpi", "cuda", True, True),
+        ("mpi", "cuda", None, True),
+        ("mpi", "cpu", False, False),
+        ("auto", "cpu", True, False),
+    ],
+)
+def test_how_sums_leave_a_gpu(wanted: str, device: str, says: bool | None, expected: bool) -> None:
+    assert takes_gpu_memory(wanted, torch.device(device), _Told(says)) is expected
+
+
+def test_an_mpi_that_says_no_cannot_be_forced() -> None:
+    with pytest.raises(InputError, match="gpu_reduce: mpi: expected an MPI built for CUDA"):
+        takes_gpu_memory("mpi", torch.device("cuda"), _Told(False))
+
+
+def test_this_mpi_says_what_it_does_with_gpu_memory(comm, world):
+    assert world.reads_gpu_memory in (True, False, None)
+    assert world.describe()["mpi_reads_gpu_memory"] is world.reads_gpu_memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, world):
+    """On the CPU, where that memory is merely another one: the slots' way to it and back, in rounds of any size."""
+    cpu = torch.device("cpu")
+    apart = RoundBuffer(16, dtype, cpu, world, on_device=True)
+    together = RoundBuffer(16, dtype, cpu, world)
+    for round, cohort_size in enumerate((3, 5, 2), 1):
+        told = []
+        for buffer in (apart, together):
+            buffer.open(("delta", "other"), cohort_size)
+            for place in range(world.rank, cohort_size, world.size):
+                vector = torch.full((16,), 0.1 * (place + round), dtype=dtype)
+                buffer.add(place, 0.3, {"delta": vector, "other": -vector}, loss_sum=0.7 * place, steps=place)
+            told.append(buffer.reduce(7 + world.rank, 0.5, asks=world.rank, written=round))
+        for name, vector in told[0].vectors.items():
+            assert torch.equal(vector, told[1].vectors[name])
+        for field in ("status", "largest", "delta_sq", "loss_sum", "steps", "hashes", "asks", "written"):
+            assert getattr(told[0], field).tolist() == getattr(told[1], field).tolist()

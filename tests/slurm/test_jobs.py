@@ -1,0 +1,168 @@
+"""Batch jobs: an array, what is requeued and what is not, and a run that reaches its time limit and goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import hpcfed
+from tests.launch import ROOT
+from tests.mpi.recipes import write_recipe, write_small
+from tests.slurm.conftest import Cluster
+
+HPCFED = (sys.executable, "-m", "hpcfed")
+STEP = ROOT / "hpcfed" / "submit" / "step.sh.j2"
+
+SLOW = '''
+import os
+import time
+
+import torch
+
+
+class Linear(torch.nn.Linear):
+    """Takes its time until its job has been requeued; its result knows nothing of time."""
+
+    def __init__(self):
+        super().__init__(12, 4)
+        self.nap = 0.2 if "SLURM_JOB_ID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ else 0
+
+    def forward(self, x):
+        time.sleep(self.nap)
+        return super().forward(x)
+'''
+LONG = {
+    "model": {"factory": "slow:Linear"},
+    "rounds": 200,
+    "cohort": {"size": 3},
+    "local": {"steps": 1, "batch_size": 10, "lr": 0.1},
+    "evaluate": {"every": 0},
+    "algorithm": {"name": "scaffold"},
+}
+"""80 s at least, where two of three clients nap on one of two ranks; a minute is what the job has."""
+
+
+class Started(NamedTuple):
+    """A run that was submitted: where, as which job, and what the command said."""
+
+    place: Path
+    number: str
+    said: str
+
+
+def submit(cluster: Cluster, place: Path, *more: str) -> str:
+    """Call ``hpcfed submit`` and return what it says."""
+    size = ("--nodes", "2", "--time", "1", "--notice", "10")
+    done = cluster.call(*HPCFED, "submit", "recipe.yaml", *size, *more, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """The long run, begun before the module's other tests: it waits for SLURM while they work."""
+    place = tmp_path_factory.mktemp("long")
+    write_small(place)
+    write_recipe(place, **LONG)
+    (place / "slow.py").write_text(SLOW)
+    said = submit(cluster, place)
+    number = said.partition("submitted as job ")[2].partition(",")[0]
+    yield Started(place, number, said)
+    cluster.call("scancel", number, cwd=place)
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "goes_on"),
+    [
+        ("exit 3", 3, False),
+        ("exit 75", 75, False),  # nothing new is on disk: it would go on for ever
+        ("touch run/checkpoints/round-00000002.json; exit 75", 75, True),
+        ("touch run/checkpoints/round-00000002.json; exit 4", 4, False),
+        ("touch run/checkpoints/round-00000002.json", 0, False),
+    ],
+)
+def test_only_a_run_that_stopped_with_something_new_is_requeued(
+    cluster: Cluster, tmp_path: Path, deed: str, code: int, goes_on: bool
+) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "round-00000001.json").touch()
+    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
+    (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
+    number = cluster.submit("--requeue", "job.sbatch", cwd=tmp_path)
+    if goes_on:
+        cluster.wait(number, Restarts="1", timeout=20)
+        assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0
+    else:
+        ended = cluster.wait(number, JobState="COMPLETED" if code == 0 else "FAILED", timeout=20)
+        assert (ended["ExitCode"], ended["Restarts"]) == (f"{code}:0", "0")
+
+
+def test_an_array_runs_a_line_of_settings_each(cluster: Cluster, place: Path, pmi: str) -> None:
+    program = place / "bin" / "hpcfed"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfed "$@"\n')
+    program.chmod(0o755)
+    script = (ROOT / "jobs" / "slurm" / "sweep.sbatch").read_text().replace("--mpi=pmi2", f"--mpi={pmi}")
+    (place / "sweep.sbatch").write_text(script)
+    (place / "settings.txt").write_text("local.lr=0.03\nlocal.lr=0.3 rounds=2\n")
+    array = ("--array=1-3", "--ntasks-per-node=1", f"--export=ALL,PATH={program.parent}:{cluster.env['PATH']}")
+    number = cluster.submit(*array, "sweep.sbatch", "recipe.yaml", "settings.txt", "sweep", cwd=place)
+    for line, code in (("1", 0), ("2", 0), ("3", 2)):  # there is no third line
+        ended = cluster.wait(f"{number}_{line}", JobState="COMPLETED" if code == 0 else "FAILED", timeout=90)
+        assert ended["ExitCode"] == f"{code}:0"
+    results = {number: json.loads((place / f"sweep/{number}/result.json").read_text()) for number in (1, 2)}
+    assert {number: (told["status"], told["rounds"]) for number, told in results.items()} == {
+        1: ("finished", 3),
+        2: ("finished", 2),
+    }
+    assert not (place / "sweep" / "3").exists()
+
+
+def test_in_a_chain_the_job_after_a_finished_run_is_cancelled(cluster: Cluster, place: Path, reference: bytes) -> None:
+    said = submit(cluster, place, "--chain", "2").partition("submitted as job ")[2].partition(",")
+    first, second = said[0], said[2].split()[1].rstrip(",")
+    assert cluster.job(second)["Dependency"].startswith(f"afternotok:{first}")
+    cluster.wait(first, JobState="COMPLETED", timeout=60)
+    cluster.wait(second, JobState="CANCELLED", timeout=60)
+    assert (place / "run" / "model.safetensors").read_bytes() == reference
+
+
+def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
+    cluster: Cluster, started: Started, tmp_path: Path
+) -> None:
+    place, number, said = started
+    assert (place / "run.sbatch").read_text() in said
+    again = submit(cluster, place)
+    assert f"in the queue already, job {number} (" in again
+    assert "nothing submitted" in again
+
+    cluster.wait(number, Restarts="1", JobState="PENDING", timeout=100)
+    log = place / f"run-{number}.log"
+    assert re.search(r"recipe stopped after round \d+: (SIGUSR1|a signal to another rank);", log.read_text())
+    at_once = ("StartTime=now", "TimeLimit=10")  # else it waits two minutes, and is signalled again where all is slow
+    updated = cluster.call("scontrol", "update", f"JobId={number}", *at_once, cwd=place)
+    assert updated.returncode == 0, updated.stderr
+    ended = cluster.wait(number, JobState="COMPLETED", timeout=60)
+    assert (ended["Restarts"], ended["ExitCode"]) == ("1", "0:0")
+    assert "goes on after round" in log.read_text()
+
+    shutil.copy(place / "small.h5", tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
+    whole = hpcfed.run(write_recipe(tmp_path, **LONG), [f"output={tmp_path / 'whole'}"], quiet=True)
+    assert (place / "run" / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert unmeasured(place / "run") == unmeasured(whole.folder)
+    assert "finished already" in submit(cluster, place)
+
+
+def unmeasured(run: Path) -> list[dict]:
+    """The record without what was measured."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in ("seconds", "imbalance")} for row in rows]
