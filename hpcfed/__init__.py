@@ -1,6 +1,7 @@
 """hpcfed: federated learning on HPC clusters, the same result on any number of ranks.
 
 ``hpcfed.run("recipe.yaml", ["rounds=50"])`` trains, and returns the record (``.metrics``) and the model (``.module``).
+``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
 """
 
 from __future__ import annotations
@@ -11,13 +12,27 @@ from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
+    from data_prep.own import write_federation
     from hpcfed.api import Result, run, run_seeds
 
-__all__ = ["Diverged", "EnvironmentFailure", "InputError", "Result", "__version__", "run", "run_seeds"]
+__all__ = [
+    "Diverged",
+    "EnvironmentFailure",
+    "InputError",
+    "Result",
+    "__version__",
+    "run",
+    "run_seeds",
+    "write_federation",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first asked for."""
+    """Import what needs torch, or writes data, when it is first asked for."""
+    if name == "write_federation":
+        from data_prep.own import write_federation
+
+        return write_federation
     if name in ("run", "run_seeds", "Result"):
         from hpcfed import api
 

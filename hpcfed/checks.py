@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from hpcfed.errors import InputError
+from hpcfed.cohort import Cohort
+from hpcfed.data.format import Federation
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.reduce.exact import range_of
+from hpcfed.reduce.fused import FAILED, SKIPPED, Sums
 from hpcfed.types import Report, Stepped
+from hpcfed.world import World
+
+LOWER = "lower local.lr, or set local.clip_norm"
 
 
 def check_report(method: str, told: Report, names: Sequence[str], like: Tensor) -> None:
@@ -36,6 +44,57 @@ def check_step(method: str, stepped: Stepped, w: Tensor) -> None:
     if stepped.w.shape != w.shape:
         expected, got = f"a model of shape {tuple(w.shape)}", f"shape {tuple(stepped.w.shape)}"
         raise InputError(f"{method}, server step", expected=expected, got=got)
+
+
+def whereabouts(federation: Federation, round: int, client: int) -> str:
+    """Return the words for a client in a round."""
+    return f"round {round}, client {client} ({federation.client_name(client)})"
+
+
+def check_sums(
+    sums: Sums,
+    round: int,
+    cohort: Cohort,
+    ranks: Sequence[int],
+    failure: HpcfedError | None,
+    federation: Federation,
+    world: World,
+    dtype: torch.dtype,
+) -> None:
+    """Raise, on every rank alike, what makes a round's sums unusable.
+
+    Args:
+        sums, round, cohort, ranks: of the round; which rank trained which member.
+        failure: what went wrong on this rank, if anything.
+        federation, world, dtype: of the run.
+
+    Raises:
+        EnvironmentFailure: the ranks' states differ, or the training of a client raised.
+        Diverged: a client's update is not finite, or the sums left their range.
+    """
+    if len(set(sums.hashes.tolist())) > 1:
+        raise EnvironmentFailure(
+            f"round {round}: the ranks no longer hold the same model",
+            got=differing(sums.hashes, world.hosts),
+            remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
+        )
+    if (sums.status == SKIPPED).all():
+        raise Diverged(f"round {round}: training failed for every client of the cohort", remedy=LOWER)
+    failed = np.flatnonzero(sums.status == FAILED)
+    if len(failed):
+        raise world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
+    bad = np.flatnonzero(~np.isfinite(sums.largest))
+    if len(bad):
+        place = f"{whereabouts(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
+        raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=LOWER)
+    if sums.largest.sum() >= range_of(dtype):
+        raise Diverged(
+            f"{whereabouts(federation, round, int(cohort.clients[np.argmax(sums.largest)]))}: "
+            "updates leave the range of the exact sums",
+            expected=f"magnitudes below {range_of(dtype):.0f} in total",
+            got=f"{sums.largest.sum():.3g}",
+            remedy=LOWER,
+        )
 
 
 def differing(hashes: np.ndarray, hosts: tuple[str, ...]) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import Diverged, HpcfedError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.folder import RunFolder
 from hpcfed.world import World
+
+ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stopped"}
 
 
 @dataclass
@@ -31,13 +33,15 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
         yield ending
         status = "finished"
     except HpcfedError as error:
-        status, message = "diverged" if isinstance(error, Diverged) else "failed", str(error)
+        status, message = ENDED_BY.get(type(error), "failed"), str(error)
         raise
     finally:
         if world.is_root:
             seconds = round(time.perf_counter() - started, 6)
             told = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
-            folder.write("result.json", told | {"stopped": ending.stopped})
+            failing = suppress(EnvironmentFailure) if status == "failed" else nullcontext()
+            with failing:  # a full disk must not hide what was said of it first
+                folder.write("result.json", told | {"stopped": ending.stopped})
 
 
 class _LogFile(logging.FileHandler):
@@ -46,6 +50,13 @@ class _LogFile(logging.FileHandler):
     def _open(self) -> Any:
         Path(self.baseFilename).parent.mkdir(exist_ok=True)
         return super()._open()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Let a disk that is full end the run with what the run says of it."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 @contextmanager

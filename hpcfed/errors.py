@@ -50,6 +50,12 @@ class EnvironmentFailure(_Explained):
     exit_code = 4
 
 
+class Stopped(_Explained):
+    """The run ended early, as it was asked to, with a checkpoint; the same command goes on (exit code 75)."""
+
+    exit_code = 75
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of what is known."""
     known = sorted(known)

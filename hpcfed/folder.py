@@ -2,8 +2,10 @@
 
     nothing there                               start
     our finished run of the same recipe         say so, exit 0
-    our unfinished run of the same recipe       start again, the old record kept under previous-N/
+    our unfinished run of the same recipe       go on from its checkpoint, the record cut to that round
+    the same without a checkpoint               start again, the old record kept under previous-N/
     only FREE keys changed                      likewise
+    a run that is going on                      refuse
     anything else changed, or files not ours    refuse, with the difference
 
 Rank 0 alone looks and writes.
@@ -11,11 +13,16 @@ Rank 0 alone looks and writes.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import xxhash
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -23,9 +30,10 @@ from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
+from hpcfed.world import World
 
-PLACES = ("output", "python_path")
-FREE = ("rounds", "evaluate", "stop", *PLACES)
+PLACES = ("output", "python_path", "data_access", "gpu_reduce")
+FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 """Keys that may differ between a run and what continues it."""
 RECORD = (
     "metrics.jsonl",
@@ -33,6 +41,7 @@ RECORD = (
     "environment.json",
     "model.safetensors",
     "model-evaluated.safetensors",
+    "checkpoints",
     "logs",
 )
 """What is put aside when a run starts again."""
@@ -44,6 +53,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self._lock: IO[str] | None = None
 
     def is_finished(self, recipe: Recipe) -> bool:
         """Tell whether this very recipe's run is here and finished; writes nothing.
@@ -53,7 +63,7 @@ class RunFolder:
         """
         wanted = to_plain(recipe)
         try:
-            found = self._read_recipe() if self.path.exists() and any(self.path.iterdir()) else None
+            found = self._read_recipe() if self._has_files() else None
         except OSError as error:
             raise self._unusable(error) from None
         if found is None:
@@ -62,15 +72,61 @@ class RunFolder:
         same = _comparable(found, PLACES) == _comparable(wanted, PLACES)
         return same and self._status() == "finished"
 
-    def claim(self, recipe: Recipe) -> None:
-        """Make the folder, put an older record aside, and write the resolved recipe.
+    @contextmanager
+    def held(self, world: World) -> Iterator[None]:
+        """Make the folder and hold it against other jobs.
+
+        Raises:
+            InputError: a run is going on there, or the folder cannot be written.
+        """
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()] if world.is_root else []
+        world.on_root(self._take_lock)
+        try:
+            yield
+        finally:
+            if self._lock is not None:
+                self._leave_nothing_empty(made)
+                self._lock.close()
+                self._lock = None
+
+    def _leave_nothing_empty(self, made: Sequence[Path]) -> None:
+        """Where nothing came of the run, remove the lock's file and the folders that were made for it."""
+        with suppress(OSError):
+            if [entry.name for entry in self.path.iterdir()] == [".lock"]:
+                (self.path / ".lock").unlink()
+                for path in made:
+                    path.rmdir()
+
+    def _take_lock(self) -> None:
+        """Lock the folder until the file is closed, by this process or its end; not where a file system has no locks.
+
+        Raises:
+            InputError: a run is going on there, or the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                "a run is going on in this folder", where=str(self.path), remedy="wait for it, or choose another output"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise self._unusable(error) from None
+
+    def claim(self, recipe: Recipe, done: int) -> None:
+        """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
         Raises:
             InputError: the folder cannot be written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if self._has_rounds():
+            for remains in self.path.glob(".*.tmp"):  # of a job that was killed
+                remains.unlink()
+            if done:
+                self._cut(done)
+            elif self._has_rounds():
                 self._put_aside()
             write_whole(self.path / "recipe.yaml", dump_yaml(to_plain(recipe)))
         except OSError as error:
@@ -94,6 +150,12 @@ class RunFolder:
             return 0
         with self.metrics.open("rb") as record:
             return sum(1 for _ in record)
+
+    def _has_files(self) -> bool:
+        """Whether there is more than what a job leaves that ends before it has begun, or a place for checkpoints."""
+        if not self.path.exists():
+            return False
+        return any(entry.name not in (".lock", "logs", "checkpoints") for entry in self.path.iterdir())
 
     def _read_recipe(self) -> dict[str, Any]:
         path = self.path / "recipe.yaml"
@@ -131,6 +193,21 @@ class RunFolder:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
+    def _cut(self, done: int) -> None:
+        with self.metrics.open("rb") as record:
+            lines = list(islice(record, done))
+        if len(lines) < done:
+            raise InputError(
+                "the record holds fewer rounds than the checkpoint",
+                where=str(self.metrics),
+                expected=f"at least {done}",
+                got=str(len(lines)),
+                remedy="choose another output",
+            )
+        write_whole(self.metrics, b"".join(lines))
+        for name in ("result.json", "model.safetensors", "model-evaluated.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
+
     def _has_rounds(self) -> bool:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
 
@@ -147,6 +224,11 @@ class RunFolder:
     def _unusable(self, error: OSError) -> InputError:
         what = error.strerror or str(error)
         return InputError("output cannot be used", where=str(self.path), got=what, remedy="choose another output")
+
+
+def identity(recipe: Recipe) -> str:
+    """Return a digest of all that decides the result of a recipe's rounds."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), FREE), sort_keys=True).encode())
 
 
 def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:

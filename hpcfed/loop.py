@@ -1,58 +1,103 @@
-"""The round loop: sample, train, reduce, step, evaluate, record."""
+"""The round loop: sample, train, reduce, step, evaluate, record, save."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.config.recipe import Recipe
 from hpcfed.endings import own_log, recorded_ending
-from hpcfed.errors import EnvironmentFailure, HpcfedError
+from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.evaluate import Evaluator, Scores
 from hpcfed.folder import RunFolder
 from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
 from hpcfed.setup import assemble
+from hpcfed.signals import Heard, heeded
 from hpcfed.simulation import Parts, Simulation
-from hpcfed.stopping import Stopping
+from hpcfed.stopping import Stopping, TimeLeft
+from hpcfed.types import Ask
 from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
 
 
 def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -> None:
-    """Train a resolved recipe from its first round to its last, and leave the record in its folder."""
-    parts, evaluator = world.together(lambda: assemble(recipe, world))
-    world.on_root(lambda: folder.claim(recipe))
-    with parts.clients, own_log(folder, world), recorded_ending(folder, world) as ending:
-        facts = environment(world, parts.model.vector.device, parts.model.vector.dtype)
-        world.on_root(lambda: folder.write("environment.json", facts))
-        with Recorder(folder, parts.method, parts.model.num_parameters, world) as recorder, _nothing_old_collected():
-            ending.stopped = _rounds(recipe, parts, evaluator, recorder, reporter)
+    """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
+
+    Raises:
+        Stopped: a signal or the clock ended the run early, with a checkpoint.
+    """
+    with folder.held(world), own_log(folder, world), heeded(world) as heard:
+        parts, evaluator = assemble(recipe, world)
+        with parts.clients:
+            checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
+            done, progress = checkpoints.restore(reporter.say)
+            world.on_root(lambda: folder.claim(recipe, done))
+            with recorded_ending(folder, world) as ending:
+                reporter.say(world.on_root(checkpoints.prepare))
+                facts = environment(world, parts.model.vector.device, parts.model.vector.dtype)
+                world.on_root(lambda: folder.write("environment.json", facts))
+                if done:
+                    reporter.say(f"{recipe.name}: goes on after round {done}")
+                totals = progress.get("totals", {})
+                with Recorder(folder, parts, totals) as recorder, _nothing_old_collected(), parts.watch.watching():
+                    ending.stopped = _rounds(recipe, parts, evaluator, checkpoints, recorder, reporter, heard, progress)
 
 
-def _rounds(recipe: Recipe, parts: Parts, evaluator: Evaluator, recorder: Recorder, reporter: Reporter) -> str | None:
-    """Run the rounds; return why they ended before the last one, if they did."""
-    simulation, stopping, world = Simulation(parts), Stopping(recipe.stop), parts.world
-    ended, reason = time.perf_counter(), None
-    for round in range(1, recipe.rounds + 1):
+def _rounds(
+    recipe: Recipe,
+    parts: Parts,
+    evaluator: Evaluator,
+    checkpoints: Checkpoints,
+    recorder: Recorder,
+    reporter: Reporter,
+    heard: Heard,
+    progress: Mapping[str, Any],
+) -> str | None:
+    """Run the rounds that are not done yet; return why they ended before the last one, if they did.
+
+    Raises:
+        Stopped: they ended early, and the same command goes on.
+    """
+    simulation, world = checkpoints.simulation, parts.world
+    stopping, time_left = Stopping(recipe.stop, progress.get("stopping")), TimeLeft(recipe.stop)
+    ended, early, round = time.perf_counter(), Ask.NOTHING, checkpoints.done
+    while round < recipe.rounds and stopping.reason is None and not early:
+        round += 1
         started = ended  # so that writing the record counts, with the round after it
-        outcome = simulation.round(round, stop=world.is_root and stopping.is_late())
+        asks = checkpoints.asks() | (Ask.STOP if heard.name else Ask.NOTHING)
+        if world.is_root and time_left.is_up(checkpoints.seconds):
+            asks |= Ask.TIME_IS_UP
+        outcome = simulation.round(round, asks=asks, written=checkpoints.written)
         trained = time.perf_counter()
-        last = round == recipe.rounds or outcome.stop
-        scores = _evaluate(recipe, round, last, simulation, evaluator, world)
+        parts.watch.stage(f"round {round}: evaluation", waits=True)
+        scores = _evaluate(recipe, round, simulation, evaluator, world)
         ended = time.perf_counter()
+        time_left.add(ended - started)
         seconds = {"evaluate": ended - trained, "total": ended - started}
         reporter.update(recorder.add(round, outcome, scores, seconds))
-        reason = stopping.reason(scores, late=outcome.stop)
-        if reason is not None:
-            reporter.say(f"{recipe.name}: stopped after round {round}, {reason}")
-            break
+        stopping.add(scores)
+        done = round == recipe.rounds or stopping.reason is not None
+        early = Ask.NOTHING if done else outcome.asks & (Ask.STOP | Ask.TIME_IS_UP)
+        kept = {"totals": dict(recorder.totals), "stopping": stopping.progress()}
+        parts.watch.stage(f"round {round}: checkpoint", waits=True)
+        checkpoints.after(round, outcome.asks, outcome.written, kept, last=done or bool(early), early=bool(early))
+    checkpoints.finish()
+    if early:
+        what = time_left.reason() + " is near" if Ask.TIME_IS_UP in early else heard.name or "a signal to another rank"
+        raise Stopped(
+            f"{recipe.name} stopped after round {round}: {what}", remedy="the same command goes on from there"
+        )
+    if stopping.reason is not None:
+        reporter.say(f"{recipe.name}: stopped after round {round}, {stopping.reason}")
     world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, simulation.evaluated()))
-    return reason
+    return stopping.reason
 
 
 @contextmanager
@@ -66,17 +111,15 @@ def _nothing_old_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(
-    recipe: Recipe, round: int, last: bool, simulation: Simulation, evaluator: Evaluator, world: World
-) -> Scores:
+def _evaluate(recipe: Recipe, round: int, simulation: Simulation, evaluator: Evaluator, world: World) -> Scores:
     """Measure the round's model where the recipe asks for it; the last round always counts as asked for."""
 
     def due(every: int) -> bool:
-        return every > 0 and (round % every == 0 or last)
+        return every > 0 and (round % every == 0 or round == recipe.rounds)
 
     test, train = due(recipe.evaluate.every), due(recipe.evaluate.train.every)
     if not (test or train):
-        return Scores()
+        return evaluator.nothing
     try:
         return evaluator(simulation.evaluated(), test=test, train=train)
     except HpcfedError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import asdict
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,8 +23,7 @@ from hpcfed.evaluate import Scores
 from hpcfed.flat import FlatModel
 from hpcfed.folder import RunFolder
 from hpcfed.reduce.exact import range_of, units_of
-from hpcfed.simulation import Outcome
-from hpcfed.types import Method
+from hpcfed.simulation import Outcome, Parts
 from hpcfed.version import __version__
 from hpcfed.world import World
 
@@ -35,23 +35,24 @@ class Recorder:
 
     Args:
         folder: the run folder.
-        method: for the parameters it sends and receives.
-        num_parameters: d, gaps not counted.
-        world: this rank's.
+        parts: the simulation's, for its method, model and world.
+        totals: of the rounds done before, where the run goes on from a checkpoint.
     """
 
-    def __init__(self, folder: RunFolder, method: Method, num_parameters: int, world: World):
-        self._up, self._down = (vectors * num_parameters for vectors in (method.local.sent, method.local.received))
-        self._totals = {"params_up": 0, "params_down": 0, "gradients": 0}
+    def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int]):
+        local, size = parts.method.local, parts.model.num_parameters
+        self._up, self._down = local.sent * size, local.received * size
+        self.totals = {"params_up": 0, "params_down": 0, "gradients": 0, **totals}
         self._folder = folder
-        self._file = folder.metrics.open("w", encoding="utf-8") if world.is_root else None
+        self._file = folder.metrics.open("a" if totals else "w", encoding="utf-8") if parts.world.is_root else None
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of a line that `add` has told could not be written
+                self._file.close()
 
     def add(self, round: int, outcome: Outcome, scores: Scores, seconds: dict[str, float]) -> dict[str, Any]:
         """Write one round, and return what was written.
@@ -60,19 +61,20 @@ class Recorder:
             EnvironmentFailure: the disk refuses.
         """
         size = len(outcome.cohort.clients)
-        self._totals["params_up"] += size * self._up
-        self._totals["params_down"] += size * self._down
-        self._totals["gradients"] += outcome.gradients
+        self.totals["params_up"] += size * self._up
+        self.totals["params_down"] += size * self._down
+        self.totals["gradients"] += outcome.gradients
         has_delta = "delta" in outcome.means.vectors  # FedSplit's "act" reports another vector
         row = {
             "round": round,
             "cohort": outcome.cohort.clients.tolist(),
             "local_loss": outcome.local_loss,
-            **asdict(scores),
+            **scores.columns(),
+            "skipped": outcome.skipped,
             "server_lr": outcome.server_lr,
             "delta_sq": outcome.means.delta_sq if has_delta else None,
             "mean_delta_sq": outcome.means.mean_delta_sq if has_delta else None,
-            **self._totals,
+            **self.totals,
             "seconds": {name: _round_off(value) for name, value in (outcome.seconds | seconds).items()},
             "imbalance": _round_off(outcome.imbalance),
         }

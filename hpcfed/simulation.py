@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -14,18 +15,20 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.averaging import evaluated_model
-from hpcfed.checks import check_report, check_step, differing
+from hpcfed.checks import LOWER, check_report, check_step, check_sums, whereabouts
 from hpcfed.client.solver import LocalSolver
 from hpcfed.client.states import ClientStates
+from hpcfed.client.work import Work, known_work
 from hpcfed.cohort import Cohort, Cohorts
 from hpcfed.data.format import Federation
 from hpcfed.data.shards import Shards
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.flat import FlatModel
 from hpcfed.placement import spread
 from hpcfed.reduce.exact import range_of
-from hpcfed.reduce.fused import FAILED, RoundBuffer, Sums
-from hpcfed.types import Means, Method, State, Who
+from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
+from hpcfed.types import Ask, Means, Method, State, Who
+from hpcfed.watchdog import Watchdog
 from hpcfed.world import PATIENCE, World
 
 log = logging.getLogger("hpcfed")
@@ -48,6 +51,11 @@ class Parts:
     clients: ClientStates
     """States of the clients at home here, as far as they have taken part."""
     evaluate_model: str
+    skips_bad: bool
+    """Whether a round goes on without a client whose training failed, instead of ending the run."""
+    watch: Watchdog
+    sums_on_device: bool
+    """Whether MPI reduces the device's memory itself, instead of a copy on the host."""
     world: World
 
 
@@ -60,20 +68,14 @@ class Outcome:
     server_lr: float | None
     local_loss: float | None
     gradients: int
-    stop: bool
-    """Whether a rank asked all to stop after this round."""
+    asks: Ask
+    """What any rank asks of all."""
+    skipped: list[int]
+    """Clients whose training failed and without whom the round went on."""
+    written: int
+    """Round of the last checkpoint of which every rank's part is on disk."""
     seconds: dict[str, float]
     imbalance: float
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What is known of a cohort's work before it is done: ‖a_i‖₁ of each member, by what factor each Δ_i counts, and
-    the ‖a‖₁ that all have in common, if they do; None where not asked for."""
-
-    displacements: list[float | None]
-    factors: np.ndarray
-    common: float | None
 
 
 class Simulation:
@@ -83,23 +85,28 @@ class Simulation:
         w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
         server: the server method's state; the same on every rank.
         shared: what the server keeps for the clients; the same on every rank.
+        touched: (N,) bool, which clients have a state, on whatever rank; the same on every rank.
     """
 
     def __init__(self, parts: Parts):
         self._parts = parts
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
-        self._buffer = RoundBuffer(parts.model.vector.numel(), self._dtype, self._device, parts.world)
+        self._buffer = RoundBuffer(
+            parts.model.vector.numel(), self._dtype, self._device, parts.world, on_device=parts.sums_on_device
+        )
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
-        self._previous = self._mean_delta = self.w
+        self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
+        self._previous = self.w
+        self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._initial = self.w.to(self._device, copy=True)
 
-    def round(self, round: int, *, stop: bool = False) -> Outcome:
+    def round(self, round: int, *, asks: Ask = Ask.NOTHING, written: int = 0) -> Outcome:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
 
-        `stop`, from any rank, reaches all ranks' `Outcome`.
+        What a rank asks of all, and how far its checkpoints are written, reaches all ranks' `Outcome`.
 
         Raises:
             Diverged: a client's update is not finite, or the sums left their range.
@@ -108,14 +115,15 @@ class Simulation:
         started = time.perf_counter()
         cohort = self._parts.cohorts.round(round)
         ranks = self._place(cohort)
-        work = self._work(round, cohort)
+        work = known_work(self._parts.method, self._parts.solver, cohort, round)
         self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
         states, failure = self._train(round, cohort, ranks, work)
         trained = time.perf_counter()
+        self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
-            sums = self._buffer.reduce(self._hash(), trained - started, stop=stop)
+            sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
         reduced = time.perf_counter()
-        self._check(round, cohort, ranks, sums, failure)
+        check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._dtype)
         means = self._means(round, cohort, sums, work)
         stepped = self._parts.method.server.step(self.w.double(), self.server, means)
         check_step(self._parts.method.name, stepped, self.w)
@@ -123,8 +131,10 @@ class Simulation:
         self._previous, self._mean_delta = self.w, means.delta
         self.w, self.server = stepped.w.to(self._dtype), stepped.state
         self._parts.clients.commit(states)
+        if self._parts.method.local.stateful:
+            self.touched[cohort.clients[sums.status == DONE]] = True
         if not math.isfinite(float(self.w.sum())):
-            raise Diverged(f"round {round}: the server's model is not finite", remedy=_LOWER)
+            raise Diverged(f"round {round}: the server's model is not finite", remedy=LOWER)
         local = sums.local_seconds
         waited = float(local.max() - local[self._world.rank])
         steps = int(sums.steps.sum())
@@ -134,7 +144,9 @@ class Simulation:
             server_lr=stepped.server_lr,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
-            stop=bool(sums.stops.any()),
+            asks=Ask(int(np.bitwise_or.reduce(sums.asks))),
+            skipped=cohort.clients[sums.status == SKIPPED].tolist(),
+            written=int(sums.written.min()),
             seconds={
                 "local": float(local.max()),
                 "wait": float((local.max() - local).mean()),
@@ -142,6 +154,27 @@ class Simulation:
                 "server": time.perf_counter() - reduced,
             },
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
+        )
+
+    def replicated(self) -> dict[str, Tensor]:
+        """Return all that every rank holds alike after a round: what a checkpoint needs besides the clients' states."""
+        own = {"w": self.w, "previous": self._previous, "mean_delta": self._mean_delta}
+        touched = {"touched": torch.from_numpy(np.flatnonzero(self.touched))}
+        server = {f"server.{name}": tensor for name, tensor in self.server.items()}
+        return own | touched | server | {f"shared.{name}": tensor for name, tensor in self.shared.items()}
+
+    def restore(self, replicated: Mapping[str, Tensor], clients: Mapping[int, State]) -> None:
+        """Go back to where `replicated` was taken; `clients` are the states of those at home here."""
+        self.w, self._previous, self._mean_delta = (replicated[name] for name in ("w", "previous", "mean_delta"))
+        self.server = {name: replicated[f"server.{name}"] for name in self.server}
+        self.shared = {name: replicated[f"shared.{name}"] for name in self.shared}
+        self.touched[:] = False
+        self.touched[replicated["touched"].numpy()] = True
+        self._parts.clients.commit(
+            {
+                client: {name: tensor.to(self._device) for name, tensor in state.items()}
+                for client, state in clients.items()
+            }
         )
 
     def evaluated(self) -> Tensor:
@@ -156,24 +189,8 @@ class Simulation:
             return home
         return spread(cohort.work.tolist(), home, self._world.size)
 
-    def _work(self, round: int, cohort: Cohort) -> _Work:
-        """Return what every rank knows of the cohort's work before it is done."""
-        method, size = self._parts.method, len(cohort.clients)
-        if not method.uses_displacement:
-            return _Work([None] * size, np.ones(size), None)
-        displacements = [
-            self._parts.solver.displacement(steps, guessed, round=round, mu=method.local.strength)
-            for steps, guessed in zip(cohort.steps.tolist(), cohort.guessed.tolist(), strict=True)
-        ]
-        known = np.array(displacements, dtype=np.float64)
-        factors = np.ones(size)
-        if method.normalize is not None:
-            factors = method.normalize.factors(known, cohort.steps, cohort.shares, method.local.strength)
-        common = displacements[0] if len(set(displacements)) == 1 else None
-        return _Work(displacements, factors, common)
-
     def _train(
-        self, round: int, cohort: Cohort, ranks: list[int], work: _Work
+        self, round: int, cohort: Cohort, ranks: list[int], work: Work
     ) -> tuple[dict[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
         states: dict[int, State] = {}
@@ -182,17 +199,22 @@ class Simulation:
         for place, (client, rank) in enumerate(zip(cohort.clients.tolist(), ranks, strict=True)):
             if rank != self._world.rank:
                 continue
+            self._parts.watch.stage(f"{whereabouts(self._parts.federation, round, client)}: training")
             try:
                 told = self._train_client(round, place, client, cohort, w, shared, work)
             except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
-                self._buffer.fail(place)
-                return {}, self._explain(error, round, client)
+                explained = self._explain(error, round, client)
+                if not self._parts.skips_bad or isinstance(error, InputError):
+                    self._buffer.fail(place)
+                    return {}, explained
+                self._buffer.skip(place)
+                told = None
             if told is not None:
                 states[client] = told
         return states, None
 
     def _train_client(
-        self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, shared: State, work: _Work
+        self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, shared: State, work: Work
     ) -> State | None:
         """Train one client, add its report to the buffer, and return its next state."""
         method, sizes = self._parts.method.local, self._parts.federation.sizes
@@ -209,24 +231,32 @@ class Simulation:
         )
         told = method.report(replace(local, displacement=work.displacements[place]), w, shared, state, who)
         check_report(self._parts.method.name, told, self._buffer.names, local.delta)
-        self._buffer.add(
+        added = self._buffer.add(
             place,
             float(cohort.shares[place]),
             told.vectors,
             factor=float(work.factors[place]),
             loss_sum=local.loss_sum,
             steps=local.steps,
+            most=range_of(self._dtype) / len(cohort.clients) if self._parts.skips_bad else math.inf,
         )
-        return told.state
+        if not added:
+            log.warning(
+                "%s: skipped, its update is not finite or too large", whereabouts(self._parts.federation, round, client)
+            )
+        return told.state if added else None
 
-    def _means(self, round: int, cohort: Cohort, sums: Sums, work: _Work) -> Means:
-        first = next(iter(sums.vectors.values()))
+    def _means(self, round: int, cohort: Cohort, sums: Sums, work: Work) -> Means:
+        done = sums.status != SKIPPED
+        kept = 1.0 if done.all() else float(cohort.shares[done].sum())
+        vectors = sums.vectors if kept == 1.0 else {name: total / kept for name, total in sums.vectors.items()}
+        first = next(iter(vectors.values()))
         return Means(
-            vectors=sums.vectors,
-            mean_delta_sq=float((cohort.shares * sums.delta_sq).sum()),
+            vectors=vectors,
+            mean_delta_sq=float((cohort.shares * sums.delta_sq).sum()) / kept,
             delta_sq=float(torch.dot(first, first)),
-            fraction=cohort.fraction,
-            cohort_size=len(cohort.clients),
+            fraction=cohort.fraction * kept,
+            cohort_size=int(done.sum()),
             round=round,
             lr=self._parts.solver.lr(round),
             displacement=work.common,
@@ -242,40 +272,10 @@ class Simulation:
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
-        place = f"{self._whereabouts(round, client)}, rank {self._world.rank} on {self._world.hosts[self._world.rank]}"
+        where = whereabouts(self._parts.federation, round, client)
+        place = f"{where}, rank {self._world.rank} on {self._world.hosts[self._world.rank]}"
         log.error("%s: training raised", place, exc_info=error)
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
         what = f"{place}: {type(error).__name__}: {error}"
         return EnvironmentFailure(what, remedy=f"see the run folder's logs/rank-{self._world.rank}.log")
-
-    def _whereabouts(self, round: int, client: int) -> str:
-        return f"round {round}, client {client} ({self._parts.federation.client_name(client)})"
-
-    def _check(self, round: int, cohort: Cohort, ranks: list[int], sums: Sums, failure: HpcfedError | None) -> None:
-        """Raise, on every rank alike, what makes this round's sums unusable."""
-        if len(set(sums.hashes.tolist())) > 1:
-            raise EnvironmentFailure(
-                f"round {round}: the ranks no longer hold the same model",
-                got=differing(sums.hashes, self._world.hosts),
-                remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
-            )
-        failed = np.flatnonzero(sums.status == FAILED)
-        if len(failed):
-            raise self._world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
-        bad = np.flatnonzero(~np.isfinite(sums.largest))
-        if len(bad):
-            client = int(cohort.clients[bad[0]])
-            place = f"{self._whereabouts(round, client)}, rank {ranks[bad[0]]}"
-            raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=_LOWER)
-        if sums.largest.sum() >= range_of(self._dtype):
-            client = int(cohort.clients[np.argmax(sums.largest)])
-            raise Diverged(
-                f"{self._whereabouts(round, client)}: updates leave the range of the exact sums",
-                expected=f"magnitudes below {range_of(self._dtype):.0f} in total",
-                got=f"{sums.largest.sum():.3g}",
-                remedy=_LOWER,
-            )
-
-
-_LOWER = "lower local.lr, or set local.clip_norm"

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
-from hpcfed.config.recipe import Stop
+from hpcfed.config.limits import Stop
 from hpcfed.evaluate import Scores
+
+RECENT = 10
+"""Rounds whose longest is what the next one is expected to take."""
+RESERVE = 1.5
+"""Times that and a checkpoint, kept free before the end of the time."""
 
 
 class Stopping:
-    """Follows a run's scores, and the clock.
+    """Follows a run's scores: whether it has reached what it was for.
 
     Args:
         rule: the recipe's ``stop``.
+        progress: what `progress` gave when the run was saved, where it goes on from there.
     """
 
-    def __init__(self, rule: Stop):
+    def __init__(self, rule: Stop, progress: Mapping[str, Any] | None = None):
         self._rule = rule
-        self._deadline = None if rule.max_hours is None else time.monotonic() + 3600 * rule.max_hours
-        self._reached = 0
-        self._best: float | None = None
-        self._since_best = 0
+        told = progress or {}
+        self._best: float | None = told.get("best")
+        self._since_best: int = told.get("since_best", 0)
+        if told.get("rule") != self._plain_rule():  # what was reached was another target
+            told = {}
+        self._reached: int = told.get("reached", 0)
+        self.reason: str | None = told.get("reason")
+        """Why the run has ended, if it has."""
 
-    def is_late(self) -> bool:
-        """Whether ``max_hours`` are over by this rank's clock; rank 0's is the one that counts."""
-        return self._deadline is not None and time.monotonic() >= self._deadline
+    def progress(self) -> dict[str, Any]:
+        """Return what must be kept to go on, as plain JSON."""
+        return {
+            "rule": self._plain_rule(),
+            "reached": self._reached,
+            "best": self._best,
+            "since_best": self._since_best,
+            "reason": self.reason,
+        }
 
-    def reason(self, scores: Scores, *, late: bool) -> str | None:
-        """Take a round's scores in, and return why the run ends with it, if it does.
+    def add(self, scores: Scores) -> None:
+        """Take a round's scores in, the same on every rank."""
+        if scores.test_loss is not None:  # evaluated
+            self.reason = self._target(scores) or self._patience(scores)
 
-        Args:
-            scores: of the round, the same on every rank; None in them where the round was not evaluated.
-            late: whether rank 0 found ``max_hours`` over, as all ranks were told in the round's reduction.
-        """
-        if late:
-            return f"stop.max_hours: {self._rule.max_hours:g} hours are over"
-        if scores.test_loss is None:
-            return None
-        return self._target(scores) or self._patience(scores)
+    def _plain_rule(self) -> dict[str, Any]:
+        return self._rule.model_dump(exclude={"max_hours"})
 
     def _target(self, scores: Scores) -> str | None:
         target, accuracy = self._rule.test_accuracy, scores.test_accuracy
@@ -61,3 +76,33 @@ class Stopping:
             return None
         what = "test loss" if scores.test_accuracy is None else "test accuracy"
         return f"stop.patience: no better {what} in {self._since_best} evaluations"
+
+
+class TimeLeft:
+    """Whether the next round and a checkpoint still fit before ``stop.max_hours`` or the SLURM job's end.
+
+    Rank 0's clock is the one that counts; its answer travels in the round's reduction.
+    """
+
+    def __init__(self, rule: Stop):
+        now, wall = time.monotonic(), time.time()
+        ends = os.environ.get("SLURM_JOB_END_TIME", "")
+        self._deadlines = {"the job's time limit": now + int(ends) - wall} if ends.isdigit() else {}
+        if rule.max_hours is not None:
+            self._deadlines["stop.max_hours"] = now + 3600 * rule.max_hours
+        self._rounds: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, seconds: float) -> None:
+        """Take in what a round took."""
+        self._rounds.append(seconds)
+
+    def is_up(self, checkpoint: float) -> bool:
+        """Whether the round that begins now should be the last, where a checkpoint takes so many seconds."""
+        if not self._deadlines:
+            return False
+        expected = max(self._rounds, default=0.0)
+        return time.monotonic() + expected + RESERVE * (expected + checkpoint) >= min(self._deadlines.values())
+
+    def reason(self) -> str:
+        """Return which limit is near."""
+        return min(self._deadlines, key=self._deadlines.__getitem__, default="the time limit")

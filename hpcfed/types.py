@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntFlag
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
 
 State = Mapping[str, "Tensor"]
 """A method's memory: named vectors (d,) and scalars (). Never changed in place; a step returns new ones."""
+
+
+class Ask(IntFlag):
+    """What ranks ask of all ranks, in a round's reduction."""
+
+    NOTHING = 0
+    STOP = 1
+    """A signal came: stop after this round."""
+    TIME_IS_UP = 2
+    """By rank 0's clock the next round and a checkpoint would not fit."""
+    CHECKPOINT = 4
+    """By rank 0's clock one is due."""
+    HELP = 8
+    """This rank's part of a checkpoint could not be written."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ gives all of them the same exit code. A rank that fails while another is stuck i
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -18,17 +19,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
+    from torch import Tensor
 
 T = TypeVar("T")
 
 LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_RANKID")
 """Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
-KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure)}
+KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
+GPU_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
+"""With what Cray MPICH and MVAPICH2 are told to take CUDA memory."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -46,7 +50,10 @@ class World:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
 
-    def sum_in_place(self, buffer: np.ndarray) -> None:
+    reads_gpu_memory: bool | None = None
+    """Whether MPI takes buffers in CUDA memory; None where it does not say."""
+
+    def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         """Replace an int64 buffer by its sum over ranks: one Allreduce."""
 
     def broadcast(self, value: T, root: int = 0) -> T:
@@ -92,6 +99,11 @@ class World:
         """Let the block end alike on all ranks: an error on one is raised on all, or ends a job that is stuck."""
         yield
 
+    def end_at_once(self, code: int, message: str) -> None:
+        """Print a message and end all ranks, from whatever thread, although they may wait in a collective."""
+        _say(message)
+        os._exit(code)
+
     def leave(self, code: int, message: str) -> int:
         """Agree on how the run ended, print the first message, and return the exit code of all."""
         _say(message)
@@ -113,8 +125,9 @@ class MpiWorld(World):
         self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
         self.rank, self.size = comm.rank, comm.size
         self.hosts = tuple(comm.allgather(socket.gethostname()))
+        self.reads_gpu_memory = _reads_gpu_memory(MPI)
 
-    def sum_in_place(self, buffer: np.ndarray) -> None:
+    def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         self._comm.Allreduce(self._mpi.IN_PLACE, buffer, op=self._mpi.SUM)
 
     def broadcast(self, value: T, root: int = 0) -> T:
@@ -177,12 +190,35 @@ class MpiWorld(World):
             mpi.THREAD_MULTIPLE: "multiple",
         }
         threads = levels[mpi.Query_thread()]
-        return {"ranks": self.size, "hosts": list(self.hosts), "mpi": version.splitlines()[0], "mpi_threads": threads}
+        return {
+            "ranks": self.size,
+            "hosts": list(self.hosts),
+            "mpi": version.splitlines()[0],
+            "mpi_threads": threads,
+            "mpi_reads_gpu_memory": self.reads_gpu_memory,
+        }
+
+    def end_at_once(self, code: int, message: str) -> None:
+        self._abort(code, message)
 
     def _abort(self, code: int, message: str) -> None:
         _say(message)
         time.sleep(0.5)  # the launcher may drop what a rank wrote just before Abort
         self._comm.Abort(code)
+
+
+def _reads_gpu_memory(mpi: Any) -> bool | None:
+    """Ask an MPI whether it takes CUDA memory: by MPI 4.1's info key, a setting it obeys, or the function of MPICH
+    and Open MPI."""
+    info = mpi.COMM_WORLD.Get_info()
+    if "cuda" in (info.get("mpi_memory_alloc_kinds") or ""):
+        return True
+    if any(os.environ.get(name) == "1" for name in GPU_SWITCHES):
+        return True
+    try:
+        return bool(ctypes.CDLL(mpi.__file__).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return None
 
 
 def _say(message: str) -> None:

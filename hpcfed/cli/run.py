@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import click
 
 
@@ -14,6 +16,8 @@ def command(recipe: str, overrides: tuple[str, ...], quiet: bool) -> None:
 
     Alone it uses one core or GPU; under mpirun -n P or srun it uses P, with the same result.
     """
+    # Outside of training it asks for nothing, and must not end the process: SLURM's may come as the run ends by itself.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from hpcfed.api import run_seeds
 
     run_seeds(recipe, overrides, quiet=quiet)

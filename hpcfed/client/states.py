@@ -71,9 +71,22 @@ class ClientStates:
             EnvironmentFailure: the disk refuses.
         """
         for client, state in states.items():
-            for tier in self._tiers:
+            for tier in self._tiers[1:]:
                 tier.forget(client)
             self._put(0, client, state)
+
+    def snapshot(self) -> Mapping[int, State]:
+        """Return all states by client as they are now, whatever is committed later.
+
+        Those on disk are read when they are asked for. Their memory and files are not used again until `release`.
+        """
+        in_memory = {client: state for tier in self._memories for client, state in tier.hold().items()}
+        return _Snapshot(in_memory, self._disk.hold())
+
+    def release(self) -> None:
+        """Let go of the last snapshot's memory and files."""
+        for tier in self._tiers:
+            tier.release()
 
     def _put(self, level: int, client: int, state: State) -> None:
         for moved in self._tiers[level].put(client, state):
@@ -81,25 +94,46 @@ class ClientStates:
 
 
 class _Memory(OrderedDict[int, State]):
-    """States in one memory, least recently used first; gives back those that no longer fit."""
+    """States in one memory, least recently used first; gives back those that no longer fit.
+
+    They are copied into memory that is used again for the next ones: taken anew every round, it would be broken up.
+    """
 
     def __init__(self, device: torch.device, room: int):
         super().__init__()
         self._where, self._room = device, room
+        self._spare: list[State] = []
+        self._is_held = False
 
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
-        self[client] = {name: tensor.to(self._where) for name, tensor in state.items()}
-        self._room -= _nbytes(state)
+        """Copy a state, in place of the client's old one; return those that no longer fit, until the next call."""
+        kept = self._spare.pop() if self._spare else _like(state, self._where)
+        for name, tensor in state.items():
+            kept[name].copy_(tensor)
+        self.forget(client)
+        self[client] = kept
+        self._room -= _nbytes(kept)
         moved = []
         while self._room < 0 and self:
-            oldest, old = self.popitem(last=False)
-            self._room += _nbytes(old)
-            moved.append((oldest, old))
+            oldest = next(iter(self))
+            moved.append((oldest, self[oldest]))
+            self.forget(oldest)
         return moved
 
     def forget(self, client: int) -> None:
         if client in self:
-            self._room += _nbytes(self.pop(client))
+            old = self.pop(client)
+            self._room += _nbytes(old)
+            if not self._is_held:
+                self._spare.append(old)
+
+    def hold(self) -> dict[int, State]:
+        """Return the states, whose memory is not used again until `release`."""
+        self._is_held = True
+        return dict(self)
+
+    def release(self) -> None:
+        self._is_held = False
 
 
 class _Files:
@@ -107,23 +141,31 @@ class _Files:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._clients: set[int] = set()
+        self._paths: dict[int, Path] = {}
+        self._written = 0
+        self._is_held = False
+        self._superseded: list[Path] = []
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._paths)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._clients)
+        return iter(self._paths)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._clients
+        return client in self._paths
 
     def __getitem__(self, client: int) -> State:
-        return load_file(self._path(client))
+        return load_file(self._paths[client])
 
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
+        """Write a state to a file that no snapshot has seen."""
         try:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, self._path(client))
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="hpcfed-states-"))
+            self._written += 1
+            path = self._folder / f"{client}-{self._written}.safetensors"
+            save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, path)
         except (OSError, SafetensorError) as error:
             raise EnvironmentFailure(
                 f"the state of client {client} cannot be written",
@@ -131,22 +173,53 @@ class _Files:
                 got=str(error),
                 remedy="point TMPDIR to a larger disk of the node",
             ) from error
-        self._clients.add(client)
+        self.forget(client)
+        self._paths[client] = path
         return []
 
     def forget(self, client: int) -> None:
-        self._clients.discard(client)
+        if client in self._paths:
+            self._superseded.append(self._paths.pop(client))
+            if not self._is_held:
+                self.release()
+
+    def hold(self) -> dict[int, Path]:
+        """Return the files, which stay until `release`."""
+        self._is_held = True
+        return dict(self._paths)
+
+    def release(self) -> None:
+        self._is_held = False
+        for path in self._superseded:
+            path.unlink(missing_ok=True)
+        self._superseded.clear()
 
     def clear(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        self._clients.clear()
+        self._paths.clear()
 
-    def _path(self, client: int) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="hpcfed-states-"))
-        return self._folder / f"{client}.safetensors"
+
+class _Snapshot(Mapping[int, State]):
+    """States in memory, and files of those that are not."""
+
+    def __init__(self, in_memory: Mapping[int, State], files: Mapping[int, Path]):
+        self._in_memory, self._files = in_memory, files
+
+    def __len__(self) -> int:
+        return len(self._in_memory) + len(self._files)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._in_memory
+        yield from self._files
+
+    def __getitem__(self, client: int) -> State:
+        return self._in_memory[client] if client in self._in_memory else load_file(self._files[client])
+
+
+def _like(state: State, where: torch.device) -> State:
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=where) for name, tensor in state.items()}
 
 
 def _nbytes(state: State) -> int:

@@ -9,6 +9,7 @@ scalars and every rank's hash exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ from hpcfed.reduce.exact import ExactSum, to_float64, units_of
 from hpcfed.world import World
 
 CLIENT_FIELDS = ("status", "largest", "delta_sq", "loss_sum", "steps")
-RANK_FIELDS = ("hash", "stop", "local_seconds")
-DONE, FAILED = 1, 2
+RANK_FIELDS = ("hash", "asks", "written", "local_seconds")
+DONE, FAILED, SKIPPED = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Sums:
 
     Attributes:
         vectors: sum of each named vector, (d,) float64 on the host.
-        status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, or 0 where a rank stopped early.
+        status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
+            early.
         largest, delta_sq, loss_sum: (S,) float64.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
-        stops: (P,) int64, 1 from a rank that asks all to stop after this round.
+        asks: (P,) int64, what each rank asks of all (`hpcfed.types.Ask`).
+        written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
         local_seconds: (P,) float64, spent in local work.
     """
 
@@ -44,7 +47,8 @@ class Sums:
     loss_sum: np.ndarray
     steps: np.ndarray
     hashes: np.ndarray
-    stops: np.ndarray
+    asks: np.ndarray
+    written: np.ndarray
     local_seconds: np.ndarray
 
 
@@ -56,10 +60,14 @@ class RoundBuffer:
         dtype: of the vectors to come.
         device: where they will lie, and where the sums are kept until they are reduced.
         world: the ranks.
+        on_device: whether MPI is given the device's memory; else a copy on the host, from page-locked memory.
     """
 
-    def __init__(self, num_entries: int, dtype: torch.dtype, device: torch.device, world: World):
+    def __init__(
+        self, num_entries: int, dtype: torch.dtype, device: torch.device, world: World, *, on_device: bool = False
+    ):
         self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
+        self._reduces_on_device = on_device
         self._memory = self._device_memory = torch.empty(0, dtype=torch.int64)
         self._host = self._on_device = self._memory
         self._sums: dict[str, ExactSum] = {}
@@ -68,12 +76,13 @@ class RoundBuffer:
     def open(self, names: Sequence[str], cohort_size: int) -> None:
         """Set everything to zero for a round of S clients that report vectors of these names."""
         vectors, clients, ranks = self.sizes(len(names), cohort_size)
-        self._memory = _at_least(self._memory, vectors + clients + ranks)
-        self._host = self._memory[: vectors + clients + ranks]
-        if self._device.type == "cpu":  # then clients add into the buffer itself
+        words = vectors + clients + ranks
+        self._memory = _at_least(self._memory, words, pinned=self._device.type == "cuda")
+        self._host = self._memory[:words]
+        if self._device.type == "cpu" and not self._reduces_on_device:  # then clients add into the buffer itself
             self._device_memory = self._memory
         else:
-            self._device_memory = _at_least(self._device_memory, vectors, self._device)
+            self._device_memory = _at_least(self._device_memory, words, self._device)
         self._on_device = self._device_memory[:vectors].view(len(names), -1, self._num_entries)
         if tuple(self._sums) != tuple(names):
             self._sums = {name: ExactSum(self._on_device[i], self._dtype) for i, name in enumerate(names)}
@@ -104,31 +113,53 @@ class RoundBuffer:
         factor: float = 1.0,
         loss_sum: float,
         steps: int,
-    ) -> None:
+        most: float = math.inf,
+    ) -> bool:
         """Add one client's report, and fill the slot of its `place` in the cohort.
 
-        Every vector counts `weight` times, p_i; the first one, Δ_i, and its norm are multiplied by `factor` besides.
+        Every vector counts `weight` times, p_i; the first one, Δ_i, and its norm are multiplied by `factor` besides. A
+        report with an entry that is not below `most`, or not a number, is not added but skipped, where `most` is given.
+
+        Returns:
+            Whether it was added.
         """
+        if most < math.inf and not all(float(vectors[name].abs().max()) < most for name in self._sums):
+            self.skip(place)
+            return False
         squared, largest = 0.0, 0.0
         for number, (name, total) in enumerate(self._sums.items()):
             own_squared, own_largest = total.add(vectors[name], weight if number else weight * factor)
             squared = squared if number else own_squared * factor**2
             largest = max(largest, own_largest, key=lambda entry: (entry != entry, entry))  # NaN first
         self._clients[place] = DONE, _bits(largest), _bits(squared), _bits(loss_sum), steps
+        return True
+
+    def skip(self, place: int) -> None:
+        """Say that the round goes on without the client at this place."""
+        self._clients[place, 0] = SKIPPED
 
     def fail(self, place: int) -> None:
         """Say that this rank could not train the client at this place."""
         self._clients[place, 0] = FAILED
 
-    def reduce(self, state_hash: int, local_seconds: float, *, stop: bool) -> Sums:
+    def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce."""
-        self._ranks[self._world.rank] = state_hash, stop, _bits(local_seconds)
+        self._ranks[self._world.rank] = state_hash, asks, written, _bits(local_seconds)
         for total in self._sums.values():
             total.settle()
-        host = self._host[: self._on_device.numel()].view(self._on_device.shape)
-        if host.data_ptr() != self._on_device.data_ptr():
-            host.copy_(self._on_device)
-        self._world.sum_in_place(self._host.numpy())
+        vectors = self._on_device.numel()
+        host = self._host[:vectors].view(self._on_device.shape)
+        if self._reduces_on_device:
+            whole = self._device_memory[: self._host.numel()]
+            whole[vectors:].copy_(self._host[vectors:])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
+            self._world.sum_in_place(whole)
+            self._host.copy_(whole)
+        else:
+            if host.data_ptr() != self._on_device.data_ptr():
+                host.copy_(self._on_device)
+            self._world.sum_in_place(self._host.numpy())
         as_float = self._clients.view(np.float64)
         return Sums(
             vectors={name: to_float64(host[i], self._dtype) for i, name in enumerate(self._sums)},
@@ -138,14 +169,17 @@ class RoundBuffer:
             loss_sum=as_float[:, 3].copy(),
             steps=self._clients[:, 4].copy(),
             hashes=self._ranks[:, 0].copy(),
-            stops=self._ranks[:, 1].copy(),
-            local_seconds=self._ranks[:, 2].copy().view(np.float64),
+            asks=self._ranks[:, 1].copy(),
+            written=self._ranks[:, 2].copy(),
+            local_seconds=self._ranks[:, 3].copy().view(np.float64),
         )
 
 
-def _at_least(memory: Tensor, words: int, device: torch.device | None = None) -> Tensor:
+def _at_least(memory: Tensor, words: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
     """Return `memory` where it holds that many words, else new memory that does."""
-    return memory if memory.numel() >= words else torch.empty(words, dtype=torch.int64, device=device)
+    if memory.numel() >= words:
+        return memory
+    return torch.empty(words, dtype=torch.int64, device=device, pin_memory=pinned)
 
 
 def _bits(number: float) -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from hpcfed.algorithms import names
 from hpcfed.config.recipe import Recipe
-from tests.launch import LEAKED, ROOT, launcher
+from tests.launch import ROOT, launcher
 
 pytestmark = pytest.mark.one_mpi
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,15 +20,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def blocks(language: str) -> list[str]:
     """The README's fenced blocks of a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture
-def environment() -> dict[str, str]:
-    """This process's environment with the launcher and `hpcfed` of its own Python first on the path."""
-    mpi = launcher(sys.executable)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LEAKED)}
-    folders = [str(Path(sys.executable).parent), str(Path(mpi.command[0]).parent), kept["PATH"]]
-    return kept | mpi.settings | {"PATH": os.pathsep.join(folders), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.deadline(240)

@@ -52,11 +52,39 @@ def test_what_was_committed_comes_back(top, room, node_disk):
     assert list(node_disk.iterdir()) == []
 
 
+@pytest.mark.parametrize("room", [0, 3 * NBYTES, 100 * NBYTES])
+def test_a_snapshot_stays_as_it_was_taken(room, node_disk):
+    """Whatever is committed, in memory and on disk, until it is released; then what it held is gone."""
+    with ClientStates("host", CPU, {"device": 0, "host": room}) as states:
+        states.commit({client: state(client) for client in range(8)})
+        snapshot = states.snapshot()
+        for round in (1, 2):
+            states.commit({client: state(100 * round + client) for client in range(8)})
+        assert sorted(snapshot) == list(range(8))
+        for client in range(8):
+            assert all(torch.equal(snapshot[client][name], tensor) for name, tensor in state(client).items())
+        states.release()
+        states.commit({0: state(300)})
+        held = min(8, room // NBYTES)
+        assert len(list(node_disk.rglob("*.safetensors"))) == 8 - held
+
+
+def test_memory_is_used_again(node_disk):
+    """One state more than there are clients, however often they take part."""
+    with ClientStates("host", CPU, {"device": 0, "host": 100 * NBYTES}) as states:
+        seen = set()
+        for round in range(9):
+            for client in range(3):
+                states.commit({client: state(10 * round + client)})
+                seen.add(states.get(client)["c"].data_ptr())
+        assert len(seen) == 4
+
+
 def test_the_least_recently_committed_moves_down_first(node_disk):
     with ClientStates("host", CPU, {"device": 0, "host": 2 * NBYTES}) as states:
         for client in (1, 2, 1, 3):
             states.commit({client: state(client)})
-        assert [path.stem for path in node_disk.rglob("*.safetensors")] == ["2"]
+        assert [path.stem.split("-")[0] for path in node_disk.rglob("*.safetensors")] == ["2"]
 
 
 @pytest.mark.parametrize("client_state", ["device", "disk"])

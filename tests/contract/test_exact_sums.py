@@ -117,7 +117,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
                 buffer.add(place, 0.5, vectors, loss_sum=loss, steps=place + 7)
         if world.rank == world.size - 1:
             buffer.fail(len(losses))
-        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank, stop=world.rank == 0)
+        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank, asks=1 << world.rank)
         told = sums.loss_sum[:-1].view(np.int64).tolist()
         assert told == np.array(losses).view(np.int64).tolist()
         assert sums.status.tolist() == [DONE] * len(losses) + [FAILED]
@@ -125,7 +125,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
         assert sums.delta_sq[:-1].tolist() == [size * (place - 3.0) ** 2 for place in range(len(losses))]
         assert sums.largest[:-1].tolist() == [abs(place - 3.0) for place in range(len(losses))]
         assert sums.hashes.tolist() == [-5 - rank for rank in range(world.size)]
-        assert sums.stops.tolist() == [int(rank == 0) for rank in range(world.size)]
+        assert sums.asks.tolist() == [1 << rank for rank in range(world.size)]
         assert sums.local_seconds.tolist() == [0.125 * rank for rank in range(world.size)]
         total = sum(0.5 * (place - 3.0) for place in range(len(losses)))
         assert sums.vectors["delta"].tolist() == [total] * size
@@ -139,7 +139,7 @@ def test_a_vector_that_is_not_finite_marks_its_client_whichever_vector_it_is(wor
         bad = torch.full((8,), math.nan)
         buffer.add(0, 0.5, {"delta": torch.ones(8), "other": bad}, loss_sum=0.0, steps=1)
         buffer.add(1, 0.5, {"delta": torch.ones(8), "other": torch.ones(8)}, loss_sum=0.0, steps=1)
-    assert np.isfinite(buffer.reduce(0, 0.0, stop=False).largest).tolist() == [False, True]
+    assert np.isfinite(buffer.reduce(0, 0.0).largest).tolist() == [False, True]
 
 
 def test_a_factor_counts_for_the_first_vector_alone(world):
@@ -150,7 +150,7 @@ def test_a_factor_counts_for_the_first_vector_alone(world):
         if world.is_root:
             vectors = {"delta": torch.full((8,), 2.0).double(), "other": torch.full((8,), 5.0).double()}
             buffer.add(0, 0.5, vectors, factor=3.0, loss_sum=0.0, steps=1)
-        sums = buffer.reduce(0, 0.0, stop=False)
+        sums = buffer.reduce(0, 0.0)
         assert {name: vector.tolist() for name, vector in sums.vectors.items()} == {
             name: [{"delta": 3.0, "other": 2.5}[name]] * 8 for name in names
         }

@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 
 from hpcfed.algorithms import names
+from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
     {"errors", "version", "types", "rng", "files", "placement", "progress"},
     {"config", "world", "data"},
-    {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "checks"},
-    {"algorithms", "client", "evaluate", "endings", "report"},
+    {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
+    {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog"},
     {"simulation", "stopping"},
-    {"record", "setup"},
+    {"checkpoint", "record", "setup"},
     {"loop"},
     {"api"},
-    {"doctor", "bench"},
+    {"doctor", "bench", "estimate"},
+    {"submit"},
     {"cli"},
     {"__main__"},
 )
@@ -96,8 +98,7 @@ FAST = (
     "hpcfed.setup",
     "hpcfed.folder",
     "hpcfed.world",
-    "hpcfed.models.linear",
-    "hpcfed.models.mlp",
+    *(f"hpcfed.models.{module}" for module in sorted(set(BUILT_IN.values()))),
     "hpcfed.report",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
 )

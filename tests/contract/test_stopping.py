@@ -7,7 +7,8 @@ import json
 import pytest
 
 import hpcfed
-from hpcfed.config.recipe import Stop
+from hpcfed.config.limits import Stop
+from hpcfed.errors import Stopped
 from hpcfed.evaluate import Scores
 from hpcfed.stopping import Stopping
 from tests.mpi.recipes import small, write_small
@@ -18,9 +19,11 @@ def told(rule: dict, accuracies: list[float | None], losses: list[float] | None 
     stopping = Stopping(Stop(**rule))
     losses = losses or [1.0] * len(accuracies)
     for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
-        if stopping.reason(Scores(), late=False) is not None:  # a round without evaluation
+        stopping.add(Scores())  # a round without evaluation
+        if stopping.reason is not None:
             raise AssertionError("ended by a round that was not evaluated")
-        if stopping.reason(Scores(test_loss=loss, test_accuracy=accuracy), late=False) is not None:
+        stopping.add(Scores(test_loss=loss, test_accuracy=accuracy))
+        if stopping.reason is not None:
             return number
     return None
 
@@ -57,21 +60,39 @@ def test_a_run_ends_at_its_target_on_all_ranks(world, shared_tmp):
     assert (result.folder / "model.safetensors").exists()
 
 
-def test_a_run_out_of_time_ends_with_an_evaluated_round(world, shared_tmp):
-    """Rank 0's clock counts; the round in which it is found late is evaluated although it was not its turn."""
+def test_a_run_out_of_time_stops_with_a_checkpoint_and_goes_on(world, shared_tmp):
+    """Rank 0's clock counts; the run stops while the next round and a checkpoint would still fit."""
     world.on_root(lambda: write_small(shared_tmp))
-    evaluate = {"every": 1000, "batch_size": 64}
-    recipe = small(
-        shared_tmp / "run",
-        data=str(shared_tmp / "small.h5"),
-        rounds=100_000,
-        evaluate=evaluate,
-        stop={"max_hours": 0.2 / 3600},
+    recipe = small(shared_tmp / "run", data=str(shared_tmp / "small.h5"), rounds=100_000, evaluate={"every": 1000})
+    with pytest.raises(Stopped, match=r"stop.max_hours is near; the same command goes on"):
+        hpcfed.run({**recipe, "stop": {"max_hours": 0.5 / 3600}}, world=world, quiet=True)
+    folder = shared_tmp / "run"
+    ending = json.loads((folder / "result.json").read_text())
+    assert ending["status"] == "stopped"
+    done = ending["rounds"]
+    assert 1 <= done < 5000
+    assert not (folder / "model.safetensors").exists()
+    on = hpcfed.run({**recipe, "rounds": done + 2}, world=world, quiet=True)
+    assert [row["round"] for row in on.metrics] == list(range(1, done + 3))
+    through = hpcfed.run({**recipe, "rounds": done + 2, "output": str(shared_tmp / "through")}, world=world, quiet=True)
+    models = [(result.folder / "model.safetensors").read_bytes() for result in (on, through)]
+    assert models[0] == models[1]
+
+
+def test_what_was_reached_counts_for_the_same_target_only():
+    """A run that goes on remembers its best accuracy; how often it reached a target is of that target."""
+    before = Stopping(Stop(test_accuracy=0.5, for_=2, patience=3))
+    for accuracy in (0.6, 0.4, 0.6):
+        before.add(Scores(test_loss=1.0, test_accuracy=accuracy))
+    same, other = (
+        Stopping(Stop(test_accuracy=target, for_=2, patience=3), before.progress()) for target in (0.5, 0.55)
     )
-    result = hpcfed.run(recipe, world=world, quiet=True)
-    assert 1 <= len(result.metrics) < 5000
-    assert result.metrics[-1]["test_loss"] is not None
-    assert "stop.max_hours" in json.loads((result.folder / "result.json").read_text())["stopped"]
+    for stopping in (same, other):
+        stopping.add(Scores(test_loss=1.0, test_accuracy=0.6))
+    assert same.reason is not None
+    assert "stop.test_accuracy" in same.reason
+    assert other.reason is not None
+    assert "stop.patience: no better test accuracy in 3" in other.reason
 
 
 def test_seeds_run_one_after_another(world, shared_tmp):

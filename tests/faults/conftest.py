@@ -40,7 +40,7 @@ class Linear(torch.nn.Linear):
         self.visits[who] += 1
         if who is not None and self.visits[who] == self.visit:
             if who == self.whose:
-                Path("deed").touch()
+                Path("deed").write_text(str(os.getpid()))
                 getattr(self, self.deed)()
             elif self.nap:
                 time.sleep(self.nap)
@@ -48,6 +48,9 @@ class Linear(torch.nn.Linear):
 
     def fail(self):
         raise RuntimeError("broken sensor")
+
+    def hang(self):
+        time.sleep(600)
 
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +67,9 @@ class Place:
         self.path = path
         self.run = path / "run"
 
-    def start(self, ranks: int = 3, *, args: dict | None = None, **changes: object) -> Completed:
+    def start(
+        self, ranks: int = 3, *, args: dict | None = None, env: dict | None = None, **changes: object
+    ) -> Completed:
         """Run 4 rounds; a full batch each, so that the model sees each client once a round."""
         if args is not None:
             changes["model"] = {"factory": "misbehaving:Linear", "args": args}
@@ -79,7 +84,12 @@ class Place:
                 **changes,
             },
         )
-        return launch(ranks, ["run", recipe, "--quiet"], cwd=self.path, timeout=45)
+        return self.resume(ranks, recipe, env)
+
+    def resume(self, ranks: int = 3, recipe: Path | None = None, env: dict | None = None) -> Completed:
+        """Start the same recipe again."""
+        arguments = ["run", recipe or self.path / "recipe.yaml", "--quiet"]
+        return launch(ranks, arguments, cwd=self.path, env=env, timeout=60)
 
     def seconds_since_the_deed(self) -> float:
         """Wall time since the model misbehaved."""
@@ -88,6 +98,10 @@ class Place:
     def rows(self) -> list[dict]:
         """The recorded rounds; fails on a line that is not whole."""
         return [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+
+    def checkpoints(self) -> list[int]:
+        """Rounds of the checkpoints that have a manifest."""
+        return sorted(int(path.stem[6:]) for path in (self.run / "checkpoints").glob("round-*.json"))
 
     def ending(self) -> dict:
         """What ``result.json`` says."""

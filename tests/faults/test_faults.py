@@ -64,16 +64,29 @@ def test_a_killed_rank_ends_the_job(place, client):
     assert [row["round"] for row in place.rows()] == [1]
 
 
-@pytest.mark.soak
-def test_a_data_file_truncated_in_mid_run_ends_the_job(place):
+@pytest.mark.parametrize("access", ["mmap", pytest.param("memory", marks=pytest.mark.soak)])
+def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     """Client 0 of round 1 sees it shrink; clients 1 and 2, not read before, are then beyond its end."""
     schedule = place.path / "schedule.json"
     schedule.write_text("[[0], [1], [2], [0]]")
-    done = place.start(args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)})
+    done = place.start(args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)}, data_access=access)
     assert place.seconds_since_the_deed() < PROMPT
-    assert done.returncode != 0
+    assert done.returncode == 4
+    (line,) = own_lines(done.stderr)
+    for told in ("round 2, client 1", "marked.h5", "the data file became shorter"):
+        assert told in line
     assert [row["round"] for row in place.rows()] == [1]
     assert not (place.run / "model.safetensors").exists()
+
+
+def test_staged_data_are_read_from_the_copy_which_leaves_nothing_behind(place):
+    """The file that the recipe names is cut while the run goes on; the scratch folder is empty afterwards."""
+    scratch = place.path / "scratch"
+    scratch.mkdir()
+    done = place.start(args={"deed": "truncate", "whose": 0}, data_access="stage", env={"TMPDIR": str(scratch)})
+    assert (done.returncode, own_lines(done.stderr)) == (0, [])
+    assert [row["round"] for row in place.rows()] == [1, 2, 3, 4]
+    assert list(scratch.iterdir()) == []
 
 
 def test_an_evaluation_that_raises_on_one_rank_ends_the_job(place):

@@ -1,0 +1,194 @@
+"""When checkpoints are due, and how the round loop has them written and read."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hpcfed.checkpoint import restore
+from hpcfed.checkpoint.layout import RecordLayout
+from hpcfed.checkpoint.writer import CheckpointWriter, Snapshot, remove_remains
+from hpcfed.config.limits import seconds_of
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.folder import RunFolder, identity
+from hpcfed.simulation import Parts, Simulation
+from hpcfed.types import Ask
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        recipe: its ``checkpoint``, and what decides the result.
+        folder: the run folder.
+        parts, simulation: what is saved.
+
+    Attributes:
+        simulation: at the last round that is done.
+        done: rounds that a checkpoint has brought back.
+    """
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, parts: Parts, simulation: Simulation):
+        self._recipe, self._parts, self.simulation, self._run = recipe, parts, simulation, folder
+        self.done = 0
+        session = parts.world.on_root(lambda: uuid.uuid4().hex[:8])  # no other job has used it in this folder
+        self._folder = folder.path / "checkpoints"
+        self._world = parts.world
+        self._layout = RecordLayout(parts.method.local.begin(simulation.w))
+        self._writer = CheckpointWriter(
+            self._folder, identity(recipe), recipe.checkpoint.keep, self._layout, parts.clients, session, parts.world
+        )
+        self._period = seconds_of(recipe.checkpoint.every)
+        self._last = time.monotonic()
+        self._saved_round = 0
+        self._is_due = False
+
+    @property
+    def written(self) -> int:
+        """Round of the last checkpoint of which this rank's part is on disk."""
+        return self._writer.written
+
+    @property
+    def seconds(self) -> float:
+        """What the last checkpoint took to write."""
+        return self._writer.seconds
+
+    def asks(self) -> Ask:
+        """Return what this rank asks of all: a checkpoint by rank 0's clock, or help because it could not write one."""
+        asks = Ask.NOTHING if self._writer.failure is None else Ask.HELP
+        if self._period is not None and self._world.is_root and time.monotonic() - self._last >= self._period:
+            asks |= Ask.CHECKPOINT
+        return asks
+
+    def restore(self, say: Callable[[str], None]) -> tuple[int, Mapping[str, Any]]:
+        """Bring the simulation to the newest whole checkpoint; return its round, 0 where there is none, and progress.
+
+        Raises:
+            InputError: it is of another recipe, holds other states, or is beyond the recipe's last round.
+        """
+        names = self.simulation.replicated().keys()
+        found = restore.newest(
+            self._folder, identity(self._recipe), names, self._layout, self._parts.home, self._world, say
+        )
+        if found is None:
+            return 0, {}
+        if found.round > self._recipe.rounds:
+            raise InputError(
+                "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
+                where=str(self._run.path), remedy="choose another output for a shorter run",
+            )  # fmt: skip
+        self.simulation.restore(found.replicated, found.clients)
+        self.done = self._saved_round = found.round
+        return found.round, found.progress
+
+    def prepare(self) -> str:
+        """Make the folder, clean it, see that what is to come fits, and say how large it is. On rank 0 alone.
+
+        Raises:
+            InputError: the disk has not enough room, or the folder cannot be written.
+        """
+        try:
+            self._folder.mkdir(exist_ok=True)
+            remove_remains(self._folder, self.done)
+            with tempfile.TemporaryFile(dir=self._folder):  # it can be written
+                pass
+            present = sum(path.stat().st_size for path in self._folder.iterdir())
+            free = shutil.disk_usage(self._folder).free + present
+        except OSError as error:
+            what = error.strerror or str(error)
+            raise InputError("checkpoints cannot be written", where=str(self._folder), got=what) from None
+        each, copies = self.bytes_at_most(), self._recipe.checkpoint.keep + 1
+        if each * copies > free:
+            raise InputError(
+                "checkpoints do not fit",
+                where=str(self._folder),
+                expected=f"{_size(each * copies)} for {copies} of up to {_size(each)}",
+                got=f"{_size(free)} free",
+                remedy="choose another output, or a smaller checkpoint.keep",
+            )
+        files = 3 if self._parts.method.local.stateful else 2
+        return f"checkpoints: up to {copies} of {_size(each)} in {files} files each, {_size(free)} free"
+
+    def bytes_at_most(self) -> int:
+        """Return the size of a checkpoint once all clients that can take part have."""
+        vectors = sum(tensor.nbytes for tensor in self.simulation.replicated().values())
+        if not self._parts.method.local.stateful:
+            return vectors
+        section, num_clients = self._recipe.cohort, self._parts.federation.num_clients
+        in_a_round = section.size or num_clients
+        return vectors + min(num_clients, in_a_round * self._recipe.rounds) * self._layout.record_bytes
+
+    def after(
+        self, round: int, asks: Ask, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
+    ) -> None:
+        """Do what is due after a round: make the last checkpoint valid, begin the next.
+
+        Args:
+            round: t.
+            asks: what any rank asks of all.
+            written: round of the last checkpoint that all ranks have written.
+            progress: plain JSON to be given back on resume.
+            last: whether no round follows in this job.
+            early: whether that is because the job was asked to stop; then a checkpoint is due in any case.
+
+        Raises:
+            EnvironmentFailure: a checkpoint cannot be written, on any rank.
+        """
+        if Ask.HELP in asks:
+            self._raise_failure()
+        self._settle(written)
+        every = self._recipe.checkpoint.every
+        if every == 0 and not early:
+            return
+        self._is_due |= last or Ask.CHECKPOINT in asks or (isinstance(every, int) and round % every == 0)
+        if last:
+            self.finish()
+        if self._is_due and (last or self._saved_round <= max(written, self.done)):  # the one before must be valid
+            self._is_due = False
+            self._last = time.monotonic()
+            self._saved_round = round
+            simulation = self.simulation
+            self._writer.start(
+                Snapshot(
+                    round,
+                    simulation.replicated(),
+                    np.flatnonzero(simulation.touched),
+                    self._parts.clients.snapshot(),
+                    progress,
+                )
+            )
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is valid.
+
+        Raises:
+            EnvironmentFailure: it cannot be written, on any rank.
+        """
+        self._writer.wait()
+        self._settle(min(self._world.gather(self._writer.written)))
+        self._raise_failure()
+
+    def _settle(self, written: int) -> None:
+        if written == self._saved_round:
+            self._writer.wait()  # it is done, and lets go of the states it held
+        if self._writer.awaits(written):
+            self._writer.settle(self._run.metrics)
+
+    def _raise_failure(self) -> None:
+        for failure in self._world.gather(self._writer.failure):
+            if failure is not None:
+                raise failure
+
+
+def _size(count: float) -> str:
+    units = ("B", "kB", "MB", "GB", "TB")
+    power = min(int(math.log10(max(count, 1)) // 3), len(units) - 1)
+    return f"{count / 1000**power:.3g} {units[power]}"

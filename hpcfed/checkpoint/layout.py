@@ -1,0 +1,172 @@
+"""What a checkpoint is on disk.
+
+    checkpoints/round-00000050.server        safetensors: w, the one before it, server state, what is kept for clients
+    checkpoints/round-00000050.clients       one record per client that has a state, each on a 4 KiB boundary
+    checkpoints/round-00000050.json          the manifest, renamed into place last: without it there is no checkpoint
+
+The clients' records lie in the order of the clients' numbers, so any rank can compute where one lies, every rank writes
+its own without a message, and any number of ranks can read them back. A record: magic, client, round, hash of the
+payload, its bytes (five words of 8 bytes), then the state's tensors in the order of their names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from hpcfed.errors import HpcfedError, InputError
+from hpcfed.types import State
+
+VERSION = 1
+MAGIC = b"hpcfed-c"
+HEADER = struct.Struct("<8sqqQq")
+PAGE = 4096
+"""Records of two ranks never share a page: some file systems cache by page."""
+SUFFIXES = ("server", "clients", "json")
+
+
+class Damaged(HpcfedError):
+    """A checkpoint's files are not what its manifest says; the one before it may be whole."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What makes files a checkpoint.
+
+    Attributes:
+        round: last round it contains.
+        recipe: digest of all that decides the run's result.
+        server_hash: of the ``.server`` file.
+        num_clients: records in ``.clients``.
+        progress: what the round loop keeps besides tensors, as plain JSON.
+        version: of the layout.
+    """
+
+    round: int
+    recipe: str
+    server_hash: str
+    num_clients: int
+    progress: Mapping[str, Any]
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """Return the manifest's text, which holds a checksum of its own."""
+        content = asdict(self)
+        return json.dumps({**content, "checksum": _digest(content)}, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            Damaged: it is no whole manifest.
+            InputError: another version of hpcfed wrote it.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            checksum = content.pop("checksum")
+        except (OSError, ValueError, AttributeError, KeyError, TypeError):
+            raise Damaged(f"{path.name} is no manifest") from None
+        if checksum != _digest(content):
+            raise Damaged(f"{path.name} does not match its checksum")
+        if content["version"] != VERSION:
+            raise InputError(
+                "a checkpoint of another version of hpcfed",
+                where=str(path),
+                expected=f"layout {VERSION}",
+                got=str(content["version"]),
+                remedy="go on with that version, or choose another output",
+            )
+        return cls(**content)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+
+def stem(round: int) -> str:
+    """Return the common name of a checkpoint's files."""
+    return f"round-{round:08}"
+
+
+class RecordLayout:
+    """Where each client's record lies, and how a state becomes one.
+
+    Args:
+        example: a client state of the run's method; all have the same names, shapes and type.
+    """
+
+    def __init__(self, example: State):
+        self._names = sorted(example)
+        self._shapes = {name: tuple(example[name].shape) for name in self._names}
+        self._dtype = example[self._names[0]].dtype if self._names else torch.float32
+        self._payload = sum(example[name].nbytes for name in self._names)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes from one record to the next."""
+        return -(-(HEADER.size + self._payload) // PAGE) * PAGE
+
+    def write(self, file: int, place: int, client: int, round: int, state: State) -> None:
+        """Write the record of a client at its place among those that have one."""
+        payload = [_bytes_of(state[name]) for name in self._names]
+        digest = xxhash.xxh3_64()
+        for part in payload:
+            digest.update(part)
+        header = HEADER.pack(MAGIC, client, round, digest.intdigest(), self._payload)
+        offset = place * self.record_bytes
+        _write_all(file, header, offset)
+        offset += len(header)
+        for part in payload:
+            _write_all(file, part, offset)
+            offset += part.nbytes
+
+    def read(self, file: int, place: int, client: int, round: int) -> dict[str, Tensor]:
+        """Read a client's state back, on the host.
+
+        Raises:
+            Damaged: another record lies there, or its hash differs.
+        """
+        try:
+            data = os.pread(file, HEADER.size + self._payload, place * self.record_bytes)
+        except OSError as error:
+            raise Damaged(f"{stem(round)}.clients cannot be read: {error.strerror}") from None
+        if len(data) < HEADER.size + self._payload:
+            raise Damaged(f"{stem(round)}.clients ends before the record of client {client}")
+        magic, found, of_round, digest, size = HEADER.unpack_from(data)
+        if (magic, found, of_round, size) != (MAGIC, client, round, self._payload):
+            raise Damaged(f"{stem(round)}.clients has another record in the place of client {client}'s")
+        if xxhash.xxh3_64_intdigest(data[HEADER.size :]) != digest:
+            raise Damaged(f"{stem(round)}.clients: the record of client {client} does not match its checksum")
+        return self._tensors(data[HEADER.size :])
+
+    def _tensors(self, payload: bytes) -> dict[str, Tensor]:
+        state, start = {}, 0
+        for name in self._names:
+            count = int(np.prod(self._shapes[name], dtype=np.int64))
+            flat = torch.frombuffer(bytearray(payload), dtype=self._dtype, count=count, offset=start)
+            state[name] = flat.clone().view(self._shapes[name])
+            start += count * flat.element_size()
+        return state
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor, without a copy where it lies on the host."""
+    return tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
+
+
+def _write_all(file: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

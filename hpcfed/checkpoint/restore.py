@@ -1,0 +1,132 @@
+"""Reads the newest whole checkpoint back, on any number of ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem
+from hpcfed.checkpoint.writer import manifests
+from hpcfed.errors import InputError
+from hpcfed.types import State
+from hpcfed.world import World
+
+log = logging.getLogger("hpcfed")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint as this rank needs it.
+
+    Attributes:
+        round: t, the last round it contains.
+        replicated: as in the snapshot, on every rank.
+        clients: states of the clients at home here, on the host.
+        progress: as in the snapshot.
+    """
+
+    round: int
+    replicated: Mapping[str, Tensor]
+    clients: Mapping[int, State]
+    progress: Mapping[str, Any]
+
+
+def newest(
+    folder: Path,
+    recipe: str,
+    names: Collection[str],
+    layout: RecordLayout,
+    home: np.ndarray,
+    world: World,
+    say: Callable[[str], None],
+) -> Restored | None:
+    """Return the newest whole checkpoint of a folder, or None where there is none; damaged ones are told of.
+
+    Args:
+        folder: ``checkpoints/`` of a run folder.
+        recipe: digest that its manifest must have.
+        names: of what must be in it for all ranks.
+        layout: of the clients' records.
+        home: (N,) rank of each client in this world.
+        world: the ranks.
+        say: prints a line on rank 0.
+
+    Raises:
+        InputError: the newest is of another recipe, or holds other states.
+    """
+    for path in world.on_root(lambda: manifests(folder)):
+        try:
+            manifest, replicated = world.on_root(partial(_read_server, path))
+            if manifest.recipe != recipe:
+                raise InputError(
+                    "the checkpoint is of another recipe", where=str(path), remedy="choose another output, or remove it"
+                )
+            if replicated.keys() != set(names):
+                raise InputError(
+                    "the checkpoint holds other states than this recipe's",
+                    where=str(path),
+                    remedy="leave evaluate.model as it was, or choose another output",
+                )
+            mine = partial(_read_clients, folder, manifest, replicated, layout, home, world.rank)
+            clients = world.together(mine)
+        except Damaged as damage:
+            told = f"{path} is damaged ({damage}); trying the one before"
+            log.warning(told)
+            say(told)
+            continue
+        return Restored(manifest.round, replicated, clients, manifest.progress)
+    return None
+
+
+def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
+    manifest = Manifest.read(path)
+    server = path.with_suffix(".server")
+    try:
+        data = server.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{server.name} cannot be read: {error.strerror}") from None
+    if xxhash.xxh3_128_hexdigest(data) != manifest.server_hash:
+        raise Damaged(f"{server.name} does not match its checksum")
+    try:
+        return manifest, load(data)
+    except SafetensorError as error:
+        raise Damaged(f"{server.name}: {error}") from None
+
+
+def _read_clients(
+    folder: Path,
+    manifest: Manifest,
+    replicated: Mapping[str, Tensor],
+    layout: RecordLayout,
+    home: np.ndarray,
+    rank: int,
+) -> dict[int, State]:
+    """Read the records of the clients at home on this rank."""
+    touched = replicated["touched"].numpy()
+    if len(touched) != manifest.num_clients:
+        raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
+    mine = np.flatnonzero(home[touched] == rank)
+    if len(mine) == 0:
+        return {}
+    path = folder / f"{stem(manifest.round)}.clients"
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
+    try:
+        return {
+            int(touched[place]): layout.read(file, int(place), int(touched[place]), manifest.round) for place in mine
+        }
+    finally:
+        os.close(file)

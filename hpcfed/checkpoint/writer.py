@@ -1,0 +1,205 @@
+"""Writes checkpoints on a thread of its own, while the next rounds train.
+
+States are never changed in place, so a snapshot is references; the thread turns them into bytes. Each rank writes the
+clients at home with it. That all ranks are done travels in the flags of a later round's reduction; then rank 0 renames
+the files and writes the manifest.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors.torch import save
+from torch import Tensor
+
+from hpcfed.checkpoint.layout import SUFFIXES, Manifest, RecordLayout, stem
+from hpcfed.client.states import ClientStates
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.files import write_whole
+from hpcfed.types import State
+from hpcfed.world import World
+
+log = logging.getLogger("hpcfed")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A simulation after a round: references only.
+
+    Attributes:
+        round: t.
+        replicated: vectors and scalars that are the same on every rank.
+        touched: clients that have a state anywhere, (n,) int64, ascending.
+        clients: states of those at home here.
+        progress: plain JSON, the same on every rank.
+    """
+
+    round: int
+    replicated: Mapping[str, Tensor]
+    touched: np.ndarray
+    clients: Mapping[int, State]
+    progress: Mapping[str, Any]
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time into a run folder.
+
+    Args:
+        folder: ``checkpoints/`` of the run folder.
+        recipe: digest of the recipe.
+        keep: how many checkpoints stay.
+        layout: of the clients' records.
+        states: asked to keep what a snapshot refers to while it is written.
+        session: a name that no other job has used in this folder.
+        world: the ranks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: str,
+        keep: int,
+        layout: RecordLayout,
+        states: ClientStates,
+        session: str,
+        world: World,
+    ):
+        self._folder, self._recipe, self._keep, self._layout = folder, recipe, keep, layout
+        self._states, self._session, self._world = states, session, world
+        self._thread: threading.Thread | None = None
+        self._pending: Manifest | None = None
+        self._failure: EnvironmentFailure | None = None
+        self._done = 0
+        self.seconds = 0.0
+        """What the last checkpoint took, from snapshot to the end of this rank's part."""
+
+    @property
+    def written(self) -> int:
+        """Round of the last checkpoint of which this rank's part is on disk."""
+        return self._done
+
+    @property
+    def failure(self) -> EnvironmentFailure | None:
+        """Why this rank's part could not be written, if it could not."""
+        return self._failure
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin to write; the one before has been waited for, and is valid by now or never will be."""
+        self._pending = None
+        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until this rank's part is on disk, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._states.release()
+
+    def awaits(self, written_everywhere: int) -> bool:
+        """Whether it is on this rank, rank 0, to make the checkpoint valid that all ranks have written."""
+        return self._pending is not None and self._pending.round == written_everywhere
+
+    def settle(self, record: Path) -> None:
+        """Make the checkpoint valid: renames, then the manifest, then the oldest one goes.
+
+        The rounds in it must be on disk in the run's `record` before. What the disk refuses becomes the `failure`.
+        """
+        manifest, self._pending = self._pending, None
+        if manifest is None:
+            return
+        try:
+            _to_disk(record)
+            for suffix in ("server", "clients") if manifest.num_clients else ("server",):
+                self._temporary(manifest.round, suffix).replace(self._folder / f"{stem(manifest.round)}.{suffix}")
+            write_whole(self._folder / f"{stem(manifest.round)}.json", manifest.to_json())
+            remove_all_but(self._folder, self._keep)
+        except OSError as error:
+            self._failure = self._refused(manifest.round, error)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        started = time.perf_counter()
+        try:
+            self._write_clients(snapshot)
+            if self._world.is_root:
+                digest = self._write_server(snapshot)
+                self._pending = Manifest(
+                    snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress)
+                )
+        except Exception as error:  # nobody else hears what ends a thread
+            log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
+            self._failure = self._refused(snapshot.round, error)
+            return
+        self.seconds = time.perf_counter() - started
+        self._done = snapshot.round
+
+    def _write_clients(self, snapshot: Snapshot) -> None:
+        """Write this rank's records."""
+        if not snapshot.clients:
+            return
+        places = np.searchsorted(snapshot.touched, sorted(snapshot.clients))
+        file = os.open(self._temporary(snapshot.round, "clients"), os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            for client, place in zip(sorted(snapshot.clients), places.tolist(), strict=True):
+                self._layout.write(file, place, client, snapshot.round, snapshot.clients[client])
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def _write_server(self, snapshot: Snapshot) -> str:
+        data = save({name: tensor.contiguous().clone() for name, tensor in snapshot.replicated.items()})
+        with self._temporary(snapshot.round, "server").open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return xxhash.xxh3_128_hexdigest(data)
+
+    def _temporary(self, round: int, suffix: str) -> Path:
+        return self._folder / f".{stem(round)}.{self._session}.{suffix}"
+
+    def _refused(self, round: int, error: Exception) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"the checkpoint of round {round} cannot be written",
+            where=str(self._folder),
+            got=getattr(error, "strerror", None) or str(error),
+            remedy="free space there; the run goes on from the checkpoint before",
+        )
+
+
+def manifests(folder: Path) -> list[Path]:
+    """Return the manifests of a folder, newest first."""
+    return sorted(folder.glob("round-*.json"), reverse=True)
+
+
+def remove_all_but(folder: Path, keep: int) -> None:
+    """Remove the oldest checkpoints, manifest first, so that what is left half removed is no checkpoint."""
+    for manifest in manifests(folder)[keep:]:
+        for suffix in reversed(SUFFIXES):
+            manifest.with_suffix(f".{suffix}").unlink(missing_ok=True)
+
+
+def remove_remains(folder: Path, done: int) -> None:
+    """Remove what is no checkpoint: temporary files of a job that was killed, files without a manifest, and damaged
+    checkpoints, which are those after the last round that is `done`.
+    """
+    whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
+    for path in (*folder.glob("round-*"), *folder.glob(".round-*")):
+        if path.stem not in whole:
+            path.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

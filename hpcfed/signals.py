@@ -1,0 +1,70 @@
+"""Signals that ask a run to stop: the first is heeded at the end of the round, the second at once.
+
+Python runs a signal's handler between two of its own instructions, so not while a rank waits inside MPI. The number of
+every signal also goes to a pipe at the moment it comes, and a thread reads it there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from hpcfed.world import World
+
+ECHO = 1.0
+"""Seconds in which a signal counts as the first one come again: launchers pass on what a terminal sent to all."""
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Heard:
+    """What has been heard so far: the first signal's name."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+
+@contextmanager
+def heeded(world: World) -> Iterator[Heard]:
+    """Note the first of the signals that ask to stop; end all ranks at the second. Only in a process's main thread."""
+    heard = Heard()
+    if threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING}
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    listener = threading.Thread(target=_listen, args=(reading, heard, world), name="signals", daemon=True)
+    listener.start()
+    try:
+        yield heard
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writing)
+        listener.join()
+
+
+def _noted_elsewhere(number: int, frame: FrameType | None) -> None:
+    """Keep a signal from ending the process; its number is on its way through the pipe."""
+
+
+def _listen(reading: int, heard: Heard, world: World) -> None:
+    since = 0.0
+    while numbers := os.read(reading, 1):
+        if numbers[0] not in ASKING:
+            continue
+        name = signal.Signals(numbers[0]).name
+        if heard.name is None:
+            heard.name, since = name, time.monotonic()
+        elif time.monotonic() - since > ECHO:
+            world.end_at_once(
+                128 + numbers[0], f"hpcfed: {name} after {heard.name}: leaving at once, rank {world.rank}"
+            )
+    os.close(reading)

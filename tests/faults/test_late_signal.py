@@ -1,0 +1,33 @@
+"""SLURM's early signal to a run that has just ended by itself: how it ended is what counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.launch import HPCFED, LEAKED, ROOT
+from tests.mpi.recipes import write_recipe, write_small
+
+
+def test_a_signal_after_the_end_changes_no_exit_code(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    recipe = write_recipe(tmp_path, rounds=1)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LEAKED)}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, *HPCFED, "run", recipe, "--quiet"], cwd=tmp_path, env=env)
+    try:
+        result, deadline = tmp_path / "run" / "result.json", time.monotonic() + 60
+        while not result.exists():  # the last thing a run writes; then its process takes a moment to end
+            assert time.monotonic() < deadline
+            assert run.poll() is None
+            time.sleep(0.001)
+        while run.poll() is None:
+            run.send_signal(signal.SIGUSR1)
+            time.sleep(0.01)
+        assert run.wait(timeout=30) == 0
+    finally:
+        run.kill()

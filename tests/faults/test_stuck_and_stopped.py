@@ -1,0 +1,168 @@
+"""A rank that hangs, a second signal, two jobs in one folder, and disks that are full or read-only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch import own_lines
+
+AFTER_AN_ECHO = 1.5
+"""Seconds after which a signal is a second one."""
+
+
+def test_a_client_that_hangs_ends_the_job(place):
+    changes = {"args": {"deed": "hang", "whose": 1, "visit": 3}, "watchdog": "2s"}
+    assert place.start(2, rounds=2, **changes).returncode == 0
+    done = place.start(2, rounds=6, **changes)  # goes on; a process sees the client for the third time in round 5
+    assert place.seconds_since_the_deed() < 12
+    assert done.returncode == 4, done.stderr
+    (line,) = own_lines(done.stderr)
+    for told in ("round 5, client 1 ", "training, rank ", "nothing moved for 2 s", ".log for the stack"):
+        assert told in line
+    (log,) = (place.run / "logs").iterdir()
+    assert f"{log.name} for the stack" in line
+    assert "misbehaving.py" in log.read_text()
+    assert "in hang" in log.read_text()
+    assert place.checkpoints() == [2]
+
+
+def test_a_slow_client_within_the_limit_ends_nothing(place):
+    """Neither for the rank that trains it nor for those that wait."""
+    done = place.start(2, args={"deed": "fail", "whose": 9, "nap": 1.2}, watchdog="2s")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting-in-MPI", "training"])
+def test_a_second_signal_ends_the_job_at_once(waits, place):
+    """Whether the rank that hears it waits in the round's Allreduce or is in the middle of a long client."""
+
+    def twice() -> None:
+        stuck = int(_awaited(place.path / "deed").read_text())
+        time.sleep(0.5)
+        heard = [pid for pid in _ranks() if (pid != stuck) == waits]
+        for pause in (AFTER_AN_ECHO, 0.0):
+            os.kill(heard[0], signal.SIGTERM)
+            time.sleep(pause)
+
+    with _meanwhile(twice):
+        done = place.start(2, args={"deed": "hang", "whose": 1, "visit": 2})
+    assert place.seconds_since_the_deed() < 10
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    (line,) = own_lines(done.stderr)
+    assert "SIGTERM after SIGTERM: leaving at once, rank " in line
+
+
+def test_of_two_jobs_in_one_folder_one_refuses(place):
+    """The other is not disturbed."""
+    place.start(0, args={"deed": "fail", "whose": 9}, rounds=1, output="once")  # writes the recipe, which both run
+    args = {"deed": "fail", "whose": 9, "nap": 4}
+    with ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(place.start, 0, args=args, checkpoint={"every": 1}) for _ in range(2)]
+        done = sorted((job.result() for job in jobs), key=lambda job: job.returncode)
+    assert [job.returncode for job in done] == [0, 2], [job.stderr for job in done]
+    (line,) = own_lines(done[1].stderr)
+    assert "a run is going on in this folder" in line
+    assert [row["round"] for row in place.rows()] == [1, 2, 3, 4]
+    assert place.ending()["status"] == "finished"
+    assert place.checkpoints()[-1] == 4
+
+
+@pytest.fixture
+def disk(place) -> Iterator[Callable[[str], Path]]:
+    """Mounts a small disk on a folder of the place."""
+    mounted: list[Path] = []
+
+    def mount(name: str) -> Path:
+        if os.geteuid() != 0:
+            pytest.skip("needs root, to mount a small disk")
+        path = place.path / name
+        path.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(path)], check=True)
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in reversed(mounted):
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.parametrize("full", ["run/checkpoints", "run"])
+def test_a_disk_that_fills_up_ends_the_job_and_leaves_the_checkpoint(full, place, disk):
+    """With its checkpoints alone on it, and with the whole run folder: then nothing can be recorded either."""
+    folder = disk(full)
+    filler, done = folder / ".filler", threading.Event()
+
+    def fill() -> None:
+        _awaited(place.run / "checkpoints" / "round-00000003.json", place.run / "checkpoints" / "round-00000004.json")
+        with filler.open("wb", buffering=0) as file:
+            while not done.wait(0.005):
+                with suppress(OSError):
+                    file.write(bytes(4096))
+
+    changes = {"algorithm": {"name": "scaffold"}, "checkpoint": {"every": 1}, "args": {"deed": "fail", "whose": 9}}
+    with _meanwhile(fill, done):
+        failed = place.start(2, rounds=100_000, **changes)
+    assert failed.returncode == 4, failed.stderr
+    (line,) = own_lines(failed.stderr)
+    assert "cannot be written" in line
+    assert "No space left on device" in line
+    filler.unlink()
+    kept = place.checkpoints()
+    assert len(kept) >= 1
+    again = place.start(2, rounds=kept[-1] + 3, **changes)
+    assert again.returncode == 0, again.stderr
+    assert [row["round"] for row in place.rows()] == list(range(1, kept[-1] + 4))
+    assert not list(place.run.glob("previous-*"))  # it went on
+
+
+@pytest.mark.parametrize("what", ["run", "run/checkpoints"])
+def test_a_read_only_folder_is_refused(what, place, disk):
+    if what == "run/checkpoints":  # so that there is a recipe besides
+        assert place.start(0, rounds=1, checkpoint={"every": 1, "keep": 10**12}).returncode == 2
+    folder = disk(what)
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    done = place.start(2)
+    assert done.returncode == 2, done.stderr
+    (line,) = own_lines(done.stderr)
+    assert "Read-only file system" in line
+    assert str(folder) in line
+
+
+def _awaited(*paths: Path) -> Path:
+    """Wait until one of the files is there and not empty; return it."""
+    for _ in range(6000):
+        for path in paths:
+            if path.exists() and path.stat().st_size:
+                return path
+        time.sleep(0.005)
+    raise AssertionError(f"never came: {paths[0]}")
+
+
+def _ranks() -> list[int]:
+    """Processes that this one has started through a launcher and that run hpcfed."""
+    family = psutil.Process().children(recursive=True)
+    return [process.pid for process in family if process.name().startswith("python")]
+
+
+@contextmanager
+def _meanwhile(call: Callable[[], None], done: threading.Event | None = None) -> Iterator[None]:
+    """Call a function on another thread while the block runs; it is to end when `done` is set."""
+    with ThreadPoolExecutor() as pool:
+        told = pool.submit(call)
+        try:
+            yield
+        finally:
+            if done is not None:
+                done.set()
+        told.result()

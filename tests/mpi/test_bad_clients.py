@@ -1,0 +1,154 @@
+"""``on_bad_client: skip``: a round goes on without the clients whose training failed, on every rank alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import hpcfed
+from hpcfed.errors import Diverged, EnvironmentFailure
+from hpcfed.world import World
+from tests.federations import write_federation
+from tests.mpi.recipes import METHODS, small
+from tests.mpi.test_same_result import left_by
+
+NUM_CLIENTS, ROUNDS, BAD_ROUND = 5, 5, 3
+MOODY = '''
+from collections import Counter
+
+import torch
+
+
+class Linear(torch.nn.Linear):
+    """Does `deed` when it trains a client of `whose` for the 3rd time; the first feature says whose samples they are.
+
+    Sees each client once a round, with a full batch and one step."""
+
+    def __init__(self, deed, whose):
+        super().__init__(12, 4)
+        self.deed, self.whose, self.visits = deed, whose, Counter()
+
+    def forward(self, x):
+        client = int(x[0, 0]) if self.training and len(x) > 1 else -1
+        self.visits[client] += 1
+        if client not in self.whose or self.visits[client] != 3:
+            return super().forward(x)
+        if self.deed == "raise":
+            raise RuntimeError("broken sensor")
+        return super().forward(x) * {"nan": float("nan"), "explode": 1e30}[self.deed]
+'''
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """A folder with a federation whose samples say whose they are, and the model that misbehaves for some of them."""
+
+    def write() -> None:
+        rng = np.random.default_rng(0)
+
+        def marked(mark: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+            x = rng.normal(size=(count, 12)).astype(np.float32)
+            x[:, 0] = mark
+            return x, rng.integers(4, size=count).astype(np.uint8)
+
+        clients = [marked(client, 20 + 7 * client) for client in range(NUM_CLIENTS)]
+        write_federation(shared_tmp / "marked.h5", clients, num_classes=4, test=marked(0, 30))
+        (shared_tmp / "moody.py").write_text(MOODY)
+
+    world.on_root(write)
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:
+    """A recipe in which clients misbehave in `BAD_ROUND`."""
+    base = {
+        "data": "marked.h5",
+        "rounds": ROUNDS,
+        "model": {"factory": "moody:Linear", "args": {"deed": deed, "whose": whose}},
+        "local": {"steps": 1, "batch_size": "full", "lr": 0.01},
+        "on_bad_client": "skip",
+        "placement": "static",
+        "checkpoint": {"every": 1},
+        "output": "run",
+    }
+    return small(**{**base, **changes})
+
+
+@pytest.mark.parametrize(
+    ("method", "deed", "whose"),
+    [
+        ("fedavg", "raise", [1]),
+        ("scaffold", "nan", [0, 3]),
+        ("feddyn", "raise", [2, 4]),
+        ("fedexp-m", "explode", [1]),
+        ("fednova", "nan", [4]),
+    ],
+)
+def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(method, deed, whose, world, folder):
+    """The means are over the others: the round of a cohort without the bad ones, but for how p_i is rounded.
+
+    And the same on any number of ranks, to the bit."""
+    algorithm = {"name": method, **METHODS[method]}
+    skipping = hpcfed.run(moody(deed, whose, algorithm=algorithm), world=world, quiet=True)
+    own = {"output": f"alone-{world.rank}"}
+    alone = hpcfed.run(moody(deed, whose, algorithm=algorithm, **own), world=World(), quiet=True)
+    assert left_by(skipping) == left_by(alone)
+    everyone = list(range(NUM_CLIENTS))
+    cohorts = [everyone] * ROUNDS
+    cohorts[BAD_ROUND - 1] = [client for client in everyone if client not in whose]
+    world.on_root(lambda: (folder / "cohorts.json").write_text(json.dumps(cohorts)))
+    schedule = {"cohort": {"schedule": "cohorts.json"}, "output": "without", "on_bad_client": "stop"}
+    without = hpcfed.run(moody(deed, [], algorithm=algorithm, **schedule), world=world, quiet=True)
+    assert [row["skipped"] for row in skipping.metrics] == [whose if t == BAD_ROUND else [] for t in range(1, 6)]
+    found, expected = (load_file(result.folder / "model.safetensors") for result in (skipping, without))
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
+    for row, other in zip(skipping.metrics, without.metrics, strict=True):
+        for key in ("local_loss", "test_loss", "delta_sq", "mean_delta_sq"):
+            assert row[key] == pytest.approx(other[key], rel=1e-5)
+        assert row["gradients"] == other["gradients"]
+
+
+def test_what_happened_is_in_the_log_of_its_rank(world, folder):
+    hpcfed.run(moody("raise", [1]), world=world, quiet=True)
+    hpcfed.run(moody("nan", [1], output="other"), world=world, quiet=True)
+    logs = {run: [path.read_text() for path in (folder / run / "logs").iterdir()] for run in ("run", "other")}
+    assert [len(texts) for texts in logs.values()] == [1, 1]
+    assert f"round {BAD_ROUND}, client 1 " in logs["run"][0]
+    assert "RuntimeError: broken sensor" in logs["run"][0]
+    assert f"round {BAD_ROUND}, client 1 " in logs["other"][0]
+    assert "its update is not finite" in logs["other"][0]
+
+
+@pytest.mark.parametrize("deed", ["raise", "nan"])
+def test_a_round_in_which_all_fail_ends_the_run(deed, world, folder):
+    with pytest.raises(Diverged, match=f"round {BAD_ROUND}: training failed for every client of the cohort"):
+        hpcfed.run(moody(deed, list(range(NUM_CLIENTS))), world=world, quiet=True)
+    ending = json.loads((folder / "run" / "result.json").read_text())
+    assert (ending["status"], ending["rounds"]) == ("diverged", BAD_ROUND - 1)
+
+
+@pytest.mark.parametrize(("deed", "kind"), [("raise", EnvironmentFailure), ("nan", Diverged)])
+def test_by_default_the_run_ends(deed, kind, world, folder):
+    with pytest.raises(kind, match=f"round {BAD_ROUND}, client 1 "):
+        hpcfed.run(moody(deed, [1], on_bad_client="stop"), world=world, quiet=True)
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == BAD_ROUND - 1
+
+
+def test_the_checkpoint_before_is_left_and_the_same_recipe_goes_on(world, folder):
+    """Each start sees the client afresh, so that it raises in that start's third round."""
+    recipe = moody("raise", [1], on_bad_client="stop")
+    hpcfed.run({**recipe, "rounds": 2}, world=world, quiet=True)
+    with pytest.raises(EnvironmentFailure, match=f"round {BAD_ROUND + 2}, client 1 "):
+        hpcfed.run(recipe, world=world, quiet=True)
+    kept = sorted(int(path.stem[6:]) for path in (folder / "run" / "checkpoints").glob("*.json"))
+    assert kept[-1] in (2, 3, 4)
+    hpcfed.run({**recipe, "rounds": kept[-1] + 2}, world=world, quiet=True)
+    result = hpcfed.run({**recipe, "rounds": kept[-1] + 2}, world=world, quiet=True)
+    assert [row["round"] for row in result.metrics] == list(range(1, kept[-1] + 3))

@@ -1,0 +1,343 @@
+"""A run that goes on from a checkpoint leaves, bit for bit, what one that was never interrupted leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcfed
+from hpcfed.errors import InputError, Stopped
+from hpcfed.world import World
+from tests.mpi.recipes import METHODS, small, write_small
+from tests.mpi.test_same_result import left_by
+
+ROUNDS, EVERY = 7, 2
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "fedavg": {"evaluate": {"model": "last-two", "batch_size": 64}},
+    "fedavg-and-guess": {
+        "budget": {"low": 1, "high": 7},
+        "local": {"steps": 9, "batch_size": 10, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.6},
+        "guess": "remaining",
+    },
+    "scaffold": {"cohort": {"size": 3}},
+    "feddyn": {"cohort": {"size": 3}, "client_state": "disk"},
+    "fedexp-m": {},
+    "fedadam": {"evaluate": {"model": "cohort-average", "batch_size": 64}},
+    "fedsplit": {"dtype": "float64", "cohort": {"size": 2}},
+    "scaffold-exp": {"evaluate": {"model": "client-average", "batch_size": 64}, "cohort": {"size": 3}},
+}
+
+OFTEN = ("fedavg-and-guess", "scaffold", "feddyn", "fedexp-m", "scaffold-exp")
+"""Run every time: a guess, client states in memory and on disk, a server state, and the clients' last models."""
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """A folder with a federation of five clients; the working folder of all ranks."""
+    world.on_root(lambda: write_small(shared_tmp))
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def of(variant: str, **changes: Any) -> dict[str, Any]:
+    """The recipe of a variant, named by the method it is of."""
+    method = variant.partition("-and")[0]
+    base = {"rounds": ROUNDS, "checkpoint": {"every": EVERY, "keep": 2}, "output": "run", **VARIANTS[variant]}
+    return small(algorithm={"name": method, **METHODS[method]}, **{**base, **changes})
+
+
+def stopped(recipe: Mapping[str, Any], world: World, *after: int) -> Path:
+    """Run a recipe to smaller numbers of rounds than it asks for, each with a checkpoint, as if it had been stopped."""
+    for rounds in after or (2, 4):
+        result = hpcfed.run({**recipe, "rounds": rounds}, world=world, quiet=True)
+        world.on_root((result.folder / "result.json").unlink)
+    return result.folder
+
+
+def by_the_first(world: World, call: Callable[[World], Any]) -> None:
+    """Let rank 0 alone, in a world of its own, do something; the others wait."""
+    world.on_root(lambda: call(World()) and None)
+
+
+def checkpoints(run: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("round-")) for path in (run / "checkpoints").glob("*.json"))
+
+
+@pytest.mark.parametrize("together_first", [True, False], ids=["together-alone", "alone-together"])
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=[] if v in OFTEN else pytest.mark.soak) for v in VARIANTS])
+def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder):
+    """Its first rounds on all ranks and the others on one, and the other way round; in one go for comparison."""
+    whole = left_by(hpcfed.run(of(variant, output=f"whole-{world.rank}"), world=World(), quiet=True))
+    recipe, left = of(variant), []
+    if together_first:
+        stopped(recipe, world)
+        by_the_first(world, lambda alone: left.append(left_by(hpcfed.run(recipe, world=alone, quiet=True))))
+    else:
+        by_the_first(world, lambda alone: stopped(recipe, alone))
+        left.append(left_by(hpcfed.run(recipe, world=world, quiet=True)))
+    assert checkpoints(folder / "run") == [6, 7]
+    assert all(found == whole for found in left)
+    assert len(left) == 1 or world.rank > 0
+
+
+@pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
+def test_a_finished_run_takes_more_rounds(variant, world, folder):
+    whole = left_by(hpcfed.run(of(variant, output=f"whole-{world.rank}"), world=World(), quiet=True))
+    hpcfed.run(of(variant, rounds=3), world=world, quiet=True)
+    assert left_by(hpcfed.run(of(variant), world=world, quiet=True)) == whole
+
+
+def test_a_shorter_run_than_the_checkpoint_is_refused(world, folder):
+    stopped(of("fedexp-m"), world)
+    with pytest.raises(InputError, match=r"rounds: expected at least 4.*got 3"):
+        hpcfed.run(of("fedexp-m", rounds=3), world=world, quiet=True)
+
+
+def test_a_run_that_ended_with_its_last_checkpoint_is_finished_without_a_round(world, folder):
+    """As if it had been killed before it could write its models."""
+    result = hpcfed.run(of("scaffold"), world=world, quiet=True)
+    whole = left_by(result)
+    world.gather(None)
+
+    def forget() -> None:
+        for name in ("result.json", "model.safetensors"):
+            (result.folder / name).unlink()
+
+    world.on_root(forget)
+    assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True)) == whole
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [7]), (2, [6, 7]), (3, [4, 6, 7]), (9, [2, 4, 6, 7])])
+def test_the_last_ones_are_kept(keep, left, world, folder):
+    recipe = of("feddyn", checkpoint={"every": EVERY, "keep": keep})
+    stopped(recipe, world)
+    hpcfed.run(recipe, world=world, quiet=True)
+    assert checkpoints(folder / "run") == left
+    assert len(list((folder / "run" / "checkpoints").iterdir())) == 3 * len(left)
+
+
+def test_none_is_written_where_none_is_asked_for(world, folder):
+    hpcfed.run(of("feddyn", checkpoint={"every": 0}), world=world, quiet=True)
+    assert list((folder / "run" / "checkpoints").iterdir()) == []
+
+
+def test_a_method_without_client_state_takes_one_file_and_its_manifest(world, folder):
+    stopped(of("fedexp-m"), world)
+    names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
+    assert names == [f"round-0000000{round}.{suffix}" for round in (2, 4) for suffix in ("json", "server")]
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def flip_in_the_first_record(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+
+
+def another_number(path: Path) -> None:
+    """A manifest that is still JSON."""
+    path.write_text(path.read_text().replace('"params_up": ', '"params_up": 1'))
+
+
+DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
+    "server-truncated": ("server", truncate, "does not match its checksum"),
+    "server-flipped": ("server", flip, "does not match its checksum"),
+    "server-lost": ("server", Path.unlink, "cannot be read"),
+    "clients-truncated": ("clients", truncate, "ends before the record of client"),
+    "clients-flipped": ("clients", flip_in_the_first_record, "does not match its checksum"),
+    "clients-lost": ("clients", Path.unlink, "cannot be read"),
+    "manifest-truncated": ("json", truncate, "is no manifest"),
+    "manifest-changed": ("json", another_number, "does not match its checksum"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_used(damage, world, folder, capfd):
+    suffix, spoil, complaint = DAMAGES[damage]
+    whole = left_by(hpcfed.run(of("scaffold", output=f"whole-{world.rank}"), world=World(), quiet=True))
+    run = stopped(of("scaffold"), world, 4, 5)
+    assert checkpoints(run) == [4, 5]
+    world.on_root(lambda: spoil(run / "checkpoints" / f"round-00000005.{suffix}"))
+    capfd.readouterr()
+    assert left_by(hpcfed.run(of("scaffold"), world=world)) == whole
+    lines = [line for line in "".join(capfd.readouterr()).splitlines() if " is damaged (" in line]
+    assert len(lines) == world.is_root
+    if world.is_root:
+        assert "round-00000005" in lines[0]
+        assert complaint in lines[0]
+        assert "damaged" in (run / "logs" / "rank-0.log").read_text()
+    assert checkpoints(run) == [6, 7]
+
+
+def test_a_damaged_checkpoint_never_counts_as_one_that_is_kept(world, folder):
+    """Else, with one to keep, the new ones would go and the damaged one, which has the highest number, would stay."""
+    run = stopped(of("scaffold"), world, 4, 6)
+    world.on_root(lambda: flip(run / "checkpoints" / "round-00000006.server"))
+    hpcfed.run(of("scaffold", rounds=5, checkpoint={"every": 1, "keep": 1}), world=world, quiet=True)
+    assert checkpoints(run) == [5]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_starts_again(world, folder):
+    recipe = of("feddyn")
+    whole = left_by(hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True))
+    run = stopped(recipe, world)
+    world.on_root(lambda: [flip(path) for path in (run / "checkpoints").glob("*.server")] and None)
+    assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == whole
+    assert checkpoints(run / "previous-1") == [2, 4]
+
+
+def test_what_a_killed_job_left_is_removed(world, folder):
+    run = stopped(of("scaffold"), world)
+    remains = [".round-00000006.0123abcd.server", ".round-00000006.0123abcd.clients", ".round-00000006.json.77.tmp"]
+    remains += ["round-00000006.server", "round-00000006.clients"]
+
+    def leave() -> None:
+        for name in remains:
+            (run / "checkpoints" / name).write_bytes(b"half")
+        (run / ".metrics.jsonl.77.tmp").write_bytes(b"half")
+
+    world.on_root(leave)
+    hpcfed.run(of("scaffold", rounds=5, checkpoint={"every": 0}), world=world, quiet=True)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        f"round-0000000{round}.{suffix}" for round in (2, 4) for suffix in ("clients", "json", "server")
+    ]
+    assert not list(run.glob(".*.tmp"))
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(world, folder):
+    """Put there by hand: the folder's own recipe fits."""
+    run, other = stopped(of("fedexp-m"), world), stopped(of("fedexp-m", seed=5, output="other"), world)
+
+    def exchange() -> None:
+        (run / "checkpoints").rename(run / "away")
+        (other / "checkpoints").rename(run / "checkpoints")
+
+    world.on_root(exchange)
+    before = world.on_root(lambda: (run / "metrics.jsonl").read_bytes())
+    with pytest.raises(InputError, match=r"round-00000004\.json: the checkpoint is of another recipe; choose another"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert checkpoints(run) == [2, 4]
+
+
+@pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
+def test_a_checkpoint_that_lacks_what_is_evaluated_is_refused(variant, world, folder):
+    run = stopped(of(variant), world)
+    changed = of(variant, evaluate={"model": "client-average", "batch_size": 64})
+    with pytest.raises(InputError, match=r"holds other states.*evaluate\.model"):
+        hpcfed.run(changed, world=world, quiet=True)
+    assert checkpoints(run) == [2, 4]
+
+
+def test_a_checkpoint_of_another_version_is_refused(world, folder):
+    from hpcfed.checkpoint.layout import Manifest
+
+    run = stopped(of("fedexp-m"), world)
+    path = run / "checkpoints" / "round-00000004.json"
+
+    def advance() -> None:
+        from dataclasses import replace
+
+        path.write_text(replace(Manifest.read(path), version=99).to_json())
+
+    world.on_root(advance)
+    with pytest.raises(InputError, match=r"another version of hpcfed: expected layout 1, got 99"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+
+
+def test_a_record_that_is_shorter_than_the_checkpoint_is_refused(world, folder):
+    run = stopped(of("fedexp-m"), world)
+    world.on_root(lambda: truncate(run / "metrics.jsonl"))
+    with pytest.raises(InputError, match=r"fewer rounds than the checkpoint: expected at least 4, got [12]"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+
+
+def test_checkpoints_that_cannot_fit_are_refused(world, folder):
+    recipe = of("scaffold", checkpoint={"every": 2, "keep": 10**12})
+    with pytest.raises(InputError, match=r"checkpoints do not fit: expected .*TB for 1000000000001.*checkpoint\.keep"):
+        hpcfed.run(recipe, world=world, quiet=True)
+    assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True))[1]
+
+
+def test_what_a_run_was_for_is_remembered(world, folder):
+    """A target to be reached several times in a row, and one that had been reached when the job was killed."""
+    recipe = of("fedavg", rounds=12, stop={"test_accuracy": 0.3, "for": 5}, checkpoint={"every": 1})
+    whole = hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True)
+    length = len(whole.metrics)
+    assert 5 < length < 12
+    for after in (length - 2, length):
+        output = {"output": f"run-{after}"}
+        stopped({**recipe, **output}, world, after)
+        found = hpcfed.run({**recipe, **output}, world=world, quiet=True)
+        assert left_by(found) == left_by(whole)
+        ending = json.loads((found.folder / "result.json").read_text())
+        assert (ending["status"], ending["rounds"]) == ("finished", length)
+        assert "5 times in a row" in ending["stopped"]
+
+
+def test_patience_is_remembered(world, folder):
+    recipe = of("fedavg", rounds=30, stop={"patience": 4}, local={"steps": 1, "batch_size": 10, "lr": 1e-9})
+    whole = hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True)
+    assert len(whole.metrics) == 5
+    stopped(recipe, world, 3)
+    assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == left_by(whole)
+
+
+@pytest.mark.parametrize("every", [2, 0])
+def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, world, folder):
+    """The signal comes to the last rank only; with `every: 0` there is a checkpoint all the same."""
+    recipe = of("scaffold", rounds=100, checkpoint={"every": every}, evaluate={"every": 100, "batch_size": 64})
+    whole = left_by(hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True))
+    timer = threading.Thread(target=_signal_after, args=(folder / "run" / "metrics.jsonl", 5))
+    if world.rank == world.size - 1:
+        timer.start()
+    with pytest.raises(Stopped, match=r"stopped after round \d+: .*the same command goes on"):
+        hpcfed.run(recipe, world=world, quiet=True)
+    if world.rank == world.size - 1:
+        timer.join()
+    done = len((folder / "run" / "metrics.jsonl").read_text().splitlines())
+    assert 5 <= done < 100
+    assert checkpoints(folder / "run")[-1] == done
+    assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == whole
+
+
+def _signal_after(record: Path, rounds: int) -> None:
+    while not record.exists() or len(record.read_bytes().splitlines()) < rounds:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
+    recipe = of("fedavg", rounds=100_000, stop={"max_hours": 0.5 / 3600}, evaluate={"every": 0})
+    rounds = 0
+    for _ in range(2):  # and makes progress each time
+        with pytest.raises(Stopped, match=r"stop\.max_hours is near"):
+            hpcfed.run(recipe, world=world, quiet=True)
+        done = len((folder / "run" / "metrics.jsonl").read_text().splitlines())
+        assert checkpoints(folder / "run")[-1] == done > rounds
+        rounds = done
+
+
+def test_time_for_a_checkpoint_is_by_the_clock(world, folder):
+    recipe = of("fedavg", rounds=300, checkpoint={"every": "0.05s", "keep": 100}, evaluate={"every": 0})
+    hpcfed.run(recipe, world=world, quiet=True)
+    assert checkpoints(folder / "run")[-1] == 300
+    assert 2 <= len(checkpoints(folder / "run")) < 150
