@@ -218,6 +218,8 @@ def _clients(path: Path, kind: Kind) -> Iterator[tuple[str, dict[str, h5py.Datas
         if not isinstance(examples, h5py.Group) or not len(examples):
             raise ValueError("no group 'examples' of clients")
         for name in examples:
+            if not isinstance(name, str):  # as h5py gives names that are no UTF-8
+                raise ValueError("a client's name is no text")
             fields = {field: examples[name][field] for field in kind.fields}
             for field, (shape, numbers) in kind.fields.items():
                 _check(fields[field], shape, numbers)

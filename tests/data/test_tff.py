@@ -105,6 +105,10 @@ def packed(file: h5py.File) -> None:
     file.create_dataset("examples/f0001_41/pixels", (2**50, 28, 28), "f4", chunks=(1, 28, 28), compression="gzip")
 
 
+def nameless(file: h5py.File) -> None:
+    file.copy("examples/f0001_41", file["examples"], name=b"\xff\xfe")
+
+
 CLIENT = "examples/f0001_41"
 
 
@@ -123,6 +127,7 @@ CLIENT = "examples/f0001_41"
         (change(f"{CLIENT}/pixels", np.full((2, 28, 28), np.nan, np.float32)), "pixels beyond 0 … 1"),
         (change(f"{CLIENT}/pixels", np.full((2, 28, 28), 255, np.float32)), "pixels beyond 0 … 1"),
         (change(CLIENT, [1]), "not fed_emnist_train.h5 of TFF, or damaged"),
+        (nameless, "a client's name is no text"),
         (claimed, "claims the shape"),
         (packed, "claims the shape"),
     ],
