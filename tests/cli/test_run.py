@@ -67,7 +67,9 @@ def test_the_run_ends_well(finished):
 
 def test_the_folder_holds_the_record_and_nothing_else(finished):
     record = {"recipe.yaml", "environment.json", "metrics.jsonl", "result.json"}
-    assert files(finished[0] / "run") == {*record, "model.safetensors", "model-evaluated.safetensors"}
+    assert files(finished[0] / "run") == {
+        *record, ".lock", "checkpoints", "model.safetensors", "model-evaluated.safetensors",
+    }  # fmt: skip
     ending = json.loads((finished[0] / "run" / "result.json").read_text())
     assert (ending["status"], ending["rounds"], ending["message"]) == ("finished", ROUNDS, "")
 
@@ -119,7 +121,8 @@ def test_the_environment_names_what_the_bits_depend_on(finished):
 
 
 def test_progress_into_a_file_is_few_plain_lines(finished):
-    first, last, done = finished[1].stdout.splitlines()
+    room, first, last, done = finished[1].stdout.splitlines()
+    assert re.fullmatch(r"checkpoints: up to 3 of [\d.]+ \w+ in 2 files each, [\d.]+ [TGM]B free", room)
     for number, line in ((1, first), (ROUNDS, last)):
         assert re.match(rf"recipe: round {number}/{ROUNDS}  η_g [\d.]+  local loss [\d.]+  test loss", line)
         assert re.search(r"accuracy [\d.]+ %  [\d.]+ (rounds/s|s/round)  \d+:\d\d left$", line)
