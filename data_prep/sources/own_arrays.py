@@ -6,6 +6,7 @@ A header's claim is compared with the bytes there are before anything is allocat
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -76,5 +77,13 @@ def _damage_in(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except (
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        tokenize.TokenError,
+    ) as error:
         raise InputError("damaged, or no plain arrays", where=str(path), got=str(error)[:80]) from error

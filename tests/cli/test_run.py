@@ -28,6 +28,7 @@ ROW = {
     "test_accuracy": NUMBER,
     "train_loss": type(None),
     "train_accuracy": type(None),
+    "skipped": list,
     "server_lr": NUMBER,
     "delta_sq": NUMBER,
     "mean_delta_sq": NUMBER,
@@ -59,6 +60,11 @@ def again(finished, tmp_path) -> Path:
 
 def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path from there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_run_ends_well(finished):
@@ -157,11 +163,11 @@ def test_the_resolved_recipe_runs_again_and_is_found_finished(finished):
         "eps_decay": 1.0,
     }
     assert resolved["weights"] == "samples"
-    before = {name: (folder / "run" / name).read_bytes() for name in files(folder / "run")}
+    before = contents(folder / "run")
     done = launch(0, ["run", "run/recipe.yaml"], cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"recipe: finished already, see {folder / 'run'}\n"
-    assert {name: (folder / "run" / name).read_bytes() for name in files(folder / "run")} == before
+    assert contents(folder / "run") == before
 
 
 @pytest.mark.one_mpi
@@ -172,19 +178,23 @@ def test_a_rerun_of_the_resolved_recipe_has_the_same_bits(finished, tmp_path):
 
 
 @pytest.mark.one_mpi
-def test_other_rounds_start_again_and_keep_the_old_record(again, monkeypatch):
+def test_more_rounds_go_on_and_fewer_are_refused(again, monkeypatch):
     monkeypatch.chdir(again)
-    old = {name: (again / "run" / name).read_bytes() for name in files(again / "run")}
-    hpcfed.run("recipe.yaml", ["rounds=2"], quiet=True)
-    aside = again / "run" / "previous-1"
-    assert {name: (aside / name).read_bytes() for name in files(aside)} == old
-    assert len((again / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    old = contents(again / "run")
+    with pytest.raises(hpcfed.InputError, match=f"rounds: expected at least {ROUNDS}, which are done, got 2"):
+        hpcfed.run("recipe.yaml", ["rounds=2"], quiet=True)
+    assert contents(again / "run") == old
+    hpcfed.run("recipe.yaml", [f"rounds={ROUNDS + 2}"], quiet=True)
+    record = (again / "run" / "metrics.jsonl").read_bytes()
+    assert record.startswith(old["metrics.jsonl"])
+    assert len(record.splitlines()) == ROUNDS + 2
 
 
 @pytest.mark.one_mpi
-def test_a_run_cut_short_starts_again_and_keeps_the_old_record(again, monkeypatch):
+def test_a_run_cut_short_without_a_checkpoint_starts_again_and_keeps_the_old_record(again, monkeypatch):
     monkeypatch.chdir(again)
     run = again / "run"
+    shutil.rmtree(run / "checkpoints")
     (run / "result.json").unlink()
     (run / "model.safetensors").unlink()
     cut = (run / "metrics.jsonl").read_bytes()[:-20]
