@@ -13,12 +13,15 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.launch import ROOT, Overtime, launch, launcher
 
+TOGETHER = 2
+"""Launches at a time: that of one rank, which is the longest and leaves a core free most of the time, beside the others."""
 LONG = 4 * 3600.0
 """Seconds that a launch with the soak tests may take."""
 OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
@@ -62,13 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all launches, print a line for each and their sum, and return the exit code."""
     options = _parse(arguments)
     total: Counter[str] = Counter()
-    for planned in plan(options):
-        ending = run(planned, LONG if options.soak else options.timeout)
-        total += ending.counts
-        if ending.trouble:
-            print(ending.output)
-        outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
-        print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
+    timeout, together = (LONG, 1) if options.soak else (options.timeout, TOGETHER)
+    with ThreadPoolExecutor(together) as pool:
+        launched = {pool.submit(run, planned, timeout): planned for planned in plan(options)}
+        for ended in as_completed(launched):
+            planned, ending = launched[ended], ended.result()
+            total += ending.counts
+            if ending.trouble:
+                print(ending.output)
+            outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
+            print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
     print(_closing_line(total))
     return 1 if total["failed"] else 0
 
@@ -150,7 +156,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--soak", type=int, default=0, metavar="N", help="run everything N times, the long tests included"
     )
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds that one launch may take")
+    parser.add_argument("--timeout", type=float, default=900, metavar="S", help="seconds that one launch may take")
     return parser.parse_args(arguments)
 
 

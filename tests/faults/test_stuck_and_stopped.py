@@ -37,13 +37,16 @@ def test_a_client_that_hangs_ends_the_job(place):
     assert place.checkpoints() == [2]
 
 
+@pytest.mark.soak
 def test_a_slow_client_within_the_limit_ends_nothing(place):
     """Neither for the rank that trains it nor for those that wait."""
     done = place.start(2, args={"deed": "fail", "whose": 9, "nap": 1.2}, watchdog="2s")
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["waiting-in-MPI", "training"])
+@pytest.mark.parametrize(
+    "waits", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["waiting-in-MPI", "training"]
+)
 def test_a_second_signal_ends_the_job_at_once(waits, place):
     """Whether the rank that hears it waits in the round's Allreduce or is in the middle of a long client."""
 
@@ -97,7 +100,7 @@ def disk(place) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
-@pytest.mark.parametrize("full", ["run/checkpoints", "run"])
+@pytest.mark.parametrize("full", ["run/checkpoints", pytest.param("run", marks=pytest.mark.soak)])
 def test_a_disk_that_fills_up_ends_the_job_and_leaves_the_checkpoint(full, place, disk):
     """With its checkpoints alone on it, and with the whole run folder: then nothing can be recorded either."""
     folder = disk(full)
@@ -126,7 +129,7 @@ def test_a_disk_that_fills_up_ends_the_job_and_leaves_the_checkpoint(full, place
     assert not list(place.run.glob("previous-*"))  # it went on
 
 
-@pytest.mark.parametrize("what", ["run", "run/checkpoints"])
+@pytest.mark.parametrize("what", ["run", pytest.param("run/checkpoints", marks=pytest.mark.soak)])
 def test_a_read_only_folder_is_refused(what, place, disk):
     if what == "run/checkpoints":  # so that there is a recipe besides
         assert place.start(0, rounds=1, checkpoint={"every": 1, "keep": 10**12}).returncode == 2
