@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 from tests.launch import ROOT, Overtime, launch, launcher
 
 TOGETHER = 2
-"""Launches at a time: that of one rank, which is the longest and leaves a core free most of the time, beside the others."""
+"""Launches at a time: that of one rank, the longest, leaves a core free most of the time."""
 LONG = 4 * 3600.0
 """Seconds that a launch with the soak tests may take."""
 OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
