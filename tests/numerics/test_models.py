@@ -146,6 +146,7 @@ def test_bytes_are_scaled_and_centred_and_tokens_are_not(world, shared_tmp):
         images, _ = Shards(federation, torch.float64, CPU, 0).client(0)
     mean, std = np.array([[0.1], [0.2], [0.3]]), np.array([[1], [2], [4]])
     np.testing.assert_allclose(images.numpy(), (x / 255 - mean) / std, rtol=1e-15)
+    world.gather(None)  # all have read it
     world.on_root(as_tokens)
     with Federation.open(path) as federation:
         tokens, _ = Shards(federation, torch.float64, CPU, 0).client(0)
