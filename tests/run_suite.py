@@ -28,10 +28,14 @@ OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
 """Folders whose tests depend on the MPI library and its launcher."""
 ONE_MORE = ("-m", "not soak and not one_mpi")
 """On a second MPI: the tests that may tell it from the first."""
+NUMERICS = tuple(
+    f"tests/numerics/test_{part}.py" for part in ("client", "closed_problems", "models", "quadratics", "tasks")
+)
 LEFT_OUT = {
-    2: tuple(f"tests/numerics/test_{part}.py" for part in ("client", "closed_problems", "quadratics")),
+    1: ("tests/mpi",),
+    2: ("tests/contract", *NUMERICS),
     3: ("tests/numerics/test_client.py",),
-    4: ("tests/numerics",),
+    4: ("tests/contract", "tests/numerics"),
 }
 """What says nothing new at a rank count: references are followed on 1, 2 and 3 ranks, tests/mpi shows equal bits."""
 ELSEWHERE = "tests/slurm"
@@ -95,7 +99,7 @@ def plan(options: argparse.Namespace) -> Iterator[Launch]:
         left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), ELSEWHERE)
         yield Launch(sys.executable, ranks, (*options.paths, *(f"--ignore={path}" for path in left_out)))
     if options.openmpi and of_the_mpi:
-        yield Launch(options.openmpi, 1, (*ONE_MORE, *of_the_mpi))
+        yield Launch(options.openmpi, 1, (*ONE_MORE, *of_the_mpi, "--ignore=tests/mpi"))
         yield Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi))
 
 

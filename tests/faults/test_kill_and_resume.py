@@ -21,6 +21,8 @@ from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import METHODS, write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 
+pytestmark = pytest.mark.one_mpi
+
 ROUNDS, EVERY = 14, 3
 CASES, EACH_TIME = 40, 6
 AT_LEAST = 5

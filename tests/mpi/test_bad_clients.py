@@ -17,6 +17,8 @@ from tests.federations import write_federation
 from tests.mpi.recipes import METHODS, small
 from tests.mpi.test_same_result import left_by
 
+pytestmark = pytest.mark.one_mpi
+
 NUM_CLIENTS, ROUNDS, BAD_ROUND = 5, 5, 3
 MOODY = '''
 from collections import Counter

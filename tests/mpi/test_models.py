@@ -14,6 +14,8 @@ from tests.federations import write_federation
 from tests.mpi.recipes import small
 from tests.mpi.test_same_result import check_same_as_alone
 
+pytestmark = pytest.mark.one_mpi
+
 OWN = """
 import torch
 from torch.nn import functional

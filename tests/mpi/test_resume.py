@@ -19,6 +19,8 @@ from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 
+pytestmark = pytest.mark.one_mpi
+
 ROUNDS, EVERY = 7, 2
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"evaluate": {"model": "last-two", "batch_size": 64}},
