@@ -13,15 +13,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.launch import ROOT, Overtime, launch, launcher
 
-TOGETHER = 2
-"""Launches at a time: that of one rank, the longest, leaves a core free most of the time."""
 LONG = 4 * 3600.0
 """Seconds that a launch with the soak tests may take."""
 OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
@@ -69,16 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all launches, print a line for each and their sum, and return the exit code."""
     options = _parse(arguments)
     total: Counter[str] = Counter()
-    timeout, together = (LONG, 1) if options.soak else (options.timeout, TOGETHER)
-    with ThreadPoolExecutor(together) as pool:
-        launched = {pool.submit(run, planned, timeout): planned for planned in plan(options)}
-        for ended in as_completed(launched):
-            planned, ending = launched[ended], ended.result()
-            total += ending.counts
-            if ending.trouble:
-                print(ending.output)
-            outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
-            print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
+    for planned in plan(options):
+        ending = run(planned, LONG if options.soak else options.timeout)
+        total += ending.counts
+        if ending.trouble:
+            print(ending.output)
+        outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
+        print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
     print(_closing_line(total))
     return 1 if total["failed"] else 0
 
