@@ -76,6 +76,11 @@ class Cluster:
         assert told.returncode == 0, told.stderr
         return dict(re.findall(r"(\w+)=(\S*)", told.stdout))
 
+    def log(self, told: Mapping[str, str]) -> str:
+        """Return the end of what a job and the controller wrote: why it failed, when it did."""
+        paths = Path(told.get("StdOut", "")), Path(self.env["SLURM_LOCAL_DIR"]) / "log" / "slurmctld.log"
+        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in paths if path.is_file())
+
     def wait(self, number: str, *, timeout: float, **expected: str) -> dict[str, str]:
         """Wait until SLURM tells of a job what is expected; an end of another kind is an error."""
         deadline = time.monotonic() + timeout
@@ -84,7 +89,7 @@ class Cluster:
             if all(told[key] == value for key, value in expected.items()):
                 return told
             over = told["JobState"] in ("FAILED", "TIMEOUT", "CANCELLED", "COMPLETED", "NODE_FAIL", "OUT_OF_MEMORY")
-            assert not over, f"job {number} is {told['JobState']}, exit code {told['ExitCode']}"
+            assert not over, f"job {number} is {told['JobState']}, exit code {told['ExitCode']}\n{self.log(told)}"
             assert time.monotonic() < deadline, f"after {timeout:g} s job {number} is {told['JobState']}"
             time.sleep(0.2)
 

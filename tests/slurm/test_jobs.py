@@ -147,8 +147,10 @@ def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
     cluster.wait(number, Restarts="1", JobState="PENDING", timeout=100)
     log = place / f"run-{number}.log"
     assert re.search(r"recipe stopped after round \d+: (SIGUSR1|a signal to another rank);", log.read_text())
-    at_once = ("StartTime=now", "TimeLimit=10")  # else it waits two minutes, and is signalled again where all is slow
-    updated = cluster.call("scontrol", "update", f"JobId={number}", *at_once, cwd=place)
+    # Else it waits two minutes, and is signalled again where all is slow. At once would be too soon: within a second of
+    # the requeue a node still refuses the job ("credential revoked"), and SLURM calls it failed.
+    soon = ("StartTime=now+5", "TimeLimit=10")
+    updated = cluster.call("scontrol", "update", f"JobId={number}", *soon, cwd=place)
     assert updated.returncode == 0, updated.stderr
     ended = cluster.wait(number, JobState="COMPLETED", timeout=60)
     assert (ended["Restarts"], ended["ExitCode"]) == ("1", "0:0")
