@@ -1,8 +1,9 @@
 """A module whose parameters and gradients are views of two flat vectors.
 
 The whole round works on vectors (d,): one copy loads a model, one fused operation steps it, one buffer is reduced.
-Every parameter tensor starts on a 64-byte boundary, because matrix products may round differently when it does not;
-the gaps stay 0 in the model, in its gradient and so in every Δ.
+Every parameter tensor starts on a 64-byte boundary, because matrix products may round differently when it does not, and
+the vector ends on one of 128, because element by element its last ones may when it is not so many of the processor's
+vectors. The gaps stay 0 in the model, in its gradient and so in every Δ.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from hpcfed.errors import InputError
 
-ALIGNMENT = 64  # bytes
+ALIGNMENT, END = 64, 128  # bytes
 
 
 class FlatModel:
@@ -41,6 +42,7 @@ class FlatModel:
         for name, parameter in trainable:
             self._places[name] = (end, parameter.shape)
             end += -(-parameter.numel() // per_line) * per_line
+        end += -end % (per_line * END // ALIGNMENT)
         self.num_parameters = sum(parameter.numel() for _, parameter in trainable)
         self.vector = torch.zeros(end, dtype=dtype, device=device)
         self.grad = torch.zeros(end, dtype=dtype, device=device)
@@ -63,9 +65,11 @@ class FlatModel:
                 raise InputError(what, remedy="compute it anew in each forward pass, or make it a parameter")
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return each parameter's view, by name, of a vector (d,)."""
+        """Return each parameter's view, by name, of a vector (d,), or of each of several, (R, d) → (R, …)."""
+        several = vector.shape[:-1]
         return {
-            name: vector[start : start + shape.numel()].view(shape) for name, (start, shape) in self._places.items()
+            name: vector[..., start : start + shape.numel()].view(*several, *shape)
+            for name, (start, shape) in self._places.items()
         }
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:

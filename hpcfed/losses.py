@@ -22,6 +22,8 @@ from hpcfed.errors import InputError
 
 Each = Callable[[Tensor, Tensor], Tensor]
 """output (B, …) and target (B, …) → the loss of each sample, (B,)."""
+Slope = Callable[[Tensor, Tensor], Tensor]
+"""output (B, …) and target (B, …) → the derivative of each sample's loss by its output, (B, …)."""
 Metric = Callable[[Tensor, Tensor], tuple[float, float]]
 """output (B, …) and target (B, …) → (sum, count)."""
 
@@ -41,11 +43,13 @@ class Loss:
         each: one loss per sample.
         reduction: ``mean`` or ``sum``.
         fused: `each` and the reduction in one kernel, called with ``reduction=``, where torch has one.
+        slope: the derivative of `each` by the output, where it is known.
     """
 
     each: Each
     reduction: str
     fused: Callable[..., Tensor] | None = None
+    slope: Slope | None = None
 
     def batch(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
@@ -69,6 +73,22 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(output, target, reduction="none").sum(1)
 
 
+def cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
+    """softmax(output) − onehot(target)."""
+    classes = torch.arange(output.shape[1], device=output.device)
+    return output.softmax(1).sub_((target.unsqueeze(1) == classes).to(output.dtype))
+
+
+def binary_cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
+    """σ(output) − target."""
+    return output.sigmoid().sub_(target)
+
+
+def squared_slope(output: Tensor, target: Tensor) -> Tensor:
+    """output − target."""
+    return output.reshape(target.shape) - target
+
+
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
     """Count the samples whose largest output is the target's, and all."""
     return int((output.argmax(1) == target).sum()), len(target)
@@ -80,9 +100,14 @@ def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
 
 
 NAMED: Mapping[str, Callable[[str], Loss]] = {
-    "cross-entropy": partial(Loss, partial(functional.cross_entropy, reduction="none"), fused=functional.cross_entropy),
-    "binary-cross-entropy": partial(Loss, binary_cross_entropy),
-    "squared": partial(Loss, squared),
+    "cross-entropy": partial(
+        Loss,
+        partial(functional.cross_entropy, reduction="none"),
+        fused=functional.cross_entropy,
+        slope=cross_entropy_slope,
+    ),
+    "binary-cross-entropy": partial(Loss, binary_cross_entropy, slope=binary_cross_entropy_slope),
+    "squared": partial(Loss, squared, slope=squared_slope),
 }
 ACCURACY: Mapping[str, Metric] = {
     "classification": classes_right,

@@ -41,10 +41,10 @@ def resolve(recipe: Recipe) -> Recipe:
         InputError: anything in the recipe, or in the files it names, that cannot be run.
     """
     method = algorithms.build(recipe.algorithm, recipe.python_path)
-    local = _local_work(recipe, method)
+    spec = models.spec(recipe.model)
+    local = _local_work(recipe, method, spec)
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_product(recipe, method)
-    spec = models.spec(recipe.model)
     with Federation.open(recipe.data) as federation:
         _check_samples(recipe, federation, spec)
         if recipe.data_content not in (None, federation.content):
@@ -74,12 +74,20 @@ def _parts(section: Algorithm) -> dict[str, str]:
     return {role: getattr(section, role) or default for role, default in algorithms.DEFAULT_PARTS.items()}
 
 
-def _local_work(recipe: Recipe, method: Method) -> Local:
-    """Return the recipe's ``local``; the one step of the full batch for a method that takes no other.
+def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Local:
+    """Return the recipe's ``local``, its engine chosen; with the one step of a method that takes no other.
 
     Raises:
-        InputError: the recipe says nowhere how much a client works.
+        InputError: the recipe says nowhere how much a client works, or its engine cannot do it.
     """
+    engine = recipe.local.engine
+    if engine == "auto":
+        stacks = spec is not None and spec.stacks and recipe.loss.factory is None and recipe.local.augment is None
+        engine = "batched" if stacks else "sequential"
+    if engine == "batched" and (recipe.local.augment is not None or (spec is not None and spec.draws)):
+        why = "augmentation" if recipe.local.augment is not None else f"dropout, which {recipe.model.name!r} has"
+        raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
+    recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update={"engine": engine})})
     if method.local.full_gradient:
         return recipe.local.model_copy(update={"steps": 1, "epochs": None, "batch_size": "full"})
     if recipe.local.steps is None and recipe.local.epochs is None and recipe.budget is None:
@@ -102,7 +110,8 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
 def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:
     import torch
 
-    from hpcfed.client.solver import LocalSolver
+    from hpcfed.client.engine import engine_for
+    from hpcfed.client.solver import Stepping
     from hpcfed.client.states import ClientStates
     from hpcfed.data.shards import Shards
     from hpcfed.evaluate import Evaluator
@@ -126,15 +135,19 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
     room = {"device": _room(device, seat.sharing), "host": _room(torch.device("cpu"), seat.neighbours)}
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2)
     home = homes(federation.sizes, world.size)
+    spread = _may_spread(recipe.placement, method)
+    draws = spec is None or spec.draws
+    like = _zeros(1, federation, dtype, device)
     parts = Parts(
         method=method,
         federation=federation,
         model=model,
-        solver=LocalSolver(model, loss, recipe.local, recipe.seed.batches, draws=spec is None or spec.draws),
+        engine=engine_for(recipe.local, model, loss, recipe.seed.batches, like, draws=draws, movable=spread),
+        stepping=Stepping(recipe.local),
         shards=shards,
         cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
         home=home,
-        spread=_may_spread(recipe.placement, method),
+        spread=spread,
         clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hpcfed.averaging import evaluated_model
 from hpcfed.checks import LOWER, check_report, check_step, check_sums, whereabouts
-from hpcfed.client.solver import LocalSolver
+from hpcfed.client.solver import Engine, Stepping, Task
 from hpcfed.client.states import ClientStates
 from hpcfed.client.work import Work, known_work
 from hpcfed.cohort import Cohort, Cohorts
@@ -41,7 +42,8 @@ class Parts:
     method: Method
     federation: Federation
     model: FlatModel
-    solver: LocalSolver
+    engine: Engine
+    stepping: Stepping
     shards: Shards
     cohorts: Cohorts
     home: np.ndarray
@@ -99,6 +101,7 @@ class Simulation:
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
+        self._mean_samples = float(parts.federation.sizes.mean())
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._initial = self.w.to(self._device, copy=True)
@@ -115,7 +118,7 @@ class Simulation:
         started = time.perf_counter()
         cohort = self._parts.cohorts.round(round)
         ranks = self._place(cohort)
-        work = known_work(self._parts.method, self._parts.solver, cohort, round)
+        work = known_work(self._parts.method, self._parts.stepping, cohort, round)
         self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
         states, failure = self._train(round, cohort, ranks, work)
         trained = time.perf_counter()
@@ -187,7 +190,9 @@ class Simulation:
         home = self._parts.home[cohort.clients].tolist()
         if not self._parts.spread or self._world.size == 1:
             return home
-        return spread(cohort.work.tolist(), home, self._world.size)
+        unit = self._parts.engine.inseparable
+        costs = np.add.reduceat(cohort.work, np.arange(0, len(home), unit)).tolist()
+        return np.repeat(spread(costs, home[::unit], self._world.size), unit)[: len(home)].tolist()
 
     def _train(
         self, round: int, cohort: Cohort, ranks: list[int], work: Work
@@ -196,55 +201,65 @@ class Simulation:
         states: dict[int, State] = {}
         w = self.w.to(self._device)
         shared = {name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()}
-        for place, (client, rank) in enumerate(zip(cohort.clients.tolist(), ranks, strict=True)):
-            if rank != self._world.rank:
-                continue
+        mine = [place for place, rank in enumerate(ranks) if rank == self._world.rank]
+        together = self._parts.engine.together
+        groups = deque(mine[first : first + together] for first in range(0, len(mine), together))
+        while groups:
+            group = groups.popleft()
+            client = int(cohort.clients[group[0]])
             self._parts.watch.stage(f"{whereabouts(self._parts.federation, round, client)}: training")
             try:
-                told = self._train_client(round, place, client, cohort, w, shared, work)
+                self._train_group(round, group, cohort, w, shared, work, states)
             except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
-                explained = self._explain(error, round, client)
+                left = [place for place in group if not self._buffer.is_filled(place)]
+                if len(left) > 1 and self._parts.engine.inseparable == 1:
+                    groups.extendleft([place] for place in reversed(left))  # one by one, to tell which
+                    continue
+                explained = self._explain(error, round, int(cohort.clients[left[0]]))
                 if not self._parts.skips_bad or isinstance(error, InputError):
-                    self._buffer.fail(place)
+                    self._buffer.fail(left[0])
                     return {}, explained
-                self._buffer.skip(place)
-                told = None
-            if told is not None:
-                states[client] = told
+                for place in left:
+                    self._buffer.skip(place)
         return states, None
 
-    def _train_client(
-        self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, shared: State, work: Work
-    ) -> State | None:
-        """Train one client, add its report to the buffer, and return its next state."""
+    def _train_group(
+        self,
+        round: int,
+        places: Sequence[int],
+        cohort: Cohort,
+        w: Tensor,
+        shared: State,
+        work: Work,
+        states: dict[int, State],
+    ) -> None:
+        """Train some clients, add their reports to the buffer, and their next states to `states`."""
         method, sizes = self._parts.method.local, self._parts.federation.sizes
-        who = Who(client, int(sizes[client]), float(sizes.mean()))
-        state = self._parts.clients.get(client) or method.begin(self._initial)
-        local = self._parts.solver.solve(
-            w,
-            self._parts.shards.client(client),
-            method.tilt(w, shared, state, who),
-            steps=int(cohort.steps[place]),
-            guessed=float(cohort.guessed[place]),
-            round=round,
-            client=client,
-        )
-        told = method.report(replace(local, displacement=work.displacements[place]), w, shared, state, who)
-        check_report(self._parts.method.name, told, self._buffer.names, local.delta)
-        added = self._buffer.add(
-            place,
-            float(cohort.shares[place]),
-            told.vectors,
-            factor=float(work.factors[place]),
-            loss_sum=local.loss_sum,
-            steps=local.steps,
-            most=range_of(self._dtype) / len(cohort.clients) if self._parts.skips_bad else math.inf,
-        )
-        if not added:
-            log.warning(
-                "%s: skipped, its update is not finite or too large", whereabouts(self._parts.federation, round, client)
+        members, tasks = [], []
+        for place in places:
+            client = int(cohort.clients[place])
+            who = Who(client, int(sizes[client]), self._mean_samples)
+            state = self._parts.clients.get(client) or method.begin(self._initial)
+            samples, tilt = self._parts.shards.client(client), method.tilt(w, shared, state, who)
+            tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
+            members.append((place, who, state))
+        for (place, who, state), local in zip(members, self._parts.engine.solve(w, tasks, round), strict=True):
+            told = method.report(replace(local, displacement=work.displacements[place]), w, shared, state, who)
+            check_report(self._parts.method.name, told, self._buffer.names, local.delta)
+            added = self._buffer.add(
+                place,
+                float(cohort.shares[place]),
+                told.vectors,
+                factor=float(work.factors[place]),
+                loss_sum=local.loss_sum,
+                steps=local.steps,
+                most=range_of(self._dtype) / len(cohort.clients) if self._parts.skips_bad else math.inf,
             )
-        return told.state if added else None
+            if added and told.state is not None:
+                states[who.client] = told.state
+            elif not added:
+                what = "skipped, its update is not finite or too large"
+                log.warning("%s: %s", whereabouts(self._parts.federation, round, who.client), what)
 
     def _means(self, round: int, cohort: Cohort, sums: Sums, work: Work) -> Means:
         done = sums.status != SKIPPED
@@ -258,7 +273,7 @@ class Simulation:
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=round,
-            lr=self._parts.solver.lr(round),
+            lr=self._parts.stepping.lr(round),
             displacement=work.common,
         )
 

@@ -1,4 +1,6 @@
-"""Client optimizers over the flat vector: one fused operation after another, no state kept between rounds.
+"""Client optimizers: one fused operation after another, no state kept between rounds.
+
+They step a vector (d,), or the rows of some clients in a stack of parameters (R, …), as their caller likes.
 
 All begin a round at zero, step along a flat gradient, and can go on without one: a guess lets the first moment decay
 for τ' further steps while everything else stays, in one operation:
@@ -18,19 +20,21 @@ from torch import Tensor
 from hpcfed.client.displacement import guess_factor
 from hpcfed.config.recipe import Local
 
+ALL = slice(None)
+
 
 class Optimizer(Protocol):
-    """Steps a vector y, (d,), in place."""
+    """Steps y in place: all of what it was made for, or some of its rows."""
 
     def reset(self) -> None:
         """Forget everything: a client begins."""
         ...
 
-    def step(self, y: Tensor, g: Tensor, lr: float) -> None:
-        """Step along a gradient (d,), which it may overwrite."""
+    def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
+        """Step along a gradient like y, which it may overwrite."""
         ...
 
-    def guess(self, y: Tensor, lr: float, steps: float) -> None:
+    def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
         """Step on without gradients, `steps` times or (``inf``) to the limit."""
         ...
 
@@ -46,13 +50,13 @@ class Sgd:
         if self._velocity is not None:
             self._velocity.zero_()
 
-    def step(self, y: Tensor, g: Tensor, lr: float) -> None:
-        v = g if self._velocity is None else self._velocity.mul_(self._momentum).add_(g)
+    def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
+        v = g if self._velocity is None else self._velocity[rows].mul_(self._momentum).add_(g)
         y.add_(v, alpha=-lr)
 
-    def guess(self, y: Tensor, lr: float, steps: float) -> None:
+    def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
         if self._velocity is not None:
-            y.add_(self._velocity, alpha=-lr * guess_factor(self._momentum, steps))
+            y.add_(self._velocity[rows], alpha=-lr * guess_factor(self._momentum, steps))
 
 
 class Adam:
@@ -71,23 +75,23 @@ class Adam:
         self._v.zero_()
         self._steps = 0
 
-    def step(self, y: Tensor, g: Tensor, lr: float) -> None:
+    def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
         self._steps += 1
-        self._m.lerp_(g, 1 - self._beta1)
-        self._second_moment(g)
-        self._move(y, lr)
+        self._m[rows].lerp_(g, 1 - self._beta1)
+        self._second_moment(self._v[rows], g, self._scratch[rows])
+        self._move(y, lr, rows)
 
-    def guess(self, y: Tensor, lr: float, steps: float) -> None:
+    def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
         if self._steps:
-            self._move(y, lr * guess_factor(self._beta1, steps))
+            self._move(y, lr * guess_factor(self._beta1, steps), rows)
 
-    def _second_moment(self, g: Tensor) -> None:
-        self._v.mul_(self._beta2).addcmul_(g, g, value=1 - self._beta2)
+    def _second_moment(self, v: Tensor, g: Tensor, scratch: Tensor) -> None:
+        v.mul_(self._beta2).addcmul_(g, g, value=1 - self._beta2)
 
-    def _move(self, y: Tensor, lr: float) -> None:
+    def _move(self, y: Tensor, lr: float, rows: slice) -> None:
         k = self._steps
-        below = torch.sqrt(self._v, out=self._scratch).div_((1 - self._beta2**k) ** 0.5).add_(self._eps)
-        y.addcdiv_(self._m, below, value=-lr / (1 - self._beta1**k))
+        below = torch.sqrt(self._v[rows], out=self._scratch[rows]).div_((1 - self._beta2**k) ** 0.5).add_(self._eps)
+        y.addcdiv_(self._m[rows], below, value=-lr / (1 - self._beta1**k))
 
 
 class Yogi(Adam):
@@ -97,10 +101,10 @@ class Yogi(Adam):
     correction of the zero start, where the paper starts v from a first gradient.
     """
 
-    def _second_moment(self, g: Tensor) -> None:
+    def _second_moment(self, v: Tensor, g: Tensor, scratch: Tensor) -> None:
         squared = g.mul_(g)
-        torch.sub(self._v, squared, out=self._scratch).sign_()
-        self._v.addcmul_(self._scratch, squared, value=-(1 - self._beta2))
+        torch.sub(v, squared, out=scratch).sign_()
+        v.addcmul_(scratch, squared, value=-(1 - self._beta2))
 
 
 def optimizer_for(section: Local, like: Tensor) -> Optimizer:

@@ -5,11 +5,16 @@
 from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
 anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay wherever no
 clipping comes between the two.
+
+Two engines do this: `SequentialSolver`, one client after another with autograd, here, and `StackedSolver`, many clients
+at once (`hpcfed.client.stacked`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +31,71 @@ from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.types import Local, Tilt
 
 
-class LocalSolver:
+@dataclass(frozen=True)
+class Task:
+    """A client's work in a round.
+
+    Attributes:
+        client: its number.
+        samples: all it has, on the model's device.
+        tilt: what the method adds to its gradients.
+        steps: τ_i, minibatch steps.
+        guessed: τ'_i, steps that follow without gradients; ``inf`` for the limit.
+    """
+
+    client: int
+    samples: Samples
+    tilt: Tilt
+    steps: int
+    guessed: float
+
+
+class Engine(Protocol):
+    """Trains clients.
+
+    Attributes:
+        together: how many clients it is best given at a time.
+        inseparable: how many consecutive members of a cohort must stay together, on one rank, because the last bits of
+            each depend on the others; 1 where they do not.
+    """
+
+    together: int
+    inseparable: int
+
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+        """Train clients from the server's model `w`, (d,) on the model's device; yield what each came to, in order.
+
+        A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and whatever the model
+        draws itself (dropout), come from the streams of (round, client).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """What all clients' local work has in common in a round."""
+
+    section: LocalSection
+
+    def lr(self, round: int) -> float:
+        """Return η_l of a round, counted from 1."""
+        return self.section.lr * self.section.lr_decay ** (round - 1)
+
+    def displacement(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:
+        """Return ‖a_i‖₁ of a client whose tilt has this μ; None for an optimizer that has none."""
+        if self.section.optimizer != "sgd":
+            return None
+        return displacement(steps, guessed, lr=self.lr(round), momentum=self.section.momentum, mu=mu)
+
+    def scales(self, mu: float) -> tuple[float, float]:
+        """Return by what y is multiplied when it joins the gradient, before a clip and after it."""
+        decay = self.section.weight_decay
+        if self.section.clip_norm is None:
+            return mu + decay, 0.0
+        return (mu, decay) if self.section.clip == "all" else (0.0, mu + decay)
+
+
+class SequentialSolver:
     """Trains one client after another with one model and one set of buffers.
 
     Args:
@@ -35,64 +104,50 @@ class LocalSolver:
         draws: whether the model draws random numbers of its own, which then come from the client's stream.
     """
 
+    together = inseparable = 1
+
     def __init__(self, model: FlatModel, loss: Loss, section: LocalSection, seed: int, *, draws: bool):
         self._model = model
         self._loss = loss
         self._section = section
+        self._stepping = Stepping(section)
         self._seed = seed
         self._generator = _torch_generator(model.vector.device) if draws else None
         self._delta = torch.empty_like(model.vector)
         self._optimizer = optimizer_for(section, model.vector)
 
-    def lr(self, round: int) -> float:
-        """Return η_l of a round, counted from 1."""
-        return self._section.lr * self._section.lr_decay ** (round - 1)
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+        """Train clients one after another; see `Engine`."""
+        return (self._solve(w, task, round) for task in tasks)
 
-    def displacement(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:
-        """Return ‖a_i‖₁ of a client whose tilt has this μ; None for an optimizer that has none."""
-        if self._section.optimizer != "sgd":
-            return None
-        return displacement(steps, guessed, lr=self.lr(round), momentum=self._section.momentum, mu=mu)
-
-    def solve(
-        self, w: Tensor, samples: Samples, tilt: Tilt, *, steps: int, guessed: float, round: int, client: int
-    ) -> Local:
-        """Run `steps` minibatch steps of one client from the server's model `w`, (d,) on the model's device.
-
-        `guessed` more follow without gradients. The minibatches, their augmentation, and whatever the model draws
-        itself (dropout), come from the streams of (round, client).
-        """
-        section, y = self._section, self._model.vector
-        lr = self.lr(round)
-        constant = _constant(tilt, w)
-        before_clip, after_clip = tilt.mu + section.weight_decay, 0.0
-        if section.clip_norm is not None:
-            before_clip = tilt.mu if section.clip == "all" else 0.0
-            after_clip = section.weight_decay if section.clip == "all" else tilt.mu + section.weight_decay
-        y.copy_(tilt.anchor if tilt.from_anchor and tilt.anchor is not None else w)
+    def _solve(self, w: Tensor, task: Task, round: int) -> Local:
+        y, tilt = self._model.vector, task.tilt
+        lr = self._stepping.lr(round)
+        constant = constant_of(tilt, w)
+        before_clip, after_clip = self._stepping.scales(tilt.mu)
+        y.copy_(start_of(tilt, w))
         self._optimizer.reset()
         if self._generator is not None:
-            self._generator.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, client))
+            self._generator.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, task.client))
         losses = []
-        for x_batch, y_batch in self._batches(samples, steps, round, client):
+        for x_batch, y_batch in self._batches(task, round):
             self._begin_gradient(constant, before_clip)
             losses.append(self._add_gradient(x_batch, y_batch))
             self._descend(lr, after_clip)
-        if guessed:
-            self._optimizer.guess(y, lr, guessed)
+        if task.guessed:
+            self._optimizer.guess(y, lr, task.guessed)
         self._model.check_buffers()
         torch.sub(w, y, out=self._delta)
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
-        return Local(self._delta, steps, loss_sum, lr)
+        return Local(self._delta, task.steps, loss_sum, lr)
 
-    def _batches(self, samples: Samples, steps: int, round: int, client: int) -> Iterator[Samples]:
+    def _batches(self, task: Task, round: int) -> Iterator[Samples]:
         """Yield the minibatches of one client in one round, augmented where the recipe says so."""
-        batches = minibatches(
-            samples, self._section.batch_size, steps, stream(self._seed, Purpose.BATCHES, round, client)
-        )
+        rng = stream(self._seed, Purpose.BATCHES, round, task.client)
+        batches = minibatches(task.samples, self._section.batch_size, task.steps, rng)
         if self._section.augment is None:
             return batches
-        rng = stream(self._seed, Purpose.AUGMENT, round, client)
+        rng = stream(self._seed, Purpose.AUGMENT, round, task.client)
         return ((augmented(x, self._section.augment, rng), y) for x, y in batches)
 
     def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
@@ -128,7 +183,12 @@ def _torch_generator(device: torch.device) -> torch.Generator:
     return torch.default_generator
 
 
-def _constant(tilt: Tilt, w: Tensor) -> Tensor | None:
+def start_of(tilt: Tilt, w: Tensor) -> Tensor:
+    """Return where training starts, (d,)."""
+    return tilt.anchor if tilt.from_anchor and tilt.anchor is not None else w
+
+
+def constant_of(tilt: Tilt, w: Tensor) -> Tensor | None:
     """Return shift − μ·anchor, or None where it is 0."""
     if tilt.mu == 0.0:
         return tilt.shift

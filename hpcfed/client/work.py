@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.client.solver import LocalSolver
+from hpcfed.client.solver import Stepping
 from hpcfed.cohort import Cohort
 from hpcfed.types import Method
 
@@ -26,14 +26,14 @@ class Work:
     common: float | None
 
 
-def known_work(method: Method, solver: LocalSolver, cohort: Cohort, round: int) -> Work:
+def known_work(method: Method, stepping: Stepping, cohort: Cohort, round: int) -> Work:
     """Return the work of a round's cohort."""
     size = len(cohort.clients)
     if not method.uses_displacement:
         return Work([None] * size, np.ones(size), None)
     strength = method.local.strength
     displacements = [
-        solver.displacement(steps, guessed, round=round, mu=strength)
+        stepping.displacement(steps, guessed, round=round, mu=strength)
         for steps, guessed in zip(cohort.steps.tolist(), cohort.guessed.tolist(), strict=True)
     ]
     known = np.array(displacements, dtype=np.float64)

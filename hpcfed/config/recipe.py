@@ -173,7 +173,7 @@ class Local(Section):
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
     augment: Augment | None = None
-    engine: Literal["auto", "sequential"] = "auto"
+    engine: Literal["auto", "sequential", "batched"] = "auto"
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Local:

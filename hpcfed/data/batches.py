@@ -25,11 +25,42 @@ def minibatches(samples: Samples, batch_size: int | str, steps: int, rng: np.ran
         return
     size = int(batch_size)
     together = max(1, GATHERED_BYTES // max(1, size * x[0].nbytes))
-    while steps > 0:
-        order = torch.from_numpy(rng.permutation(len(y))[: steps * size]).to(x.device)
-        steps -= -(-len(order) // size)
+    for visited in _passes(len(y), size, steps, rng):
+        order = torch.from_numpy(visited).to(x.device)
         for first in range(0, len(order), size * together):
             part = order[first : first + size * together]
             x_part, y_part = x.index_select(0, part), y.index_select(0, part)
             for start in range(0, len(part), size):
                 yield x_part[start : start + size], y_part[start : start + size]
+
+
+def visits(
+    num_samples: int, batch_size: int | str, steps: int, rng: np.random.Generator, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which samples the same minibatches hold, (steps, width) int64, and how many each has, (steps,) int64.
+
+    Rows are filled up with sample 0 to `width`, which is at least the largest minibatch.
+    """
+    if batch_size == "full":
+        order = np.zeros((steps, width), np.int64)
+        order[:, :num_samples] = np.arange(num_samples)
+        return order, np.full(steps, num_samples)
+    size = min(int(batch_size), num_samples)
+    order, sizes, done = np.zeros((steps, width), np.int64), np.full(steps, size), 0
+    for visited in _passes(num_samples, size, steps, rng):
+        whole, rest = divmod(len(visited), size)
+        order[done : done + whole, :size] = visited[: whole * size].reshape(whole, size)
+        done += whole
+        if rest:
+            order[done, :rest] = visited[whole * size :]
+            sizes[done] = rest
+            done += 1
+    return order, sizes
+
+
+def _passes(num_samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield the samples in a random order, pass after pass, until they make `steps` minibatches."""
+    while steps > 0:
+        visited = rng.permutation(num_samples)[: steps * size]
+        steps -= -(-len(visited) // size)
+        yield visited

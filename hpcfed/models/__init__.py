@@ -42,6 +42,8 @@ class Spec(BaseModel, ABC):
     """Whether the module draws random numbers while it trains, as dropout does."""
     tokens: ClassVar[bool] = False
     """Whether the module takes tokens, int64, in place of numbers in the run's dtype."""
+    stacks: ClassVar[bool] = False
+    """Whether clients are trained fastest together, with stacked parameters."""
 
     @abstractmethod
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:

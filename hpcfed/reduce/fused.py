@@ -134,6 +134,10 @@ class RoundBuffer:
         self._clients[place] = DONE, _bits(largest), _bits(squared), _bits(loss_sum), steps
         return True
 
+    def is_filled(self, place: int) -> bool:
+        """Whether the slot of a place says anything already."""
+        return bool(self._clients[place, 0])
+
     def skip(self, place: int) -> None:
         """Say that the round goes on without the client at this place."""
         self._clients[place, 0] = SKIPPED

@@ -1,0 +1,50 @@
+"""Which engine trains a recipe's clients."""
+
+from __future__ import annotations
+
+from hpcfed.client.networks import Network, Vectorized, perceptron_of
+from hpcfed.client.solver import Engine, SequentialSolver
+from hpcfed.client.stacked import StackedSolver
+from hpcfed.config.recipe import Local
+from hpcfed.data.shards import Samples
+from hpcfed.errors import InputError
+from hpcfed.flat import FlatModel
+from hpcfed.losses import Loss
+
+
+def engine_for(
+    section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples, *, draws: bool, movable: bool
+) -> Engine:
+    """Return the engine that a resolved recipe names.
+
+    Args:
+        section, model, loss: how clients train, what, and on what.
+        seed: the recipe's ``seed.batches``.
+        like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
+        draws: whether the model draws random numbers of its own.
+        movable: whether a cohort can be cut into groups before it is placed on ranks.
+
+    Raises:
+        InputError: the batched engine cannot take the model.
+    """
+    if section.engine != "batched":
+        return SequentialSolver(model, loss, section, seed, draws=draws)
+    network: Network = perceptron_of(model.module, loss) or Vectorized(model.module, loss)
+    if isinstance(network, Vectorized):
+        try_vectorized(network, model, like)
+    return StackedSolver(model, network, section, seed, like, movable=movable)
+
+
+def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:
+    """Compute the gradients of two clients once, so that what cannot be stacked is known before the first round.
+
+    Raises:
+        InputError: it cannot.
+    """
+    x, y = (part.unsqueeze(0).expand(2, *part.shape) for part in like)
+    parameters = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
+    try:
+        network.gradients(parameters, x, y, [stack.clone() for stack in parameters])
+    except Exception as error:  # a user's model may raise anything
+        what = f"local.engine: batched cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
+        raise InputError(what, remedy="use local.engine: sequential") from error

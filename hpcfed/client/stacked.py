@@ -1,0 +1,227 @@
+"""Many clients at once on one device: their parameters stacked, each with its own data, work and tilt.
+
+A client's last bits do not depend on who is stacked with it, wherever the products of the machine's libraries keep them
+apart, which is tried out before the first round (`StackedSolver`). They differ from the sequential engine's, which adds
+in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.client.networks import Network, Perceptron
+from hpcfed.client.optimizers import optimizer_for
+from hpcfed.client.solver import Stepping, Task, constant_of, start_of
+from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.data.batches import visits
+from hpcfed.data.shards import Samples
+from hpcfed.flat import FlatModel
+from hpcfed.rng import Purpose, stream
+from hpcfed.types import Local, Tilt
+
+STACK_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
+"""Parameters of the clients that are trained together: on a CPU, what its caches still hold."""
+MOST = 256
+"""Clients trained together at most."""
+TRIED = 64
+"""Samples in a minibatch of the group that is tried out, at most."""
+GATHERED_BYTES = 1 << 22
+"""Minibatches are gathered together up to this size, all clients' together."""
+
+
+class StackedSolver:
+    """Trains the clients of a group step by step, all together.
+
+    Args:
+        model, section: what is trained, and how (the recipe's ``local``).
+        network: its loss and gradients for stacked clients.
+        seed: the recipe's ``seed.batches``.
+        like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
+        movable: whether a cohort can be cut into groups before it is placed on ranks. Where it cannot, and the bits of
+            a client depend on its group, clients are trained alone.
+    """
+
+    def __init__(
+        self, model: FlatModel, network: Network, section: LocalSection, seed: int, like: Samples, *, movable: bool
+    ):
+        self._model, self._network, self._section, self._seed = model, network, section, seed
+        self._stepping = Stepping(section)
+        self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
+        self._delta = model.vector.new_zeros(self.together, model.vector.numel())
+        plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
+        self._direct = network if isinstance(network, Perceptron) and plain else None
+        if self._direct is not None:  # each parameter's stack without gaps
+            shapes = [view.shape for view in model.views(model.vector).values()]
+            self._parameters = [model.vector.new_empty(self.together, *shape) for shape in shapes]
+        else:  # each client's parameters as one vector, so that a step is a few operations on all of them
+            self._y, self._g = torch.zeros_like(self._delta), torch.zeros_like(self._delta)
+            self._parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
+            self._optimizer = optimizer_for(section, self._y)
+        self.inseparable = 1
+        if not (isinstance(network, Perceptron) and self._keeps_clients_apart(like)):
+            self.inseparable, self.together = (self.together, self.together) if movable else (1, 1)
+
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+        """Train clients, those in a row that share a μ together; see `Engine`."""
+        for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
+            row = list(alike)
+            for first in range(0, len(row), self.together):
+                yield from self._solve(w, row[first : first + self.together], round)
+
+    @torch.no_grad()
+    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> list[Local]:
+        """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
+        lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
+        places = sorted(range(size), key=lambda place: -tasks[place].steps)  # so that those still at work are the first
+        rows = [tasks[place] for place in places]
+        self._start(w, rows)
+        constant = _constants(w, rows)
+        orders, sizes = self._visits(rows, round)
+        losses = w.new_zeros(size, sizes.shape[1])
+        for step, (x, y) in self._batches(rows, orders):
+            active = int(np.count_nonzero(sizes[:, step]))
+            for first, last in _runs(sizes[:active, step]):
+                batch = slice(first, last), slice(0, int(sizes[first, step]))
+                losses[first:last, step] = self._compute(slice(first, last), x[batch], y[batch], lr, mu)
+            self._descend(slice(0, active), constant, lr, mu)
+            self._guess(rows, step + 1, active, lr)
+        for start, stack, delta in zip(
+            self._model.views(w).values(), self._parameters, self._model.views(self._delta[:size]).values(), strict=True
+        ):
+            torch.sub(start, stack[:size], out=delta)
+        host = losses.double().cpu().numpy()
+        told = {
+            place: Local(self._delta[row], task.steps, float(host[row, : task.steps].sum()), lr)
+            for row, (place, task) in enumerate(zip(places, rows, strict=True))
+        }
+        return [told[place] for place in range(size)]
+
+    def _start(self, w: Tensor, rows: Sequence[Task]) -> None:
+        """Put every client where its training starts."""
+        for stack, view in zip(self._parameters, self._model.views(w).values(), strict=True):
+            stack[: len(rows)].copy_(view)
+        for row, task in enumerate(rows):
+            start = start_of(task.tilt, w)
+            if start is not w:
+                for stack, view in zip(self._parameters, self._model.views(start).values(), strict=True):
+                    stack[row].copy_(view)
+        if self._direct is None:
+            self._optimizer.reset()
+
+    def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
+        counts = [len(task.samples[1]) for task in rows]
+        batch_size = self._section.batch_size
+        width = max(counts) if batch_size == "full" else min(int(batch_size), max(counts))
+        orders, sizes = [], np.zeros((len(rows), max(task.steps for task in rows)), np.int64)
+        for row, (task, count) in enumerate(zip(rows, counts, strict=True)):
+            rng = stream(self._seed, Purpose.BATCHES, round, task.client)
+            order, sizes[row, : task.steps] = visits(count, batch_size, task.steps, rng, width)
+            orders.append(order)
+        return orders, sizes
+
+    def _batches(
+        self, rows: Sequence[Task], orders: Sequence[np.ndarray]
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Yield each step's number and minibatches: x (R, B, …) and y (R, B, …), filled up where they are short."""
+        steps, width = orders[0].shape
+        if not steps:
+            return
+        x, y = rows[0].samples
+        a_step = max(1, len(rows) * width * x[0].nbytes)
+        chunk = 1 if self._section.batch_size == "full" else max(1, min(steps, GATHERED_BYTES // a_step))
+        together = [part.new_empty(len(rows), chunk, width, *part.shape[1:]) for part in (x, y)]
+        for first in range(0, steps, chunk):
+            if not first or self._section.batch_size != "full":  # all samples are the same ones in every step
+                for row, (task, order) in enumerate(zip(rows, orders, strict=True)):
+                    part = torch.from_numpy(order[first : first + chunk].reshape(-1)).to(x.device)
+                    for samples, gathered in zip(task.samples, together, strict=True):
+                        into = gathered[row].flatten(0, 1)[: len(part)]
+                        torch.index_select(samples, 0, part, out=into)
+            for step in range(first, min(first + chunk, steps)):
+                yield step, (together[0][:, step - first], together[1][:, step - first])
+
+    def _compute(self, rows: slice, x: Tensor, y: Tensor, lr: float, mu: float) -> Tensor:
+        """Compute the gradients of some clients, of equal batch size, or descend along them at once; return losses."""
+        parameters = [stack[rows] for stack in self._parameters]
+        if self._direct is not None:
+            return self._direct.descend(parameters, x, y, 1 - lr * sum(self._stepping.scales(mu)), lr)
+        return self._network.gradients(parameters, x, y, [stack[rows] for stack in self._gradients])
+
+    def _descend(self, rows: slice, constant: Tensor | None, lr: float, mu: float) -> None:
+        """Take the step of the client optimizer; or what is left of it, where the products have descended already."""
+        if self._direct is not None:
+            if constant is not None:
+                for y, c in zip(self._parameters, self._model.views(constant[rows]).values(), strict=True):
+                    y[rows].sub_(c, alpha=lr)
+            return
+        before_clip, after_clip = self._stepping.scales(mu)
+        y, g = self._y[rows], self._g[rows]
+        if constant is not None:
+            g.add_(constant[rows])
+        if before_clip:
+            g.add_(y, alpha=before_clip)
+        if self._section.clip_norm is not None:
+            norms = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+            g.mul_((self._section.clip_norm / (norms + 1e-6)).clamp_(max=1.0))
+            if after_clip:
+                g.add_(y, alpha=after_clip)
+        self._optimizer.step(y, g, lr, rows)
+
+    def _guess(self, rows: Sequence[Task], done: int, active: int, lr: float) -> None:
+        """Let the clients that have taken all their steps go on without gradients."""
+        if self._direct is not None:  # without momentum there is nothing to go on with
+            return
+        ended = sum(task.steps == done for task in rows[:active])
+        for row in range(active - ended, active):
+            if rows[row].guessed:
+                own = slice(row, row + 1)
+                self._optimizer.guess(self._y[own], lr, rows[row].guessed, own)
+
+    def _keeps_clients_apart(self, like: Samples) -> bool:
+        """Try out whether a client's bits are the same alone and in groups, on random data of the run's shapes."""
+        batch_size, draws = self._section.batch_size, torch.Generator().manual_seed(0)
+        size = TRIED if batch_size == "full" else min(TRIED, int(batch_size))
+
+        def drawn(part: Tensor, count: int) -> Tensor:
+            if not part.is_floating_point():
+                return part.expand(count, *part.shape[1:])
+            numbers = torch.randn(count, *part.shape[1:], generator=draws, dtype=part.dtype)
+            return numbers.to(part.device)
+
+        def solved(tasks: Sequence[Task]) -> list[tuple[Tensor, float]]:
+            return [(local.delta.clone(), local.loss_sum) for local in self._solve(w, tasks, 0)] if tasks else []
+
+        if torch.get_num_threads() > 1:  # which share an operation out by its size
+            return False
+        w, tasks = self._model.vector.clone(), []
+        for client in range(self.together):
+            count = size + client % 3  # of equal sizes and of others, so that a group falls into several runs
+            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), Tilt(), 2, 0.0))
+        together = solved(tasks)
+        for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
+            for one, other in zip(together[first:last], solved(tasks[first:last]), strict=True):
+                if not torch.equal(one[0], other[0]) or one[1] != other[1]:
+                    return False
+        return True
+
+
+def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
+    """Return shift − μ·anchor of each client, (R, d); None where all are 0."""
+    found = [constant_of(task.tilt, w) for task in rows]
+    if all(constant is None for constant in found):
+        return None
+    return torch.stack([torch.zeros_like(w) if constant is None else constant for constant in found])
+
+
+def _runs(sizes: np.ndarray) -> list[tuple[int, int]]:
+    """Return first and last + 1 of the rows next to each other whose minibatches have the same size."""
+    if sizes[0] == sizes[-1] and (sizes == sizes[0]).all():
+        return [(0, len(sizes))]
+    bounds = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+    return list(pairwise(bounds))

@@ -1,0 +1,194 @@
+"""The batched engine: a client's result whoever is stacked with it, and beside the sequential engine's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from hpcfed.client.engine import engine_for
+from hpcfed.client.networks import Perceptron, perceptron_of
+from hpcfed.client.solver import Engine, Task
+from hpcfed.client.stacked import StackedSolver
+from hpcfed.config.recipe import Local, Model
+from hpcfed.config.recipe import Loss as LossSection
+from hpcfed.errors import InputError
+from hpcfed.flat import FlatModel
+from hpcfed.losses import loss_for
+from hpcfed.models import spec
+from hpcfed.types import Tilt
+
+MODELS = {
+    "logistic": ({"name": "logistic"}, (60,), 5),
+    "one output": ({"name": "linear", "bias": False}, (7,), None),
+    "images": ({"name": "mlp", "hidden": [30, 13]}, (3, 4), 10),
+    "MNIST's": ({"name": "mlp", "hidden": [200, 100]}, (28, 28), 10),
+}
+"""Model, shape of a sample, classes (None: regression with one target)."""
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a run: several threads share an operation out by its size, and so by the group's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def built(which: tuple, local: dict, dtype: torch.dtype, *, movable: bool = True) -> tuple[Engine, FlatModel]:
+    """Return an engine and its model; the loss is the task's own."""
+    section, features, classes = which
+    torch.manual_seed(1)
+    found = spec(Model(**section))
+    assert found is not None
+    model = FlatModel(found.build(features, classes or 1), dtype, CPU)
+    task = "classification" if classes else "regression"
+    loss = loss_for(LossSection(), task, [])
+    like = torch.zeros(1, *features, dtype=dtype), torch.zeros(1, dtype=torch.int64 if classes else dtype)
+    return engine_for(Local(**local), model, loss, 0, like, draws=False, movable=movable), model
+
+
+def near_zero(model: FlatModel, draws: torch.Generator) -> torch.Tensor:
+    """A small random vector (d,), 0 in the gaps as vectors are."""
+    vector = torch.zeros_like(model.vector)
+    for view in model.views(vector).values():
+        view.copy_(0.01 * torch.randn(view.shape, generator=draws, dtype=vector.dtype))
+    return vector
+
+
+def tasks_for(which: tuple, model: FlatModel, sizes: Sequence[int], steps: Sequence[int], mu: float) -> list[Task]:
+    """Clients of different sizes, work and tilts, but one μ."""
+    _, features, classes = which
+    dtype, draws = model.vector.dtype, torch.Generator().manual_seed(2)
+    found = []
+    for client, (size, count) in enumerate(zip(sizes, steps, strict=True)):
+        x = torch.randn(size, *features, generator=draws, dtype=dtype)
+        y = (
+            torch.randint(classes, (size,), generator=draws)
+            if classes
+            else torch.randn(size, generator=draws).to(dtype)
+        )
+        shift, apart = near_zero(model, draws), near_zero(model, draws)
+        anchor = model.vector + apart if client % 3 else None
+        tilt = Tilt(shift=shift if client % 2 else None, mu=mu, anchor=anchor, from_anchor=client % 3 == 2)
+        found.append(Task(client, (x, y), tilt, count, [0.0, 3.0, math.inf][client % 3] if count else 0.0))
+    return found
+
+
+def solved(engine: Engine, w: torch.Tensor, tasks: Sequence[Task]) -> list[tuple[torch.Tensor, float]]:
+    return [(local.delta.clone(), local.loss_sum) for local in engine.solve(w, tasks, 3)]
+
+
+LOCALS = [
+    {"batch_size": 5, "steps": 1},
+    {"batch_size": 5, "steps": 1, "weight_decay": 1e-3, "momentum": 0.9},
+    {"batch_size": "full", "steps": 1, "optimizer": "adam", "eps": 1e-2},  # so that rounding is not made larger
+    {"batch_size": 8, "steps": 1, "clip_norm": 0.5, "weight_decay": 1e-2, "optimizer": "yogi", "eps": 1e-2},
+    {"batch_size": 8, "steps": 1, "clip_norm": 0.5, "clip": "linear"},
+]
+
+
+CASES = [
+    pytest.param(
+        name, local, dtype, marks=[pytest.mark.soak] if name == "MNIST's" and (number or dtype.itemsize > 4) else []
+    )
+    for name in MODELS
+    for number, local in enumerate(LOCALS)
+    for dtype in (torch.float32, torch.float64)
+]
+
+
+@pytest.mark.parametrize(("name", "local", "dtype"), CASES)
+def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
+    which = MODELS[name]
+    engine, model = built(which, local | {"engine": "batched"}, dtype)
+    assert isinstance(engine, StackedSolver)
+    sizes, steps = [12, 12, 5, 0, 17, 1], [3, 4, 7, 0, 4, 2]
+    w = model.vector.clone()
+    for mu in (0.0, 0.3):
+        tasks = tasks_for(which, model, sizes, steps, mu)
+        together = solved(engine, w, tasks)
+        for first, last in ((0, 1), (1, 4), (2, 6), (5, 6)):
+            for (delta, loss), (own_delta, own_loss) in zip(
+                together[first:last], solved(engine, w, tasks[first:last]), strict=True
+            ):
+                if engine.inseparable == 1:
+                    assert torch.equal(delta, own_delta)
+                    assert loss == own_loss
+        sequential, other = built(which, local | {"engine": "sequential"}, dtype)
+        assert torch.equal(other.vector, w)
+        # Rounding of seven steps, which Adam divides by as little as its eps of 1e-2.
+        near = {"rtol": 1e-10, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-4, "atol": 2e-4}
+        for (delta, loss), (their_delta, their_loss) in zip(together, solved(sequential, w, tasks), strict=True):
+            torch.testing.assert_close(delta, their_delta, **near)
+            assert loss == pytest.approx(their_loss, rel=near["rtol"])
+
+
+def test_a_machine_that_mixes_clients_is_found_out():
+    """A network whose results depend on the group's size: where a cohort cannot be cut beforehand, clients go alone."""
+
+    class Mixing(Perceptron):
+        def descend(self, parameters, x, y, keep, lr):
+            return super().descend(parameters, x * (1 + 2.0**-20 * len(x)), y, keep, lr)
+
+    _, model = built(MODELS["logistic"], {"engine": "sequential", "steps": 1}, torch.float32)
+    local, like = Local(batch_size=5, steps=1), (torch.zeros(1, 60), torch.zeros(1, dtype=torch.int64))
+    network = Mixing([True], loss_for(LossSection(), "classification", []))
+    held = StackedSolver(model, network, local, 0, like, movable=False)
+    assert (held.together, held.inseparable) == (1, 1)
+    moved = StackedSolver(model, network, local, 0, like, movable=True)
+    assert moved.inseparable == moved.together > 1
+
+
+@pytest.mark.parametrize("model", ["cifar-cnn", pytest.param("resnet18-gn", marks=pytest.mark.soak)])
+def test_any_module_can_be_stacked(model):
+    which = ({"name": model}, (3, 16, 16), 10)
+    local = {"batch_size": 4, "steps": 1, "momentum": 0.5}
+    engine, flat = built(which, local | {"engine": "batched"}, torch.float64)
+    w = flat.vector.clone()
+    tasks = tasks_for(which, flat, [6, 4], [2, 1], 0.1)
+    sequential, _ = built(which, local | {"engine": "sequential"}, torch.float64)
+    for (delta, loss), (their_delta, their_loss) in zip(
+        solved(engine, w, tasks), solved(sequential, w, tasks), strict=True
+    ):
+        torch.testing.assert_close(delta, their_delta, rtol=1e-9, atol=1e-11)
+        assert loss == pytest.approx(their_loss, rel=1e-10)
+
+
+def test_what_cannot_be_stacked_is_refused_in_one_line():
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x) if float(x.sum()) > 0 else self.layer(-x)
+
+    model = FlatModel(Branches(), torch.float32, CPU)
+    like = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)
+    loss = loss_for(LossSection(), "classification", [])
+    with pytest.raises(InputError, match=r"local\.engine: batched cannot take this model") as refused:
+        engine_for(Local(engine="batched"), model, loss, 0, like, draws=False, movable=True)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "stacks"),
+    [
+        (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)), True),
+        (torch.nn.Linear(4, 2, bias=False), True),
+        (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)), False),
+        (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)), False),
+        (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), False),
+    ],
+    ids=["perceptron", "linear", "tanh", "no relu", "ends in relu"],
+)
+def test_perceptrons_are_told_from_other_modules(module, stacks):
+    loss = loss_for(LossSection(), "classification", [])
+    assert (perceptron_of(module, loss) is not None) == stacks
+    module.register_forward_hook(lambda *_: None)
+    assert perceptron_of(module, loss) is None
