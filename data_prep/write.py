@@ -19,6 +19,7 @@ from data_prep.dataset import Dataset
 from hpcfed.data.content import content_hash, rows_per_block
 from hpcfed.data.format import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import to_disk
 
 # Every array starts on a cache line, so that its memory map can go to any library as it is.
 ALIGNMENT_BYTES = 64
@@ -173,20 +174,11 @@ def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Pat
         if free < size:
             raise OSError(errno.ENOSPC, f"not enough space: {size / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
         yield temporary
-        _flush(temporary)
+        to_disk(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        to_disk(path.parent)
     except (OSError, RuntimeError) as error:  # h5py reports a failing disk as either
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise EnvironmentFailure(f"writing failed: {why}", where=str(path), remedy="nothing was written") from error
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until the disk has what was written to a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -42,6 +42,9 @@ class Evaluator:
 
     Over the test set a measure is Σ sums / Σ counts; over the training sets it is the unweighted mean, over the
     clients for which it is defined, of each one's own.
+
+    Attributes:
+        measures: what is measured, by name: the loss, the task's accuracy if it has one, the user's metrics.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Evaluator:
     ):
         self._model = model
         accuracy = ACCURACY.get(federation.task)
-        self._measures: dict[str, Metric] = {
+        self.measures: dict[str, Metric] = {
             "loss": loss.summed,
             **({"accuracy": accuracy} if accuracy is not None else {}),
             **metrics,
@@ -81,37 +84,37 @@ class Evaluator:
         num_clients = self._federation.num_clients if train else 0
         if num_chunks + num_clients == 0:
             return self.nothing
-        slots = np.zeros((num_chunks + num_clients, len(self._measures), 2), dtype=np.int64)
+        slots = np.zeros((num_chunks + num_clients, len(self.measures), 2), dtype=np.int64)
         pairs = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         self._model.vector.copy_(w)
         self._model.module.eval()
         with torch.no_grad():
             for chunk in range(self._world.rank, num_chunks, self._world.size):
-                pairs[chunk] = self._sums(self._shards.test_chunk(chunk, self._batch_size))
+                pairs[chunk] = self.sums(self._shards.test_chunk(chunk, self._batch_size))
             if train:
                 for client in self._mine:
-                    pairs[num_chunks + client] = self._sums(self._shards.client(int(client)))
+                    pairs[num_chunks + client] = self.sums(self._shards.client(int(client)))
         self._model.module.train()
         self._world.sum_in_place(slots)
         return self._scores(self._of_test(pairs[:num_chunks]), self._of_training(pairs[num_chunks:]))
 
-    def _sums(self, samples: Samples) -> np.ndarray:
-        """Sum and count of each measure over samples, a chunk at a time, (M, 2)."""
-        sums = np.zeros((len(self._measures), 2))
+    def sums(self, samples: Samples) -> np.ndarray:
+        """Return sum and count of each of the M measures of the model as it is, over samples, (M, 2)."""
+        sums = np.zeros((len(self.measures), 2))
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)
-            sums += [measure(output, y) for measure in self._measures.values()]
+            sums += [measure(output, y) for measure in self.measures.values()]
         return sums
 
     def _of_test(self, chunks: np.ndarray) -> dict[str, float]:
         """Measures over the test set, from each chunk's sums and counts, (chunks, M, 2)."""
         totals = chunks.sum(axis=0)
-        return {name: total / count for name, (total, count) in zip(self._measures, totals, strict=True) if count}
+        return {name: total / count for name, (total, count) in zip(self.measures, totals, strict=True) if count}
 
     def _of_training(self, clients: np.ndarray) -> dict[str, float]:
         """Measures over the clients' training sets, from each one's sums and counts, (N, M, 2)."""
         found = {}
-        for name, pairs in zip(self._measures, clients.swapaxes(0, 1), strict=True):
+        for name, pairs in zip(self.measures, clients.swapaxes(0, 1), strict=True):
             total, count = pairs[pairs[:, 1] != 0].T
             if len(total):
                 summed = name == "loss" and not self._averages  # then f_i is a sum

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Files written whole or not at all, and what is on disk for good."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def write_whole(path: Path, content: bytes | str) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def to_disk(path: Path) -> None:
+    """Wait until the disk has what was written to a file, or the names in a folder.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

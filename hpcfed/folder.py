@@ -29,7 +29,7 @@ from ruamel.yaml.error import YAMLError
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.files import write_whole
+from hpcfed.files import to_disk, write_whole
 from hpcfed.world import World
 
 PLACES = ("output", "python_path", "data_access", "gpu_reduce")
@@ -37,6 +37,7 @@ FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 """Keys that may differ between a run and what continues it."""
 RECORD = (
     "metrics.jsonl",
+    "clients.csv",
     "result.json",
     "environment.json",
     "model.safetensors",
@@ -53,6 +54,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.metrics = path / "metrics.jsonl"
+        self.clients = path / "clients.csv"
         self._lock: IO[str] | None = None
 
     def is_finished(self, recipe: Recipe) -> bool:
@@ -144,6 +146,16 @@ class RunFolder:
         except OSError as error:
             raise EnvironmentFailure("cannot be written", where=str(self.path / name), got=str(error)) from error
 
+    def to_disk(self) -> None:
+        """Wait until the disk has the rounds that are recorded.
+
+        Raises:
+            OSError: as the system reports it.
+        """
+        for record in (self.metrics, self.clients):
+            if record.exists():
+                to_disk(record)
+
     def rounds(self) -> int:
         """Return how many rounds are recorded."""
         if not self.metrics.exists():
@@ -205,8 +217,21 @@ class RunFolder:
                 remedy="choose another output",
             )
         write_whole(self.metrics, b"".join(lines))
+        if self.clients.exists():
+            self._cut_clients(done)
         for name in ("result.json", "model.safetensors", "model-evaluated.safetensors"):
             (self.path / name).unlink(missing_ok=True)
+
+    def _cut_clients(self, done: int) -> None:
+        """Cut the table of clients behind the last row of the `done` rounds; the last of all may be half a row."""
+        with self.clients.open("r+b") as table:
+            kept = len(table.readline())
+            for row in table:
+                round = row.partition(b",")[0]
+                if not (row.endswith(b"\n") and round.isdigit() and int(round) <= done):
+                    break
+                kept += len(row)
+            table.truncate(kept)
 
     def _has_rounds(self) -> bool:
         return self.metrics.exists() and self.metrics.stat().st_size > 0

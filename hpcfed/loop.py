@@ -15,6 +15,7 @@ from hpcfed.endings import own_log, recorded_ending
 from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.evaluate import Evaluator, Scores
 from hpcfed.folder import RunFolder
+from hpcfed.personal import ClientEvaluator, ClientScores
 from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
 from hpcfed.setup import assemble
@@ -36,6 +37,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
     with folder.held(world), own_log(folder, world), heeded(world) as heard:
         parts, evaluator = assemble(recipe, world)
         with parts.clients:
+            evaluators = evaluator, ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
             done, progress = checkpoints.restore(reporter.say)
             world.on_root(lambda: folder.claim(recipe, done))
@@ -47,13 +49,15 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
                 with Recorder(folder, parts, totals) as recorder, _nothing_old_collected(), parts.watch.watching():
-                    ending.stopped = _rounds(recipe, parts, evaluator, checkpoints, recorder, reporter, heard, progress)
+                    ending.stopped = _rounds(
+                        recipe, parts, evaluators, checkpoints, recorder, reporter, heard, progress
+                    )
 
 
 def _rounds(
     recipe: Recipe,
     parts: Parts,
-    evaluator: Evaluator,
+    evaluators: tuple[Evaluator, ClientEvaluator],
     checkpoints: Checkpoints,
     recorder: Recorder,
     reporter: Reporter,
@@ -77,11 +81,11 @@ def _rounds(
         outcome = simulation.round(round, asks=asks, written=checkpoints.written)
         trained = time.perf_counter()
         parts.watch.stage(f"round {round}: evaluation", waits=True)
-        scores = _evaluate(recipe, round, simulation, evaluator, world)
+        scores, of_clients = _evaluate(recipe, round, simulation, evaluators, world)
         ended = time.perf_counter()
         time_left.add(ended - started)
         seconds = {"evaluate": ended - trained, "total": ended - started}
-        reporter.update(recorder.add(round, outcome, scores, seconds))
+        reporter.update(recorder.add(round, outcome, scores, of_clients, seconds))
         stopping.add(scores)
         done = round == recipe.rounds or stopping.reason is not None
         early = Ask.NOTHING if done else outcome.asks & (Ask.STOP | Ask.TIME_IS_UP)
@@ -111,17 +115,25 @@ def _nothing_old_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(recipe: Recipe, round: int, simulation: Simulation, evaluator: Evaluator, world: World) -> Scores:
+def _evaluate(
+    recipe: Recipe,
+    round: int,
+    simulation: Simulation,
+    evaluators: tuple[Evaluator, ClientEvaluator],
+    world: World,
+) -> tuple[Scores, ClientScores | None]:
     """Measure the round's model where the recipe asks for it; the last round always counts as asked for."""
 
     def due(every: int) -> bool:
         return every > 0 and (round % every == 0 or round == recipe.rounds)
 
-    test, train = due(recipe.evaluate.every), due(recipe.evaluate.train.every)
-    if not (test or train):
-        return evaluator.nothing
+    section, (evaluator, of_clients) = recipe.evaluate, evaluators
+    test, train, clients = due(section.every), due(section.train.every), due(section.clients.every)
+    if not (test or train or clients):
+        return evaluator.nothing, None
     try:
-        return evaluator(simulation.evaluated(), test=test, train=train)
+        w = simulation.evaluated()
+        return evaluator(w, test=test, train=train), of_clients(w, round) if clients else None
     except HpcfedError:
         raise
     except Exception as error:  # a user's model or a device may raise anything

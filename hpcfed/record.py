@@ -22,6 +22,7 @@ from hpcfed.errors import EnvironmentFailure
 from hpcfed.evaluate import Scores
 from hpcfed.flat import FlatModel
 from hpcfed.folder import RunFolder
+from hpcfed.personal import COLUMNS, ClientScores
 from hpcfed.reduce.exact import range_of, units_of
 from hpcfed.simulation import Outcome, Parts
 from hpcfed.version import __version__
@@ -31,7 +32,7 @@ PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
 
 
 class Recorder:
-    """Writes ``metrics.jsonl`` on rank 0, a line a round; on other ranks it writes nothing.
+    """Writes ``metrics.jsonl`` on rank 0, a line a round, and ``clients.csv``; on other ranks it writes nothing.
 
     Args:
         folder: the run folder.
@@ -54,8 +55,10 @@ class Recorder:
             with suppress(OSError):  # of a line that `add` has told could not be written
                 self._file.close()
 
-    def add(self, round: int, outcome: Outcome, scores: Scores, seconds: dict[str, float]) -> dict[str, Any]:
-        """Write one round, and return what was written.
+    def add(
+        self, round: int, outcome: Outcome, scores: Scores, clients: ClientScores | None, seconds: dict[str, float]
+    ) -> dict[str, Any]:
+        """Write one round, and return what was written of it into ``metrics.jsonl``.
 
         Raises:
             EnvironmentFailure: the disk refuses.
@@ -70,6 +73,7 @@ class Recorder:
             "cohort": outcome.cohort.clients.tolist(),
             "local_loss": outcome.local_loss,
             **scores.columns(),
+            "clients": None if clients is None else clients.summary(),
             "skipped": outcome.skipped,
             "server_lr": outcome.server_lr,
             "delta_sq": outcome.means.delta_sq if has_delta else None,
@@ -82,11 +86,17 @@ class Recorder:
             try:
                 self._file.write(json.dumps(row) + "\n")
                 self._file.flush()
+                if clients is not None:
+                    self._add_clients(round, clients)
             except OSError as error:
-                raise EnvironmentFailure(
-                    "cannot be written", where=str(self._folder.metrics), got=str(error)
-                ) from error
+                raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
         return row
+
+    def _add_clients(self, round: int, clients: ClientScores) -> None:
+        with self._folder.clients.open("a", encoding="utf-8") as table:
+            if table.tell() == 0:
+                table.write(",".join(COLUMNS) + "\n")
+            table.writelines(clients.rows(round))
 
     def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor) -> None:
         """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) where it is another."""

@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     BUDGET = 4
     DROPOUT = 5
     AUGMENT = 6
+    TUNING_BATCHES = 7
+    TUNING_DROPOUT = 8
 
 
 def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -110,7 +110,7 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
 def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:
     import torch
 
-    from hpcfed.client.engine import engine_for
+    from hpcfed.client.engine import engine_for, tuner_for
     from hpcfed.client.solver import Stepping
     from hpcfed.client.states import ClientStates
     from hpcfed.data.shards import Shards
@@ -136,7 +136,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2)
     home = homes(federation.sizes, world.size)
     spread = _may_spread(recipe.placement, method)
-    draws = spec is None or spec.draws
+    draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
     like = _zeros(1, federation, dtype, device)
     parts = Parts(
         method=method,
@@ -144,6 +144,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         model=model,
         engine=engine_for(recipe.local, model, loss, recipe.seed.batches, like, draws=draws, movable=spread),
         stepping=Stepping(recipe.local),
+        tuner=tuner_for(fine_tune, model, loss, recipe.seed.batches, draws=draws) if fine_tune is not None else None,
         shards=shards,
         cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
         home=home,

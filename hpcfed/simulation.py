@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfed.averaging import evaluated_model
 from hpcfed.checks import LOWER, check_report, check_step, check_sums, whereabouts
-from hpcfed.client.solver import Engine, Stepping, Task
+from hpcfed.client.solver import Engine, SequentialSolver, Stepping, Task
 from hpcfed.client.states import ClientStates
 from hpcfed.client.work import Work, known_work
 from hpcfed.cohort import Cohort, Cohorts
@@ -44,6 +44,8 @@ class Parts:
     model: FlatModel
     engine: Engine
     stepping: Stepping
+    tuner: SequentialSolver | None
+    """Takes the steps of ``evaluate.clients.fine_tune``."""
     shards: Shards
     cohorts: Cohorts
     home: np.ndarray

@@ -180,7 +180,7 @@ class Checkpoints:
         if written == self._saved_round:
             self._writer.wait()  # it is done, and lets go of the states it held
         if self._writer.awaits(written):
-            self._writer.settle(self._run.metrics)
+            self._writer.settle(self._run)
 
     def _raise_failure(self) -> None:
         for failure in self._world.gather(self._writer.failure):

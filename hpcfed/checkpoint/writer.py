@@ -25,6 +25,7 @@ from hpcfed.checkpoint.layout import SUFFIXES, Manifest, RecordLayout, stem
 from hpcfed.client.states import ClientStates
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.files import write_whole
+from hpcfed.folder import RunFolder
 from hpcfed.types import State
 from hpcfed.world import World
 
@@ -109,16 +110,16 @@ class CheckpointWriter:
         """Whether it is on this rank, rank 0, to make the checkpoint valid that all ranks have written."""
         return self._pending is not None and self._pending.round == written_everywhere
 
-    def settle(self, record: Path) -> None:
+    def settle(self, run: RunFolder) -> None:
         """Make the checkpoint valid: renames, then the manifest, then the oldest one goes.
 
-        The rounds in it must be on disk in the run's `record` before. What the disk refuses becomes the `failure`.
+        The rounds in it must be on disk in the run's record before. What the disk refuses becomes the `failure`.
         """
         manifest, self._pending = self._pending, None
         if manifest is None:
             return
         try:
-            _to_disk(record)
+            run.to_disk()
             for suffix in ("server", "clients") if manifest.num_clients else ("server",):
                 self._temporary(manifest.round, suffix).replace(self._folder / f"{stem(manifest.round)}.{suffix}")
             write_whole(self._folder / f"{stem(manifest.round)}.json", manifest.to_json())
@@ -195,11 +196,3 @@ def remove_remains(folder: Path, done: int) -> None:
     for path in (*folder.glob("round-*"), *folder.glob(".round-*")):
         if path.stem not in whole:
             path.unlink(missing_ok=True)
-
-
-def _to_disk(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

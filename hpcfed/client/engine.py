@@ -5,11 +5,13 @@ from __future__ import annotations
 from hpcfed.client.networks import Network, Vectorized, perceptron_of
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.client.stacked import StackedSolver
+from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.shards import Samples
 from hpcfed.errors import InputError
 from hpcfed.flat import FlatModel
 from hpcfed.losses import Loss
+from hpcfed.rng import Purpose
 
 
 def engine_for(
@@ -33,6 +35,13 @@ def engine_for(
     if isinstance(network, Vectorized):
         try_vectorized(network, model, like)
     return StackedSolver(model, network, section, seed, like, movable=movable)
+
+
+def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:
+    """Return a solver that takes the plain steps of a fine-tuning, with random streams of its own."""
+    section = Local(steps=fine_tune.steps, batch_size=fine_tune.batch_size, lr=fine_tune.lr)
+    streams = Purpose.TUNING_BATCHES, Purpose.TUNING_DROPOUT
+    return SequentialSolver(model, loss, section, seed, draws=draws, streams=streams)
 
 
 def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:

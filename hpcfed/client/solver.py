@@ -102,16 +102,27 @@ class SequentialSolver:
         model, loss, section: what is trained, on what, and how (the recipe's ``local``).
         seed: the recipe's ``seed.batches``.
         draws: whether the model draws random numbers of its own, which then come from the client's stream.
+        streams: what the minibatches, and what the model draws, come from.
     """
 
     together = inseparable = 1
 
-    def __init__(self, model: FlatModel, loss: Loss, section: LocalSection, seed: int, *, draws: bool):
+    def __init__(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        section: LocalSection,
+        seed: int,
+        *,
+        draws: bool,
+        streams: tuple[Purpose, Purpose] = (Purpose.BATCHES, Purpose.DROPOUT),
+    ):
         self._model = model
         self._loss = loss
         self._section = section
         self._stepping = Stepping(section)
         self._seed = seed
+        self._of_batches, self._of_model = streams
         self._generator = _torch_generator(model.vector.device) if draws else None
         self._delta = torch.empty_like(model.vector)
         self._optimizer = optimizer_for(section, model.vector)
@@ -128,7 +139,7 @@ class SequentialSolver:
         y.copy_(start_of(tilt, w))
         self._optimizer.reset()
         if self._generator is not None:
-            self._generator.manual_seed(torch_seed(self._seed, Purpose.DROPOUT, round, task.client))
+            self._generator.manual_seed(torch_seed(self._seed, self._of_model, round, task.client))
         losses = []
         for x_batch, y_batch in self._batches(task, round):
             self._begin_gradient(constant, before_clip)
@@ -143,7 +154,7 @@ class SequentialSolver:
 
     def _batches(self, task: Task, round: int) -> Iterator[Samples]:
         """Yield the minibatches of one client in one round, augmented where the recipe says so."""
-        rng = stream(self._seed, Purpose.BATCHES, round, task.client)
+        rng = stream(self._seed, self._of_batches, round, task.client)
         batches = minibatches(task.samples, self._section.batch_size, task.steps, rng)
         if self._section.augment is None:
             return batches

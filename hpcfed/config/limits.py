@@ -60,6 +60,13 @@ def seconds_of(every: int | str) -> float | None:
     return float(match[1]) * SECONDS[match[2]] if match else None
 
 
+def a_batch_size(value: Any) -> Any:
+    """Validate a number of samples, or ``full``."""
+    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("a whole number of at least 1, or 'full'")
+
+
 class Checkpoint(Section):
     """How often the run is saved, in rounds or in time (0: only when it is stopped early), and how many are kept."""
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
+from hpcfed.config.clients import BatchSize, EvaluateClients
 from hpcfed.config.limits import Checkpoint, Section, Stop, a_time_or_0
 
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
@@ -130,12 +131,6 @@ class Cohort(Section):
         return self
 
 
-def _batch_size(value: Any) -> Any:
-    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise ValueError("a whole number of at least 1, or 'full'")
-
-
 class Augment(Section):
     """How training images are changed at random, after normalisation: shifted and mirrored.
 
@@ -161,7 +156,7 @@ class Local(Section):
 
     steps: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
-    batch_size: Annotated[int | Literal["full"], PlainValidator(_batch_size)] = 50
+    batch_size: BatchSize = 50
     lr: float = Field(0.1, gt=0)
     lr_decay: float = Field(1.0, gt=0)
     weight_decay: float = Field(0.0, ge=0)
@@ -221,6 +216,7 @@ class Evaluate(Section):
     every: int = Field(1, ge=0)
     model: Literal["last", "last-two", "cohort-average", "client-average"] = "last"
     train: Periodic = Periodic()
+    clients: EvaluateClients = EvaluateClients()
     batch_size: int = Field(1000, ge=1)
     metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], Reference] = Field(default_factory=dict)
 
@@ -228,6 +224,12 @@ class Evaluate(Section):
     def _names_are_free(self) -> Evaluate:
         if self.metrics.keys() & {"loss", "accuracy"}:
             raise ValueError("names in 'metrics' other than loss and accuracy, which are measured anyway")
+        return self
+
+    @model_validator(mode="after")
+    def _last_models_are_kept(self) -> Evaluate:
+        if "last" in self.clients.models and self.model != "client-average":
+            raise ValueError("'model: client-average', which keeps clients' last models, beside 'last' in 'clients'")
         return self
 
 

@@ -37,6 +37,7 @@ class Shards:
         self._federation = federation
         self._x_dtype, self._y_dtype = types_of(federation.task, dtype)
         self._device = device
+        self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
         self._room = capacity
         self._held: OrderedDict[tuple[str, int], Samples] = OrderedDict()
         self._centre = self._per_channel(federation)
@@ -44,6 +45,11 @@ class Shards:
     def client(self, client: int) -> Samples:
         """Return all samples of a client, in the file's order."""
         return self._get(("train", client), lambda: self._federation.client(client))
+
+    def client_test(self, client: int) -> Samples:
+        """Return all samples of a client's own test set, in the file's order, of a federation that has such sets."""
+        start, stop = self._test_offsets[client : client + 2].tolist()
+        return self._get(("client test", client), lambda: self._federation.test(start, stop))
 
     def test_chunk(self, chunk: int, size: int) -> Samples:
         """Return test samples ``chunk·size : (chunk+1)·size``, fewer in the last chunk."""

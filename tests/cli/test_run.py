@@ -28,6 +28,7 @@ ROW = {
     "test_accuracy": NUMBER,
     "train_loss": type(None),
     "train_accuracy": type(None),
+    "clients": type(None),
     "skipped": list,
     "server_lr": NUMBER,
     "delta_sq": NUMBER,

@@ -18,6 +18,7 @@ LEVELS = (
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
     {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog"},
     {"simulation", "stopping"},
+    {"personal"},
     {"checkpoint", "record", "setup"},
     {"loop"},
     {"api"},

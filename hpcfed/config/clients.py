@@ -1,0 +1,39 @@
+"""The recipe's section on how well each client is served."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, model_validator
+
+from hpcfed.config.limits import Section, a_batch_size
+
+BatchSize = Annotated[int | Literal["full"], PlainValidator(a_batch_size)]
+
+
+class FineTune(Section):
+    """A few steps of plain SGD from the global model, on a client's training samples."""
+
+    steps: int = Field(5, ge=1)
+    lr: float = Field(gt=0)
+    batch_size: BatchSize = 50
+
+
+class EvaluateClients(Section):
+    """When to measure models on each client's own samples, one row a client in ``clients.csv``; and which.
+
+    `models` are ``global``, the model that ``evaluate.model`` names; ``last``, each client's own last one, the initial
+    model where it has not taken part; and ``fine-tuned``, the global one after the steps of `fine_tune`.
+    """
+
+    every: int = Field(0, ge=0)
+    models: list[Literal["global", "last", "fine-tuned"]] = Field(["global"], min_length=1)
+    fine_tune: FineTune | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> EvaluateClients:
+        if len(set(self.models)) < len(self.models):
+            raise ValueError("different 'models'")
+        if ("fine-tuned" in self.models) != (self.fine_tune is not None):
+            raise ValueError("'fine_tune' beside 'fine-tuned' in 'models', and only there")
+        return self

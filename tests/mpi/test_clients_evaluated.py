@@ -1,0 +1,205 @@
+"""Each client's own loss and accuracy: what they are, the same from any number of ranks, and no trace in training."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+import hpcfed
+from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
+from hpcfed.world import World
+from tests.federations import blobs, write_federation
+from tests.mpi.recipes import small
+from tests.mpi.test_resume import stopped
+from tests.mpi.test_same_result import left_by
+
+TUNING = {"steps": 3, "lr": 0.2, "batch_size": "full"}
+ALL = {"every": 2, "models": ["global", "last", "fine-tuned"], "fine_tune": TUNING}
+EVALUATE = {"model": "client-average", "batch_size": 16, "clients": ALL}
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """The working folder of all ranks, with eleven clients in ``small.h5``: test sets of their own, the fifth empty,
+    and the third has no samples to train on.
+    """
+
+    def write() -> None:
+        given = blobs(11)
+        count = len(given["test"][1])
+        given["clients"][2] = given["clients"][2][0][:0], given["clients"][2][1][:0]
+        write_federation(shared_tmp / "small.h5", **given, content="small-11")
+        with h5py.File(shared_tmp / "small.h5", "r+") as file:
+            file["test/offsets"] = np.array([0, 20, 30, 44, 60, 60, 75, 90, 99, 110, 130, count])
+
+    world.on_root(write)
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def table(run: Path) -> list[dict[str, str]]:
+    with (run / "clients.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def recipe(output: str, **changes: Any) -> dict[str, Any]:
+    base = {"rounds": 3, "cohort": {"size": 3}, "model": {"name": "linear"}, "evaluate": EVALUATE}
+    return small(output, **{**base, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"evaluate": {**EVALUATE, "clients": {**ALL, "fine_tune": {"steps": 7, "lr": 0.1, "batch_size": 6}}}},
+        {"algorithm": {"name": "scaffold"}, "client_state": "disk", "dtype": "float64", "loss": {"reduction": "sum"}},
+    ],
+    ids=["plain", "minibatches", "scaffold"],
+)
+def test_the_table_is_the_same_as_alone(changes, world, folder):
+    together = hpcfed.run(recipe("together", **changes), world=world, quiet=True)
+    if world.rank == world.size - 1:
+        alone = hpcfed.run(recipe("alone", **changes), world=World(), quiet=True)
+        assert (folder / "together/clients.csv").read_bytes() == (folder / "alone/clients.csv").read_bytes()
+        assert left_by(together) == left_by(alone)
+        assert len(table(folder / "alone")) == 2 * 3 * (10 + 10)  # of rounds 2 and 3, three models, and two splits
+
+
+def measured(model: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    output = x @ model["weight"].T + model["bias"]
+    return float(functional.cross_entropy(output, y)), float((output.argmax(1) == y).double().mean())
+
+
+def tuned(model: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradient descent by hand."""
+    weight, bias = model["weight"].clone(), model["bias"].clone()
+    for _ in range(TUNING["steps"] if len(y) else 0):
+        error = torch.softmax(x @ weight.T + bias, 1) - functional.one_hot(y, len(bias))
+        weight -= TUNING["lr"] / len(y) * error.T @ x
+        bias -= TUNING["lr"] * error.mean(0)
+    return {"weight": weight, "bias": bias}
+
+
+def test_the_numbers_are_those_of_each_client(world, folder):
+    """One client a round, so that with η_g = 1 the server's models are the clients' last ones."""
+    world.on_root(lambda: (folder / "each.json").write_text("[[0], [7]]"))
+    base = {"cohort": {"schedule": "each.json"}, "dtype": "float64", "weights": "uniform"}
+    first = hpcfed.run(recipe("first", rounds=1, **base), world=world, quiet=True)
+    both = hpcfed.run(recipe("both", rounds=2, **base), world=world, quiet=True)
+    last = {k: load_file(result.folder / "model.safetensors") for k, result in ((0, first), (7, both))}
+    average = load_file(both.folder / "model-evaluated.safetensors")
+    # the average over eleven clients, nine of which have the initial model, says what that is
+    initial = {name: (11 * average[name] - last[0][name] - last[7][name]) / 9 for name in average}
+    rows = table(both.folder)
+    with Federation.open(folder / "small.h5") as federation:
+        assert federation.test_offsets is not None
+        for row in rows:
+            k, split = int(row["client"]), row["split"]
+            x, y = (torch.tensor(np.array(part)) for part in federation.client(k))
+            model = {"global": average, "last": last.get(k, initial)}.get(row["model"])
+            model = model or tuned(average, x.double(), y.long())
+            if split == "test":
+                test = federation.test(*federation.test_offsets[k : k + 2].tolist())
+                x, y = (torch.tensor(np.array(part)) for part in test)
+            assert int(row["n"]) == len(y) > 0
+            loss, accuracy = measured(model, x.double(), y.long())
+            np.testing.assert_allclose(float(row["loss"]), loss, rtol=1e-10)
+            assert float(row["accuracy"]) == accuracy
+    assert {row["round"] for row in rows} == {"2"}
+    told = both.metrics[-1]["clients"]
+    for model in ALL["models"]:
+        found = [row for row in rows if row["model"] == model and row["split"] == "test"]
+        loss, accuracy = (np.array([float(row[measure]) for row in found]) for measure in ("loss", "accuracy"))
+        assert len(loss) == 10
+        summary = told[model]["test"]
+        assert summary["loss"]["worst_decile"] == loss.max()  # one of ten
+        assert summary["accuracy"]["worst_decile"] == accuracy.min()
+        np.testing.assert_allclose(summary["accuracy"]["mean"], accuracy.mean(), rtol=1e-12)
+        np.testing.assert_allclose(summary["loss"]["variance"], loss.var(), rtol=1e-12)
+    assert first.metrics[0]["clients"] is not None
+
+
+def test_training_does_not_know_of_it(world, folder):
+    """With a model that draws, whose stream fine-tuning must not move."""
+    world.on_root(lambda: (folder / "own.py").write_text(DROPOUT))
+    changes = {"model": {"factory": "own:model"}, "rounds": 4}
+    runs = []
+    for output, clients in (("with", {**ALL, "every": 1}), ("without", {"every": 0})):
+        changed = recipe(output, **changes, evaluate={**EVALUATE, "clients": clients})
+        models, rows = left_by(hpcfed.run(changed, world=world, quiet=True))
+        runs.append((models, [{key: row[key] for key in row if key != "clients"} for row in rows]))
+    assert runs[0] == runs[1]
+    assert not (folder / "without" / "clients.csv").exists()
+
+
+DROPOUT = """
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+"""
+
+
+@pytest.mark.parametrize("damage", ["", "5", "2,0,glo", "9,0,global,train,0.5,0.5,3\n"])
+def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
+    """Rows of rounds after it, whole or half, are gone; so it is the table of a run that was never interrupted."""
+    changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": {**ALL, "every": 1}}}
+    hpcfed.run(recipe("whole", **changes), world=world, quiet=True)
+    run = stopped(recipe("run", **changes), world, 4)
+
+    def spoil() -> None:
+        with (run / "clients.csv").open("a") as file:
+            file.write(damage)
+
+    world.on_root(spoil)
+    hpcfed.run(recipe("run", **changes), world=world, quiet=True)
+    assert (run / "clients.csv").read_bytes() == (folder / "whole" / "clients.csv").read_bytes()
+
+
+def test_it_may_begin_and_end_on_the_way(world, folder):
+    """What is evaluated may change when a run goes on."""
+    changes = {"rounds": 6, "checkpoint": {"every": 1}}
+    often, seldom = ({**EVALUATE, "clients": clients} for clients in ({"every": 1}, {"every": 0}))
+    stopped(recipe("run", **changes, evaluate=seldom), world, 2)
+    stopped(recipe("run", **changes, evaluate=often), world, 4)
+    result = hpcfed.run(recipe("run", **changes, evaluate=seldom), world=world, quiet=True)
+    assert {row["round"] for row in table(result.folder)} == {"3", "4"}
+    assert [row["clients"] is None for row in result.metrics] == [True, True, False, False, True, True]
+
+
+def test_a_run_that_starts_again_starts_a_table(world, folder):
+    changes = {"checkpoint": {"every": 0}, "evaluate": {**EVALUATE, "clients": ALL}}
+    run = stopped(recipe("run", **changes), world, 2)
+    before = (run / "clients.csv").read_bytes()
+    hpcfed.run(recipe("run", **changes), world=world, quiet=True)
+    assert (run / "previous-1" / "clients.csv").read_bytes() == before
+    assert {row["round"] for row in table(run)} == {"2", "3"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"models": ["last"]}, r"evaluate: expected 'model: client-average', which keeps clients' last models"),
+        ({"models": ["fine-tuned"]}, r"evaluate\.clients: expected 'fine_tune' beside 'fine-tuned'"),
+        ({"fine_tune": {"lr": 0.1}}, r"evaluate\.clients: expected 'fine_tune' beside 'fine-tuned'"),
+        ({"models": ["fine-tuned"], "fine_tune": {}}, r"key 'evaluate\.clients\.fine_tune\.lr' is missing"),
+        ({"models": ["global", "global"]}, r"evaluate\.clients: expected different 'models'"),
+        ({"models": []}, r"evaluate\.clients\.models: "),
+        ({"models": ["own"]}, r"evaluate\.clients\.models\.0: expected 'global', 'last' or 'fine-tuned', got 'own'"),
+        ({"models": ["fine-tuned"], "fine_tune": {"lr": 0.1, "step": 3}}, r"unknown key .*did you mean 'steps'"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, complaint, world, folder):
+    with pytest.raises(InputError, match=complaint):
+        hpcfed.run(recipe("run", evaluate={"clients": {"every": 1, **changes}}), world=world, quiet=True)
+    assert not (folder / "run").exists()
