@@ -193,8 +193,8 @@ def attempt(folder: Path, seed: int) -> str:
         path.unlink()
 
 
-def main() -> None:
-    """Try COUNT mutations from SEED on."""
+def main(attempt: Callable[[Path, int], str]) -> None:
+    """Try COUNT mutations from SEED on, as the command line says, with little memory to spare."""
     folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_MEMORY, used + SPARE_MEMORY))
@@ -203,4 +203,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(attempt)

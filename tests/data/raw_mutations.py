@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import gzip
 import re
-import resource
 import shutil
 import signal
 import struct
-import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from data_prep.dataset import Dataset
 from data_prep.sources import cifar, cinic, emnist, idx, leaf_json, own, text, tff
@@ -28,13 +28,13 @@ from data_prep.write import write
 from hpcfed.data.format import Federation
 from hpcfed.errors import InputError
 from tests.data import raw_formats as raw
-from tests.data.mutations import SIZES, SPARE_MEMORY, Rng
+from tests.data.mutations import SIZES, Rng, main
 from tests.data.raw import write_idx_folder
 from tests.data.test_text import PLAY
 
 MOST_SECONDS = 20
-HEAD, HEAD_OF_HDF5 = 192, 1 << 14
-"""Bytes at the start of a file that say what the rest is."""
+HEAD, HEAD_OF_HDF5, ALL = 192, 1 << 14, 1 << 20
+"""Bytes at the start of a file that say what the rest is; some formats say it at the end."""
 Codec = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
 
@@ -118,6 +118,36 @@ def tables(folder: Path) -> None:
         (folder / f"c{k}.csv").write_text("a,b,y\n" + "".join(f"{i}.5,{k},{i % 3}\n" for i in range(5)))
 
 
+def arrays() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        yield name, {"x": rng.normal(size=(6, 4)).astype(np.float32), "y": rng.integers(0, 3, 6)}
+
+
+def npz(folder: Path) -> None:
+    for name, pair in arrays():
+        (np.savez_compressed if name == "a" else np.savez)(folder / f"{name}.npz", **pair)
+
+
+def npy(folder: Path) -> None:
+    for name, pair in arrays():
+        for which, array in pair.items():
+            np.save(folder / f"{name}.{which}.npy", array)
+
+
+def parquet(folder: Path) -> None:
+    for name, pair in arrays():
+        columns = {f"x{i}": pair["x"][:, i] for i in range(4)} | {"y": pair["y"]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
+
+
+def images(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for place in ("a/cat", "a/dog", "b/cat"):
+        (folder / place).mkdir(parents=True)
+        (folder / place / "1.png").write_bytes(raw.png(rng.integers(0, 256, (3, 8, 8), np.uint8)))
+
+
 def letters(split_name: str, form: Callable[..., object]) -> Callable[[Path], None]:
     _, _, num_classes, first = emnist.SPLITS[split_name]
     return lambda folder: form(folder, split_name, raw.emnist(split_name, num_classes, first))
@@ -151,6 +181,10 @@ CASES = {
     "fed-shakespeare": Case(tff_files("shakespeare", snippets), tff.load_shakespeare, head=HEAD_OF_HDF5),
     "text": Case(lambda folder: (folder / "a.txt").write_text(PLAY * 3), text.load, is_text=True),
     "csv": Case(tables, own.load, is_text=True),
+    "npz": Case(npz, own.load, head=ALL),
+    "npy": Case(npy, own.load),
+    "parquet": Case(parquet, own.load, head=ALL),
+    "images": Case(images, own.load),
 }
 
 
@@ -240,14 +274,5 @@ def attempt(folder: Path, seed: int) -> str:
         shutil.rmtree(place)
 
 
-def main() -> None:
-    """Try COUNT mutations from SEED on."""
-    folder, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_MEMORY, used + SPARE_MEMORY))
-    for seed in range(first, first + count):
-        print(seed, attempt(folder, seed), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(attempt)
