@@ -70,6 +70,7 @@ def command(
         notice=notice,
         options=options,
         requeue=cluster.requeue and chain is None,
+        chained=chain is not None,
     )
     text = render(job, cluster)
     if dry_run:

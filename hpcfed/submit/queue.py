@@ -39,6 +39,9 @@ def jobs_named(label: str) -> list[Queued]:
 def submit(script: Path, chain: int) -> list[str]:
     """Submit a script as `chain` jobs, each of which waits for the one before and runs only if that did not finish.
 
+    A job whose run ends for good cancels those that wait (see ``job.sbatch.j2``): for SLURM one that was cancelled did
+    not finish either, and the next but one would start.
+
     Returns:
         The jobs' numbers.
 

@@ -35,6 +35,7 @@ class Job:
         notice: seconds before the limit at which the run is told to stop.
         options: more options of sbatch; a value of None makes a flag.
         requeue: whether the job puts itself back into the queue until the run is done.
+        chained: whether jobs of the same script wait for it, to go on where it stops.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Job:
     notice: int
     options: Mapping[str, str | int | None]
     requeue: bool
+    chained: bool
 
     @property
     def label(self) -> str:
@@ -79,6 +81,7 @@ def render(job: Job, site: Site) -> str:
         threads=job.threads,
         output=job.output,
         requeue=job.requeue,
+        chained=job.chained,
         run=[*launch, *python, "-m", "hpcfed", "run", *job.arguments, f"output={json.dumps(str(job.output))}"],
     )
     return text.rstrip() + "\n"
@@ -87,6 +90,8 @@ def render(job: Job, site: Site) -> str:
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     """Return the options of sbatch: those typed override the site's."""
     given = {**site.options, "time": job.time, **job.options}
+    if "job-name" in given:
+        raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
     for key, value in given.items():
         for word in (key, value):
             if word is not None and not SAFE.fullmatch(str(word)):

@@ -80,6 +80,13 @@ def test_chained_jobs_do_not_requeue_themselves() -> None:
     script = shown("--chain", "3")
     assert "no-requeue" in directives(script)
     assert "\nrequeue=no\n" in script
+    assert "scancel" in script
+    assert "scancel" not in shown()
+
+
+def test_the_name_is_not_for_the_taking() -> None:
+    with pytest.raises(InputError, match="option job-name: expected none"):
+        shown("-o", "job-name=mine")
 
 
 def test_the_job_is_named_after_its_folder() -> None:

@@ -126,13 +126,37 @@ def test_an_array_runs_a_line_of_settings_each(cluster: Cluster, place: Path, pm
     assert not (place / "sweep" / "3").exists()
 
 
-def test_in_a_chain_the_job_after_a_finished_run_is_cancelled(cluster: Cluster, place: Path, reference: bytes) -> None:
-    said = submit(cluster, place, "--chain", "2").partition("submitted as job ")[2].partition(",")
-    first, second = said[0], said[2].split()[1].rstrip(",")
-    assert cluster.job(second)["Dependency"].startswith(f"afternotok:{first}")
+def chained(cluster: Cluster, place: Path, *more: str) -> list[str]:
+    """Submit the recipe as a chain of three jobs, and return their numbers."""
+    said = submit(cluster, place, "--chain", "3", *more)
+    numbers = re.findall(r"\d+", said.partition("submitted as job ")[2].partition(", from ")[0])
+    assert len(numbers) == 3
+    return numbers
+
+
+def test_in_a_chain_the_jobs_after_a_finished_run_are_cancelled(
+    cluster: Cluster, place: Path, reference: bytes
+) -> None:
+    first, *others = chained(cluster, place)
+    assert cluster.job(others[0])["Dependency"].startswith(f"afternotok:{first}")
     cluster.wait(first, JobState="COMPLETED", timeout=60)
-    cluster.wait(second, JobState="CANCELLED", timeout=60)
+    for number in others:
+        cluster.wait(number, JobState="CANCELLED", timeout=60)
+        assert not (place / f"run-{number}.log").exists()  # it never began
     assert (place / "run" / "model.safetensors").read_bytes() == reference
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(2, False), (3, False), (4, True), (75, True)])
+def test_a_chain_ends_with_an_error_that_would_come_again(
+    cluster: Cluster, place: Path, code: int, goes_on: bool
+) -> None:
+    """The run's place is taken by a command that ends with that code."""
+    (place / "site.yaml").write_text(f"{{python: \"bash -c 'exit {code}'\", launch: env}}\n")
+    first, second, third = chained(cluster, place, "--site", "site.yaml")
+    assert cluster.wait(first, JobState="FAILED", timeout=60)["ExitCode"] == f"{code}:0"
+    for number in (second, third):
+        cluster.wait(number, JobState="FAILED" if goes_on else "CANCELLED", timeout=60)
+        assert (place / f"run-{number}.log").exists() == goes_on
 
 
 def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
