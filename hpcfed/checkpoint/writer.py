@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,21 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hpcfed.checkpoint.layout import SUFFIXES, Manifest, RecordLayout, stem
 from hpcfed.client.states import ClientStates
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.files import write_whole
+from hpcfed.files import to_disk, write_whole
 from hpcfed.folder import RunFolder
 from hpcfed.types import State
 from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
+
+PIECE = 1 << 16
+"""Bytes that are read at once to be hashed."""
 
 
 @dataclass(frozen=True)
@@ -152,17 +156,21 @@ class CheckpointWriter:
         try:
             for client, place in zip(sorted(snapshot.clients), places.tolist(), strict=True):
                 self._layout.write(file, place, client, snapshot.round, snapshot.clients[client])
+                self._states.let_go(client)
             os.fsync(file)
         finally:
             os.close(file)
 
     def _write_server(self, snapshot: Snapshot) -> str:
-        data = save({name: tensor.contiguous().clone() for name, tensor in snapshot.replicated.items()})
-        with self._temporary(snapshot.round, "server").open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return xxhash.xxh3_128_hexdigest(data)
+        """Write what every rank holds alike, from where it lies, and return the file's hash."""
+        path = self._temporary(snapshot.round, "server")
+        save_file(_apart(snapshot.replicated), path)
+        to_disk(path)
+        digest = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+        return digest.hexdigest()
 
     def _temporary(self, round: int, suffix: str) -> Path:
         return self._folder / f".{stem(round)}.{self._session}.{suffix}"
@@ -174,6 +182,15 @@ class CheckpointWriter:
             got=getattr(error, "strerror", None) or str(error),
             remedy="free space there; the run goes on from the checkpoint before",
         )
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors, copies of those that lie where another one lies: safetensors refuses them."""
+    places = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+    return {
+        name: tensor.clone() if places[tensor.untyped_storage().data_ptr()] > 1 else tensor.contiguous()
+        for name, tensor in tensors.items()
+    }
 
 
 def manifests(folder: Path) -> list[Path]:

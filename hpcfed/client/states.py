@@ -78,13 +78,18 @@ class ClientStates:
     def snapshot(self) -> Mapping[int, State]:
         """Return all states by client as they are now, whatever is committed later.
 
-        Those on disk are read when they are asked for. Their memory and files are not used again until `release`.
+        Those on disk are read when they are asked for. A client's memory and file are not used again until `let_go`.
         """
         in_memory = {client: state for tier in self._memories for client, state in tier.hold().items()}
         return _Snapshot(in_memory, self._disk.hold())
 
+    def let_go(self, client: int) -> None:
+        """Say that the last snapshot's state of a client has been read; from any thread."""
+        for tier in self._tiers:
+            tier.let_go(client)
+
     def release(self) -> None:
-        """Let go of the last snapshot's memory and files."""
+        """Let go of all the last snapshot's memory and files."""
         for tier in self._tiers:
             tier.release()
 
@@ -97,13 +102,15 @@ class _Memory(OrderedDict[int, State]):
     """States in one memory, least recently used first; gives back those that no longer fit.
 
     They are copied into memory that is used again for the next ones: taken anew every round, it would be broken up.
+    That of a state which a snapshot holds comes back with `release`.
     """
 
     def __init__(self, device: torch.device, room: int):
         super().__init__()
         self._where, self._room = device, room
         self._spare: list[State] = []
-        self._is_held = False
+        self._superseded: list[State] = []
+        self._held: set[int] = set()
 
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
         """Copy a state, in place of the client's old one; return those that no longer fit, until the next call."""
@@ -124,16 +131,24 @@ class _Memory(OrderedDict[int, State]):
         if client in self:
             old = self.pop(client)
             self._room += _nbytes(old)
-            if not self._is_held:
+            if client in self._held:
+                self._held.discard(client)
+                self._superseded.append(old)
+            else:
                 self._spare.append(old)
 
     def hold(self) -> dict[int, State]:
-        """Return the states, whose memory is not used again until `release`."""
-        self._is_held = True
+        """Return the states, whose memory is not used again before they are let go."""
+        self._held.update(self)
         return dict(self)
 
+    def let_go(self, client: int) -> None:
+        self._held.discard(client)
+
     def release(self) -> None:
-        self._is_held = False
+        self._held.clear()
+        self._spare += self._superseded
+        self._superseded.clear()
 
 
 class _Files:
@@ -143,8 +158,8 @@ class _Files:
         self._folder: Path | None = None
         self._paths: dict[int, Path] = {}
         self._written = 0
-        self._is_held = False
         self._superseded: list[Path] = []
+        self._held: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -179,17 +194,23 @@ class _Files:
 
     def forget(self, client: int) -> None:
         if client in self._paths:
-            self._superseded.append(self._paths.pop(client))
-            if not self._is_held:
-                self.release()
+            path = self._paths.pop(client)
+            if client in self._held:
+                self._held.discard(client)
+                self._superseded.append(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def hold(self) -> dict[int, Path]:
-        """Return the files, which stay until `release`."""
-        self._is_held = True
+        """Return the files, which stay until they are let go."""
+        self._held.update(self._paths)
         return dict(self._paths)
 
+    def let_go(self, client: int) -> None:
+        self._held.discard(client)
+
     def release(self) -> None:
-        self._is_held = False
+        self._held.clear()
         for path in self._superseded:
             path.unlink(missing_ok=True)
         self._superseded.clear()

@@ -80,6 +80,30 @@ def test_memory_is_used_again(node_disk):
         assert len(seen) == 4
 
 
+def test_memory_that_snapshots_held_is_used_again(node_disk):
+    """At most a second state of each client, however long snapshots are held and however often they are taken."""
+    with ClientStates("host", CPU, {"device": 0, "host": 100 * NBYTES}) as states:
+        seen = set()
+        for round in range(20):
+            if round % 4 == 0:
+                states.release()
+                states.snapshot()
+            for client in range(3):
+                states.commit({client: state(10 * round + client)})
+                seen.add(states.get(client)["c"].data_ptr())
+        assert len(seen) <= 2 * 3 + 1
+
+
+def test_what_has_been_read_is_not_held(node_disk):
+    with ClientStates("disk", CPU, {"device": 0, "host": 0}) as states:
+        states.commit({client: state(client) for client in range(3)})
+        snapshot = states.snapshot()
+        states.let_go(1)
+        states.commit({client: state(100 + client) for client in range(3)})
+        assert len(list(node_disk.rglob("*.safetensors"))) == 3 + 2
+        assert all(torch.equal(snapshot[2][name], tensor) for name, tensor in state(2).items())
+
+
 def test_the_least_recently_committed_moves_down_first(node_disk):
     with ClientStates("host", CPU, {"device": 0, "host": 2 * NBYTES}) as states:
         for client in (1, 2, 1, 3):
