@@ -15,7 +15,8 @@ from hpcfed.config.factory import imported
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.format import Federation
-from hpcfed.devices import Seat, take_seat, takes_gpu_memory
+from hpcfed.device_sums import device_sum
+from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import InputError
 from hpcfed.models.images import image_shape
 from hpcfed.placement import homes
@@ -153,7 +154,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
         watch=Watchdog(seconds_of(recipe.watchdog), world),
-        sums_on_device=takes_gpu_memory(recipe.gpu_reduce, device, world),
+        sum_on_device=device_sum(recipe.gpu_reduce, seat, world),
         world=world,
     )
     return parts, Evaluator(model, loss, metrics, shards, federation, home, world, recipe.evaluate.batch_size)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -58,8 +58,8 @@ class Parts:
     skips_bad: bool
     """Whether a round goes on without a client whose training failed, instead of ending the run."""
     watch: Watchdog
-    sums_on_device: bool
-    """Whether MPI reduces the device's memory itself, instead of a copy on the host."""
+    sum_on_device: Callable[[Tensor], None] | None
+    """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     world: World
 
 
@@ -97,7 +97,7 @@ class Simulation:
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._buffer = RoundBuffer(
-            parts.model.vector.numel(), self._dtype, self._device, parts.world, on_device=parts.sums_on_device
+            parts.model.vector.numel(), self._dtype, self._device, parts.world, sum_on_device=parts.sum_on_device
         )
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())

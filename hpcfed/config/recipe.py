@@ -261,7 +261,7 @@ class Recipe(Section):
     watchdog: Annotated[int | str, PlainValidator(a_time_or_0)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact"] = "exact"
-    gpu_reduce: Literal["auto", "host", "mpi"] = "auto"
+    gpu_reduce: Literal["auto", "host", "mpi", "nccl"] = "auto"
     placement: Literal["auto", "static", "balanced"] = "auto"
     python_path: list[Path] = Field(default_factory=list)
     output: Path

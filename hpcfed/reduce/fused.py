@@ -10,7 +10,7 @@ scalars and every rank's hash exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,14 +60,20 @@ class RoundBuffer:
         dtype: of the vectors to come.
         device: where they will lie, and where the sums are kept until they are reduced.
         world: the ranks.
-        on_device: whether MPI is given the device's memory; else a copy on the host, from page-locked memory.
+        sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
     """
 
     def __init__(
-        self, num_entries: int, dtype: torch.dtype, device: torch.device, world: World, *, on_device: bool = False
+        self,
+        num_entries: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        world: World,
+        *,
+        sum_on_device: Callable[[Tensor], None] | None = None,
     ):
         self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
-        self._reduces_on_device = on_device
+        self._sum_on_device = sum_on_device
         self._memory = self._device_memory = torch.empty(0, dtype=torch.int64)
         self._host = self._on_device = self._memory
         self._sums: dict[str, ExactSum] = {}
@@ -79,7 +85,7 @@ class RoundBuffer:
         words = vectors + clients + ranks
         self._memory = _at_least(self._memory, words, pinned=self._device.type == "cuda")
         self._host = self._memory[:words]
-        if self._device.type == "cpu" and not self._reduces_on_device:  # then clients add into the buffer itself
+        if self._device.type == "cpu" and self._sum_on_device is None:  # then clients add into the buffer itself
             self._device_memory = self._memory
         else:
             self._device_memory = _at_least(self._device_memory, words, self._device)
@@ -153,12 +159,12 @@ class RoundBuffer:
             total.settle()
         vectors = self._on_device.numel()
         host = self._host[:vectors].view(self._on_device.shape)
-        if self._reduces_on_device:
+        if self._sum_on_device is not None:
             whole = self._device_memory[: self._host.numel()]
             whole[vectors:].copy_(self._host[vectors:])
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
-            self._world.sum_in_place(whole)
+            self._sum_on_device(whole)
             self._host.copy_(whole)
         else:
             if host.data_ptr() != self._on_device.data_ptr():

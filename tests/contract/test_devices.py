@@ -6,7 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import distributed
 
+from hpcfed.device_sums import DistributedSum, device_sum
 from hpcfed.devices import Seat, Seen, assign, names, take_seat, takes_gpu_memory
 from hpcfed.errors import InputError
 from hpcfed.reduce.fused import RoundBuffer
@@ -128,11 +130,27 @@ def test_this_mpi_says_what_it_does_with_gpu_memory(comm, world):
     assert world.describe()["mpi_reads_gpu_memory"] is world.reads_gpu_memory
 
 
+def test_nccl_needs_a_gpu_for_each_rank_and_a_torch_that_has_it() -> None:
+    with pytest.raises(InputError, match="gpu_reduce: nccl: expected a GPU for each rank, got 2 ranks on one"):
+        device_sum("nccl", Seat(0, 2, 2), World())
+    if distributed.is_nccl_available():
+        assert isinstance(device_sum("nccl", Seat(0, 1, 1), World()), DistributedSum)
+    else:
+        with pytest.raises(InputError, match="gpu_reduce: nccl: expected a torch with NCCL, got none"):
+            device_sum("nccl", Seat(0, 1, 1), World())
+
+
+def test_a_cpu_has_no_need_of_nccl() -> None:
+    assert device_sum("nccl", Seat(None, 1, 1), World()) is None
+
+
+@pytest.mark.parametrize("through", ["MPI", "torch.distributed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, world):
+def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, through, world):
     """On the CPU, where that memory is merely another one: the slots' way to it and back, in rounds of any size."""
     cpu = torch.device("cpu")
-    apart = RoundBuffer(16, dtype, cpu, world, on_device=True)
+    sums = world.sum_in_place if through == "MPI" else DistributedSum(world, cpu)
+    apart = RoundBuffer(16, dtype, cpu, world, sum_on_device=sums)
     together = RoundBuffer(16, dtype, cpu, world)
     for round, cohort_size in enumerate((3, 5, 2), 1):
         told = []

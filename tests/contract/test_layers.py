@@ -16,7 +16,7 @@ LEVELS = (
     {"errors", "version", "types", "rng", "files", "placement", "progress"},
     {"config", "world", "data"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
-    {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog"},
+    {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
     {"simulation", "stopping"},
     {"personal"},
     {"checkpoint", "record", "setup"},
