@@ -49,7 +49,7 @@ def write_federation(
         clients: the clients in their order: pairs (name, samples), or a mapping.
         test: samples of a common test set; or a mapping from clients' names to samples, each client's own test set.
         task: ``classification`` (labels 0 … K-1), ``regression`` (targets of any shape; multi-label targets of 0 and 1
-            as well, with a loss of your own) or ``next-token`` (y: the tokens that follow).
+            as well, with a loss of your own) or ``next-token`` (y: the token that follows, one a sample).
         num_classes: K, or the number of tokens; default: the largest label there is, plus one.
         vocabulary: what tokens stand for, as JSON can hold it.
         normalization: means and standard deviations, one or a channel each, that runs normalize x by.

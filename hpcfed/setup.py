@@ -186,7 +186,10 @@ def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | N
     where, tokens = str(recipe.data), federation.task == "next-token"
     if tokens and federation.target_shape:
         got = f"shape {federation.target_shape} each"
-        raise InputError("a next-token federation", where=where, expected="one target per sample", got=got)
+        remedy = "make each position a sample, the tokens before it as x"
+        raise InputError(
+            "a next-token federation", where=where, expected="one target per sample", got=got, remedy=remedy
+        )
     if spec is not None and spec.tokens != tokens:
         takes, remedy = ("tokens", "") if spec.tokens else ("numbers", "use model.name lstm, or a factory")
         what = f"model.name {recipe.model.name!r} takes {takes}"

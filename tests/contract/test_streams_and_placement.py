@@ -44,6 +44,8 @@ def test_the_numbers_of_the_purposes_never_change():
         "BUDGET": 4,
         "DROPOUT": 5,
         "AUGMENT": 6,
+        "TUNING_BATCHES": 7,
+        "TUNING_DROPOUT": 8,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 

@@ -147,7 +147,7 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
         ({"evaluate": {"metrics": {"loss": "own_functions:one"}}}, ("other than loss and accuracy",)),
         ({"data": "tokens.h5"}, ("'mlp' takes numbers", "next-token", "lstm")),
         ({"model": {"name": "lstm"}}, ("'lstm' takes tokens", "classification")),
-        ({"data": "steps.h5", "model": {"name": "lstm"}}, ("steps.h5", "one target per sample", "(8,)")),
+        ({"data": "steps.h5", "model": {"name": "lstm"}}, ("one target per sample", "(8,)", "each position a sample")),
         ({"local": {"steps": 1, "augment": {"flip": 0.5}}}, ("local.augment needs images", "(6,)")),
         ({"local": {"steps": 1, "augment": {"per": "batch"}}}, ("local.augment", "'crop' or 'flip'")),
     ],
