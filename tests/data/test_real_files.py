@@ -46,7 +46,7 @@ CASES = {
         ("cifar10", "--incomplete", "--clients", 10),
         {
             "model": {"name": "feddyn-cnn"},
-            "rounds": 5,
+            "rounds": 4,
             "local": {"epochs": 2, "batch_size": 50, "lr": 0.1, "clip_norm": 10},
             "algorithm": {"name": "feddyn", "alpha": 0.01},
         },
