@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from hpcfed.report.tables import Table
 
 
 @click.command()
@@ -22,39 +26,51 @@ import click
     default=1,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Evaluations averaged before they are held against a target.",
+    help="Evaluations in a row whose mean counts: a moving average in tables, targets and figures.",
 )
+@click.option("--baseline", help="The method that others are held against, as the report calls it. Default: FedAvg.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     help="Folder of report.html and figures/. Default: the run's own folder; for several runs, report/.",
 )
-def command(runs: tuple[Path, ...], targets: tuple[float, ...], window: int, output: Path | None) -> None:
+@click.option("--page-only", is_flag=True, help="Leave out figures/, the PNG and PDF files for a paper.")
+def command(
+    runs: tuple[Path, ...],
+    targets: tuple[float, ...],
+    window: int,
+    baseline: str | None,
+    output: Path | None,
+    page_only: bool,
+) -> None:
     """Draw figures and one HTML page from finished or running runs.
 
     RUN is the output folder of a run, or a folder of such folders. Runs that differ only in their seed are averaged.
     """
     from hpcfed.report import compare, write_comparison
 
-    comparison = compare(runs, targets, window)
-    page = write_comparison(comparison, output)
-    for table in comparison.results:
-        _print_table(table.title, table.header, table.rows, table.note)
-    click.echo(f"{page}\n{page.parent / 'figures'}")
+    comparison = compare(runs, targets, window, baseline)
+    page = write_comparison(comparison, output, figures=not page_only)
+    for table in (*comparison.results, comparison.differences):
+        if table is not None:
+            _print_table(table)
+    click.echo(str(page) if page_only else f"{page}\n{page.parent / 'figures'}")
 
 
-def _print_table(title: str, header: tuple[str, ...], rows: tuple[tuple[str, ...], ...], note: str) -> None:
+def _print_table(table: Table) -> None:
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    for name in header:
-        table.add_column(Text(name))
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    grid = Grid(box=box.SIMPLE_HEAD, title=table.title, title_justify="left", title_style="bold", pad_edge=False)
+    for name in table.header:
+        grid.add_column(Text(name))
+    for number, row in enumerate(table.rows):
+        grid.add_row(
+            *(Text(cell, "bold" if (number, column) in table.strong else "") for column, cell in enumerate(row))
+        )
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)  # a file has no width to fit
-    console.print(table)
-    if note:
-        console.print(Text(note), style="dim")
+    console.print(grid)
+    if table.note:
+        console.print(Text(table.note), style="dim")

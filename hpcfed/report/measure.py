@@ -67,18 +67,42 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
 
 
-def final(run: Run, column: str) -> float:
-    """Return the last recorded value of a column, nan where there is none."""
+def moving(values: np.ndarray, window: int) -> np.ndarray:
+    """Return (T,) the means of the last `window` recorded values of (T,); nan at other rounds, and before there are."""
+    recorded = np.flatnonzero(np.isfinite(values))
+    means = np.full(len(values), np.nan)
+    if len(recorded) >= window:
+        kernel = np.full(window, 1 / window)
+        means[recorded[window - 1 :]] = np.convolve(values[recorded], kernel, mode="valid")
+    return means
+
+
+def final(run: Run, column: str, window: int = 1) -> float:
+    """Return the mean of the last `window` recorded values of a column, or of all if fewer; nan where there is none."""
     values = run.column(column)
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if len(finite) else math.nan
+    finite = values[np.isfinite(values)][-window:]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
-def best(run: Run, criterion: Criterion) -> float:
-    """Return the run's best value of the criterion, nan where there is none."""
-    values = run.column(criterion.column)
-    finite = values[np.isfinite(values)]
+def best(run: Run, criterion: Criterion, window: int = 1) -> float:
+    """Return the best mean of `window` values in a row of the criterion, nan where there is none."""
+    means = moving(run.column(criterion.column), window)
+    finite = means[np.isfinite(means)]
     return criterion.best(finite) if len(finite) else math.nan
+
+
+def core_hours(runs: Sequence[Run]) -> float:
+    """Return what the runs' rounds took, ranks × threads × time; nan where one of these was not recorded.
+
+    A run that was resumed counts as if all its rounds had run where the last ones did.
+    """
+    hours = [_cores(run) * run.column("seconds.total").sum() / 3600 for run in runs]
+    return float(sum(hours))
+
+
+def _cores(run: Run) -> float:
+    ranks, threads = (run.environment.get(key) for key in ("ranks", "threads_per_rank"))
+    return float(ranks * threads) if isinstance(ranks, int) and isinstance(threads, int) else math.nan
 
 
 def mean_seconds(runs: Sequence[Run], timer: str) -> float:
@@ -89,13 +113,8 @@ def mean_seconds(runs: Sequence[Run], timer: str) -> float:
 
 def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1) -> int | None:
     """Return the first evaluated round whose mean over the last `window` evaluations reaches the target, else None."""
-    values = run.column(criterion.column)
-    rounds = np.flatnonzero(np.isfinite(values)) + 1
-    if len(rounds) < window:
-        return None
-    means = np.convolve(values[rounds - 1], np.full(window, 1 / window), mode="valid")
-    reached = rounds[window - 1 :][criterion.reaches(means, target)]
-    return int(reached[0]) if len(reached) else None
+    reached = np.flatnonzero(criterion.reaches(moving(run.column(criterion.column), window), target))
+    return int(reached[0]) + 1 if len(reached) else None
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,7 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
         rounds=spread(number for _, number in arrived),
         params=spread(run.column("params")[number - 1] for run, number in arrived),
         gradients=spread(run.column("gradients")[number - 1] for run, number in arrived),
-        seconds=spread(run.column("seconds.total")[:number].sum() for run, number in arrived),
+        seconds=spread(run.column("seconds")[number - 1] for run, number in arrived),
     )
 
 
@@ -158,20 +177,28 @@ class Curve:
         return len(self.x) > 0 or len(self.tails) > 0
 
 
-def curve(group: Group, column: str, against: str) -> Curve:
-    """Return `column` against the column `against` (``round``, ``params``), nulls left out."""
+def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
+    """Return `column` against the column `against` (``round``, ``params``, …), nulls left out.
+
+    With a `window` each run's values are averaged over so many evaluations first (see `moving`), over fewer where that
+    would leave out more than the first fifth of a run.
+    """
     shared = min(run.num_rounds for run in group.runs)
+    evaluations = min(np.isfinite(run.column(column)).sum() for run in group.runs)
+    window = max(1, min(window, evaluations // 5))
+    courses = [moving(run.column(column), window) for run in group.runs]
     x = np.stack([run.column(against)[:shared] for run in group.runs])  # (R, shared) for R runs
-    y = np.stack([run.column(column)[:shared] for run in group.runs])
+    y = np.stack([course[:shared] for course in courses])
     common = np.flatnonzero(np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0))
     x, y = x[:, common], y[:, common]
     start = common[-1] if len(common) else 0
-    tails = [_tail(run, column, against, start) for run in group.runs]
+    tails = [
+        _tail(run.column(against)[start:], course[start:]) for run, course in zip(group.runs, courses, strict=True)
+    ]
     std = y.std(axis=0, ddof=1) if len(group.runs) > 1 else np.zeros(len(common))
     return Curve(x.mean(axis=0), y.mean(axis=0), std, tuple(tail for tail in tails if len(tail[0]) > 1))
 
 
-def _tail(run: Run, column: str, against: str, start: int) -> tuple[np.ndarray, np.ndarray]:
-    x, y = run.column(against)[start:], run.column(column)[start:]
+def _tail(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     recorded = np.isfinite(x) & np.isfinite(y)
     return x[recorded], y[recorded]

@@ -1,8 +1,7 @@
-"""One HTML page that holds everything: tables, figures for light and dark screens, and how to run it all again."""
+"""One HTML page that holds everything: tables, figures that follow the screen, and how to run it all again."""
 
 from __future__ import annotations
 
-import base64
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import jinja2
 from ruamel.yaml import YAML
 
 from hpcfed.report.group import Group, flatten
+from hpcfed.report.style import DARK, DASHES, LIGHT
 from hpcfed.report.tables import Table
 from hpcfed.report.write import MARKER
 from hpcfed.version import __version__
@@ -20,21 +20,38 @@ from hpcfed.version import __version__
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page, as PNG bytes for both colour schemes."""
+    """A figure on the page: the name of its files, what it shows, and its ``svg`` element."""
 
     file: str
     caption: str
-    light: bytes
-    dark: bytes
+    svg: str
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A heading of the page with its figures and a table, and whether the figures need the key to the groups."""
+
+    title: str
+    pictures: tuple[Picture, ...]
+    table: Table | None
+    has_keys: bool
+
+    @property
+    def anchor(self) -> str:
+        """What a link to it is called."""
+        return self.title.lower().replace(" ", "-")
 
 
 def render_page(
     groups: Sequence[Group],
     results: Sequence[Table],
-    pictures: Sequence[Picture],
-    details: Sequence[Table],
+    chapters: Sequence[Chapter],
+    recipes: Table | None,
+    runs: Table,
+    *,
+    has_files: bool,
 ) -> str:
-    """Return the page's HTML: `results` above the figures, `details` below; it needs no other file and no script."""
+    """Return the page's HTML: `results`, the chapters, and what ran; it needs no other file and no script."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hpcfed", "report"),
         autoescape=True,
@@ -42,20 +59,31 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["base64"] = lambda content: base64.b64encode(content).decode("ascii")
     return environment.get_template("page.html.j2").render(
         marker=MARKER,
         version=__version__,
+        light=LIGHT.variables(),
+        dark=DARK.variables(),
         title=", ".join(dict.fromkeys(group.label for group in groups)),
         num_runs=sum(len(group.runs) for group in groups),
+        keys={group.label: _key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
         warnings=_warnings(groups),
         results=results,
-        pictures=pictures,
-        details=details,
+        chapters=chapters,
+        differing=recipes,
+        runs=runs,
+        has_files=has_files,
         data=_data(groups),
         environment=_shared([run.environment for group in groups for run in group.runs]),
         recipes=[(group, _yaml(group.recipe)) for group in groups],
     )
+
+
+def _key(index: int) -> tuple[str, str]:
+    """Return a group's colour and dash on the page, as SVG has them."""
+    dash = DASHES[index % len(DASHES)]
+    lengths = "none" if dash == "-" else " ".join(f"{2 * length:g}" for length in dash[1])
+    return f"var(--groups-{index % len(LIGHT.groups)})", lengths
 
 
 def _warnings(groups: Sequence[Group]) -> list[str]:

@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from hpcfed.errors import InputError
+from hpcfed.report.clients import Clients, read_clients
 
 METRICS = (
     "local_loss",
@@ -32,7 +33,7 @@ METRICS = (
 )
 PHASES = ("local", "wait", "reduce", "server", "evaluate")
 TIMERS = (*PHASES, "total")
-RECIPE, RECORD = "recipe.yaml", "metrics.jsonl"
+RECIPE, RECORD, CLIENTS = "recipe.yaml", "metrics.jsonl", "clients.csv"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Run:
     environment: Mapping[str, Any]  # empty when the run recorded none
     status: str  # finished, stopped, diverged, failed; unfinished: no result yet, or one that is older than the record
     columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
+    clients: Clients | None  # how well each client was served at last, where the recipe asked for that
 
     @property
     def num_rounds(self) -> int:
@@ -59,11 +61,15 @@ class Run:
         return values.pop() if len(values) == 1 else ", ".join(f"{stream} {value}" for stream, value in seed.items())
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, or ``params`` (sent up plus sent down)."""
+        """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, ``params`` (sent up plus sent down), or
+        ``seconds`` (since the first round began, waits in a queue left out).
+        """
         if name == "round":
             return np.arange(1, self.num_rounds + 1, dtype=np.float64)
         if name == "params":
             return self.columns["params_up"] + self.columns["params_down"]
+        if name == "seconds":
+            return np.cumsum(self.columns["seconds.total"])
         return self.columns[name]
 
 
@@ -118,6 +124,7 @@ def read_run(folder: Path) -> Run:
         environment=_read_json(folder / "environment.json"),
         status=_status(result, len(columns["gradients"])),
         columns=columns,
+        clients=read_clients(folder / CLIENTS),
     )
 
 

@@ -8,33 +8,57 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.ticker import EngFormatter
 
+from hpcfed.report.clients import Clients, Fairness
 from hpcfed.report.group import ABSENT, Group, differences, experiment_recipe
-from hpcfed.report.measure import Criterion, Reach, Spread, best, final, mean_seconds, reach, spread
+from hpcfed.report.measure import (
+    Criterion,
+    Reach,
+    Spread,
+    best,
+    core_hours,
+    final,
+    mean_seconds,
+    reach,
+    round_reached,
+    spread,
+)
+from hpcfed.report.paired import Difference, difference, pairs
 from hpcfed.report.read import TIMERS, Run
+from hpcfed.report.text import (
+    count_text,
+    criterion_text,
+    difference_text,
+    hours_text,
+    rounds_difference_text,
+    rounds_text,
+    seconds_text,
+    target_text,
+)
 
 Format = Callable[[Spread], str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first column names the row."""
+    """Rows of text under a header; the first column names the row, and cells (row, column) in `strong` stand out."""
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    strong: frozenset[tuple[int, int]] = frozenset()
 
 
-def results_table(groups: Sequence[Group], criterion: Criterion) -> Table:
+def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
     """One row a group: how it ended, final and best value of the criterion, and what all its rounds cost."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     header = ("Method", "Seeds", "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
-    return Table("Results", header, tuple(_result(group, criterion) for group in groups))
+    note = f"Final and best: means of {window} evaluations in a row." if window > 1 else ""
+    return Table("Results", header, tuple(_result(group, criterion, window) for group in groups), note)
 
 
-def _result(group: Group, criterion: Criterion) -> tuple[str, ...]:
+def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
     def over_runs(value: Callable[[Run], float], text: Format) -> str:
         return _cell(spread(value(run) for run in group.runs), text, len(group.runs))
 
@@ -45,8 +69,8 @@ def _result(group: Group, criterion: Criterion) -> tuple[str, ...]:
         group.label,
         group.seeds,
         _range([run.num_rounds for run in group.runs]),
-        over_runs(lambda run: final(run, criterion.column), in_units),
-        over_runs(lambda run: best(run, criterion), in_units),
+        over_runs(lambda run: final(run, criterion.column, window), in_units),
+        over_runs(lambda run: best(run, criterion, window), in_units),
         over_runs(lambda run: final(run, "params"), count_text),
         over_runs(lambda run: final(run, "gradients"), count_text),
         over_runs(lambda run: mean_seconds([run], "total"), seconds_text),
@@ -74,17 +98,99 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach) -> tuple[str, ..
     return group.label, target, rounds, params, gradients, _cell(cost.seconds, seconds_text, cost.reached)
 
 
+def differences_table(
+    groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
+) -> Table | None:
+    """One row a group: its mean paired differences from the baseline; None where no seed is in two groups."""
+    rows: list[tuple[str, ...]] = []
+    strong: set[tuple[int, int]] = set()
+    for group in groups:
+        paired = pairs(baseline, group)
+        if group is baseline or not paired:
+            continue
+        values = [difference(paired, lambda run: final(run, criterion.column, window))]
+        values += [difference(paired, _rounds_to(criterion, target, window)) for target in targets]
+        texts = [lambda value: difference_text(value, criterion), *[rounds_difference_text for _ in targets]]
+        cells = [_difference(value, text, len(paired)) for value, text in zip(values, texts, strict=True)]
+        strong |= {(len(rows), column) for column, value in enumerate(values, start=2) if value and value.is_clear}
+        rows.append((group.label, ", ".join(run.seed for run, _ in paired), *cells))
+    if not rows:
+        return None
+    unit = ", points" if criterion.column.endswith("accuracy") else ""
+    goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
+    header = ("Method", "Seeds", f"Final {criterion.title}{unit}", *goals)
+    note = (
+        "Each run minus the baseline's of the same seed, which had the same cohorts and batches: mean, and in brackets "
+        "the 95 % confidence interval of the mean (Student's t). It is bold where zero lies outside."
+    )
+    return Table(f"Difference from {baseline.label}", header, tuple(rows), note, frozenset(strong))
+
+
+def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Run], float]:
+    return lambda run: round_reached(run, criterion, target, window) or math.nan
+
+
+def _difference(value: Difference | None, text: Callable[[float], str], num_pairs: int) -> str:
+    """Write ``+0.79 [+0.21, +1.37]``, and how many of the pairs it is about where it is not all of them."""
+    if value is None:
+        return ABSENT
+    words = text(value.mean)
+    if value.half_width is not None:
+        words += f" [{text(value.mean - value.half_width)},\u00a0{text(value.mean + value.half_width)}]"
+    return words if value.count == num_pairs else f"{value.count} of {num_pairs}: {words}"
+
+
+def clients_table(groups: Sequence[Group]) -> Table | None:
+    """One row a group and model: mean, deviation and both ends over clients; None where no run measured its clients."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        measured = [run.clients for run in group.runs if run.clients]
+        for model in dict.fromkeys(name for clients in measured for name in clients.values):
+            rows.append((group.label, model, *_fairness([c for c in measured if model in c.values], model)))
+    if not rows:
+        return None
+    header = ("Method", "Model", "Samples", "Round", "Mean", "Deviation", "Worst tenth", "Best tenth")
+    note = "All clients count alike. Tenths: means over the tenth of the clients served worst, and best."
+    return Table("Over clients", header, tuple(rows), note)
+
+
+def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
+    is_accuracy = measured[0].measure == "accuracy"
+    found = [Fairness.of(clients.values[model], higher_is_better=is_accuracy) for clients in measured]
+    what = Criterion(measured[0].measure, measured[0].measure, higher_is_better=is_accuracy)
+
+    def cell(name: str) -> str:
+        over_runs = spread(getattr(entry, name) for entry in found)
+        return _cell(over_runs, lambda value: criterion_text(value, what), len(found))
+
+    rounds = _range([clients.round for clients in measured])
+    return measured[0].split, rounds, *(cell(name) for name in ("mean", "std", "worst_tenth", "best_tenth"))
+
+
 def timing_table(groups: Sequence[Group]) -> Table:
-    """One row a group: mean seconds of a round by phase, and the imbalance of the ranks."""
+    """One row a group: mean seconds of a round by phase, imbalance, where it ran, and its core-hours."""
     rows = []
     for group in groups:
         seconds = [_cell(spread([mean_seconds(group.runs, timer)]), seconds_text, 1) for timer in TIMERS]
         imbalance = np.concatenate([run.column("imbalance") for run in group.runs])
         imbalance = imbalance[np.isfinite(imbalance)]
         text = f"{imbalance.mean():.2f} ({imbalance.max():.2f})" if len(imbalance) else ABSENT
-        rows.append((group.label, *seconds, text))
-    header = ("Method", *(timer.capitalize() for timer in TIMERS), "Imbalance, mean (max)")
-    return Table("Time of a round", header, tuple(rows), "Means over all rounds of all runs of a group.")
+        hours = spread([core_hours(group.runs)])
+        rows.append((group.label, *seconds, text, _places(group), _cell(hours, hours_text, 1)))
+    timers = (timer.capitalize() for timer in TIMERS)
+    header = ("Method", *timers, "Imbalance, mean (max)", "Ranks × threads", "Core-hours")
+    note = (
+        "Means over all rounds of all runs of a group. Local is the slowest rank's work, wait the mean time that ranks "
+        "wait for it. Core-hours: ranks × threads × time of the rounds, all runs together, without start-up."
+    )
+    return Table("Time of a round", header, tuple(rows), note)
+
+
+def _places(group: Group) -> str:
+    """Return where the group's runs ran, ``4 × 1``, each once."""
+    keys = ("ranks", "threads_per_rank")
+    places = {tuple(str(run.environment.get(key, ABSENT)) for key in keys): None for run in group.runs}
+    return ", ".join(" × ".join(place) for place in places)
 
 
 def recipes_table(groups: Sequence[Group]) -> Table:
@@ -103,43 +209,9 @@ def environment_table(groups: Sequence[Group]) -> Table:
         (str(run.folder), group.label, run.seed, run.status, *(values[index] for values in apart.values()))
         for index, (group, run) in enumerate(runs)
     ]
-    return Table("Runs", ("Folder", "Method", "Seed", "Status", *apart), tuple(rows))
-
-
-def criterion_text(value: Spread, criterion: Criterion) -> str:
-    """``96.62 ± 0.13 %`` for an accuracy, ``0.1234 ± 0.0021`` for a loss."""
-    if criterion.column.endswith("accuracy"):
-        return _with_deviation(value, lambda number: f"{100 * number:.2f}") + " %"
-    return _with_deviation(value, lambda number: f"{number:.4g}")
-
-
-def target_text(target: float, criterion: Criterion) -> str:
-    return f"{100 * target:.6g} %" if criterion.column.endswith("accuracy") else f"{target:.6g}"
-
-
-def rounds_text(value: Spread) -> str:
-    """``41 ± 2``."""
-    return _with_deviation(value, lambda number: f"{number:.1f}".removesuffix(".0"))
-
-
-def count_text(value: Spread) -> str:
-    """``797.4 ± 3.1 M``: an SI prefix, chosen by the mean, from ten thousand on."""
-    exponent = 3 * int(math.log10(value.mean) // 3) if value.mean >= 10_000 else 0
-    digits = 1 if exponent else 0
-    text = _with_deviation(value, lambda number: f"{number / 10**exponent:.{digits}f}")
-    return f"{text} {EngFormatter.ENG_PREFIXES[exponent]}".rstrip()
-
-
-def seconds_text(value: Spread) -> str:
-    """``12.3 ms``, ``1.53 ± 0.02 s``, ``125 ± 3 s``."""
-    factor, unit = (1e3, "ms") if value.mean < 1 else (1, "s")
-    digits = max(0, 2 - math.floor(math.log10(value.mean * factor))) if value.mean * factor >= 0.01 else 4
-    return _with_deviation(value, lambda number: f"{number * factor:.{digits}f}") + f" {unit}"
-
-
-def _with_deviation(value: Spread, text: Callable[[float], str]) -> str:
-    """Write mean ± deviation, without the deviation for a single value or when it is zero."""
-    return f"{text(value.mean)} ± {text(value.std)}" if value.std else text(value.mean)
+    return Table(
+        "Runs", ("Folder", "Method", "Seed", "Status", *(key[:1].upper() + key[1:] for key in apart)), tuple(rows)
+    )
 
 
 def _cell(value: Spread | None, text: Format, num_runs: int) -> str:

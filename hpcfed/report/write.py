@@ -61,7 +61,7 @@ def _make_writable(folder: Path) -> None:
 
 
 def write_report(folder: Path, page: str, figures: Mapping[str, bytes], known: Sequence[str]) -> Path:
-    """Write ``figures/*.png`` and then the page, and return the page's path.
+    """Write the `figures`, name → content, and then the page, and return the page's path.
 
     Figures of an earlier report, which are `known` by name but not drawn this time, are removed.
     """

@@ -29,6 +29,7 @@ RECIPE: dict[str, Any] = {
 ENVIRONMENT = {
     "hosts": ["node-1"],
     "ranks": 2,
+    "threads_per_rank": 1,
     "mpi": "MPICH 4.3",
     "versions": {"python": "3.11.7", "torch": "2.13.0", "hpcfed": "0.1.0"},
 }
@@ -95,6 +96,16 @@ def write_run(
         result = {"status": status, "rounds": len(rows), "seconds": 0.26 * len(rows)}
         (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
     return folder
+
+
+def write_clients(folder: Path, accuracies: list[float], *, rounds: tuple[int, ...] = (1, 2)) -> None:
+    """Write ``clients.csv``: in the last round clients have these test accuracies, before nobody has any."""
+    lines = ["round,client,model,split,loss,accuracy,n"]
+    for number in rounds:
+        for client, accuracy in enumerate(accuracies):
+            shown = accuracy if number == rounds[-1] else 0.0
+            lines += [f"{number},{client},global,train,0.5,0.123,40", f"{number},{client},global,test,0.5,{shown},10"]
+    (folder / "clients.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture

@@ -12,10 +12,17 @@ from click.testing import CliRunner
 
 from hpcfed.cli.report import command
 from hpcfed.errors import InputError
-from hpcfed.report import make_report
-from tests.report.conftest import make_rows, write_run
+from hpcfed.report import compare, make_report
+from tests.report.conftest import make_rows, write_clients, write_run
 
-PNG = b"\x89PNG\r\n\x1a\n"
+FILES = {
+    *(
+        f"test-{what}-{against}"
+        for what in ("accuracy", "loss")
+        for against in ("rounds", "params", "gradients", "seconds")
+    ),
+    *("local-loss-rounds", "server-lr-rounds", "difference-rounds", "clients", "seconds"),
+}
 
 
 class Resources(HTMLParser):
@@ -41,47 +48,63 @@ def page_of_two_methods(tmp_path_factory):
         for method in ("fedavg", "fedexp")
         for seed in range(2)
     ]
+    write_clients(runs[0], [0.5, 0.9, 0.7, 1.0])
     return make_report(runs, folder / "report", [0.3]), runs
 
 
 def test_page_of_several_runs_is_self_contained(page_of_two_methods):
     text = page_of_two_methods[0].read_text(encoding="utf-8")
     found = Resources(text)
-    assert len(found.targets) == 2 * 7  # every figure for light and for dark screens
-    assert all(target.startswith("data:image/png;base64,") for target in found.targets)
-    assert not re.search(r"https?://|url\(|@import", text)
+    assert found.tags.count("figure") == len(FILES)
+    assert all(target.startswith(("#", "data:")) for target in found.targets)
+    assert not re.search(r"https?://|url\((?!#)|@import", text)
     assert "script" not in found.tags
     for fact in ("9d4f06ac6a3b1c55", "MPICH 4.3", "node-1", "2.13.0", "algorithm.name", "batch_size: 50"):
         assert fact in text
 
 
-def test_figures_are_png_and_follow_what_was_recorded(page_of_two_methods):
-    page, runs = page_of_two_methods
-    figures = page.parent / "figures"
-    names = {file.name for file in figures.iterdir()}
-    assert names == {
-        "test-accuracy-rounds.png",
-        "test-accuracy-params.png",
-        "test-loss-rounds.png",
-        "test-loss-params.png",
-        "local-loss-rounds.png",
-        "server-lr-rounds.png",
-        "seconds.png",
+def test_figures_take_their_colours_from_the_page_and_share_no_identifier(page_of_two_methods):
+    text = page_of_two_methods[0].read_text(encoding="utf-8")
+    drawn = "".join(re.findall(r"<svg viewBox=.*?</svg>", text, flags=re.DOTALL))
+    assert drawn.count("<text") > 50
+    assert not re.findall(r"#[0-9a-f]{6}\b", drawn)
+    identifiers = re.findall(r'\bid="([^"]+)"', text)
+    assert len(identifiers) == len(set(identifiers))
+    assert set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text)) <= {
+        pair for name in identifiers for pair in ((name, ""), ("", name))
     }
-    assert all((figures / name).read_bytes().startswith(PNG) for name in names)
-    make_report(runs[:2], page.parent)  # FedAvg alone has no step size of its own
-    assert {file.name for file in figures.iterdir()} == names - {"server-lr-rounds.png"}
+
+
+def test_figures_follow_what_was_recorded(page_of_two_methods, tmp_path):
+    page, runs = page_of_two_methods
+    folder = page.parent / "figures"
+    assert {file.name for file in folder.iterdir()} == {f"{name}{kind}" for name in FILES for kind in (".png", ".pdf")}
+    assert all(file.read_bytes().startswith((b"\x89PNG\r\n\x1a\n", b"%PDF")) for file in folder.iterdir())
     assert not list(page.parent.rglob(".*"))
+    text = make_report(runs[2:], tmp_path / "fedexp", figures=False).read_text(encoding="utf-8")
+    assert 'id="clients-' not in text  # only the first run measured them
+    assert 'id="difference-rounds-' not in text  # a method alone
+    assert not list((tmp_path / "fedexp" / "figures").iterdir())
+
+
+def test_figures_of_an_earlier_report_go(tmp_path):
+    run = write_run(tmp_path / "run", rows=make_rows(2, "fedavg", 0))
+    stale = run / "figures" / "clients.pdf"
+    stale.parent.mkdir()
+    stale.write_bytes(b"%PDF")
+    (run / "figures" / "own.pdf").write_bytes(b"%PDF")
+    make_report([run], figures=False)
+    assert [file.name for file in stale.parent.iterdir()] == ["own.pdf"]
 
 
 def test_one_run_is_reported_in_its_own_folder(tmp_path):
     folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
-    assert make_report([folder]) == folder / "report.html"
-    assert (folder / "figures" / "test-accuracy-rounds.png").exists()
-    make_report([folder])
+    assert make_report([folder], figures=False) == folder / "report.html"
+    before = (folder / "report.html").read_bytes()
+    assert make_report([folder], figures=False).read_bytes() == before
     (folder / "report.html").write_text("<html>mine</html>")
     with pytest.raises(InputError, match="not written by hpcfed report"):
-        make_report([folder])
+        make_report([folder], figures=False)
     assert (folder / "report.html").read_text() == "<html>mine</html>"
 
 
@@ -94,7 +117,7 @@ def test_a_run_of_a_single_round_without_any_measurement(tmp_path):
 
 def test_folders_that_are_not_ours_are_left_alone(tmp_path):
     runs = [write_run(tmp_path / str(seed), seed=seed, rows=make_rows(3, "fedavg", seed)) for seed in range(2)]
-    make_report([runs[0]])
+    make_report([runs[0]], figures=False)
     with pytest.raises(InputError, match="folder of a run"):
         make_report(runs, runs[0])
     other = tmp_path / "thesis"
@@ -112,7 +135,7 @@ def test_folders_that_are_not_ours_are_left_alone(tmp_path):
 def test_names_are_escaped(tmp_path):
     change = {"algorithm": {"factory": "<script>alert(1)</script>:$x_1$"}, "data": "a&b<i>.h5"}
     run = write_run(tmp_path / "run", rows=make_rows(3, "fedavg", 0), change=change)
-    text = make_report([run]).read_text(encoding="utf-8")
+    text = make_report([run], figures=False).read_text(encoding="utf-8")
     assert "script" not in Resources(text).tags
     assert "&lt;script&gt;alert(1)&lt;/script&gt;:$x_1$" in text
     assert "a&amp;b&lt;i&gt;.h5" in text
@@ -126,7 +149,7 @@ def test_reader_is_warned(tmp_path):
             tmp_path / "c", "fedexp", rows=make_rows(2, "fedexp", 0), status="diverged", change={"data_content": "0"}
         ),
     ]
-    text = make_report(folders, tmp_path / "report").read_text(encoding="utf-8")
+    text = make_report(folders, tmp_path / "report", figures=False).read_text(encoding="utf-8")
     for warning in (
         "FedAvg: unfinished",
         "more than one run of seed 0",
@@ -145,12 +168,19 @@ def test_target_must_be_a_fraction(tmp_path, target):
 
 def test_command_prints_the_tables_and_where_the_files_are(tmp_path):
     write_run(tmp_path / "fedexp", "fedexp", rows=make_rows(3, "fedexp", 0))
-    arguments = [str(tmp_path), "--target", "0.9", "--window", "2", "--output", str(tmp_path / "report")]
+    arguments = [str(tmp_path), "--target", "0.9", "--window", "2", "--page-only"]
+    arguments += ["--baseline", "fedexp", "--output", str(tmp_path / "report")]
     result = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert "FedExP" in result.output
     assert "mean of 2 evaluations" in result.output
     assert str(tmp_path / "report" / "report.html") in result.output
+
+
+def test_baseline_must_be_a_method_of_the_report(tmp_path):
+    run = write_run(tmp_path / "run", "fedexp", rows=make_rows(2, "fedexp", 0))
+    with pytest.raises(InputError, match="did you mean 'FedExP'"):
+        compare([run], baseline="FedEx")
 
 
 def test_report_imports_neither_torch_nor_mpi():

@@ -1,0 +1,116 @@
+"""How well each client is served: a run's ``clients.csv``, and the distribution over clients at its last evaluation.
+
+One line a round, model, split and client: ``round, client, split, model, loss, accuracy, n``. Other columns are left
+alone, missing ones (``split``, ``model``) are as if there were one of them, and a line still being written is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.errors import InputError
+
+PREFERRED_SPLITS = ("test", "train")
+MEASURES = ("accuracy", "loss")
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The last round of ``clients.csv`` that is about `split`: clients' test sets where there are any.
+
+    `values` is, by model (``global``, and those that the recipe asked for besides), what was measured of each of C
+    clients in their order, (C,) float64: accuracies, or losses where the task has none.
+    """
+
+    round: int
+    split: str
+    measure: str
+    values: Mapping[str, np.ndarray]
+
+    @property
+    def main(self) -> np.ndarray:
+        """Values of the global model, or of the first one there is, (C,)."""
+        return self.values.get("global", next(iter(self.values.values())))
+
+
+def read_clients(path: Path) -> Clients | None:
+    """Return what ``clients.csv`` says last, None where there is no such file or nothing in it yet.
+
+    Raises InputError: a line has no number where there should be one.
+    """
+    if not path.exists():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", where=str(path)) from error
+    whole = text[: text.rfind("\n") + 1]
+    rows = list(csv.DictReader(whole.splitlines()))
+    splits = {row.get("split") or "" for row in rows}
+    split = next((name for name in PREFERRED_SPLITS if name in splits), min(splits, default=""))
+    of_split = [
+        (_whole_number(row, path, line), row)
+        for line, row in enumerate(rows, start=2)
+        if (row.get("split") or "") == split
+    ]
+    last = max((number for number, _ in of_split), default=0)
+    latest = [row for number, row in of_split if number == last]
+    measure = next((name for name in MEASURES if any(row.get(name) for row in latest)), None)
+    if measure is None:
+        return None
+    models = dict.fromkeys(row.get("model") or "global" for row in latest)
+    values = {
+        model: _column([row for row in latest if (row.get("model") or "global") == model], measure, path)
+        for model in models
+    }
+    return Clients(last, split or "all", measure, values)
+
+
+def _whole_number(row: Mapping[str, str | None], path: Path, line: int) -> int:
+    text = row.get("round") or ""
+    if not text.isdecimal():
+        raise InputError("round", where=f"{path}, line {line}", expected="a whole number", got=repr(text))
+    return int(text)
+
+
+def _column(rows: Sequence[Mapping[str, str | None]], measure: str, path: Path) -> np.ndarray:
+    try:
+        return np.array([float(row.get(measure) or math.nan) for row in rows])
+    except ValueError as error:
+        raise InputError(measure, where=str(path), expected="numbers", got=str(error)) from error
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """Over the C clients of one run, all counting alike: mean, deviation, and the ends of the distribution."""
+
+    mean: float
+    std: float
+    worst_tenth: float  # mean over the ⌈C/10⌉ clients served worst
+    best_tenth: float
+
+    @staticmethod
+    def of(values: np.ndarray, *, higher_is_better: bool) -> Fairness:
+        """Return those of (C,) values, nan where no client has one.
+
+        Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Table 1.
+        """
+        ordered = from_worst(values, higher_is_better=higher_is_better)
+        if not len(ordered):
+            return Fairness(math.nan, math.nan, math.nan, math.nan)
+        tenth = math.ceil(len(ordered) / 10)
+        return Fairness(
+            float(ordered.mean()), float(ordered.std()), float(ordered[:tenth].mean()), float(ordered[-tenth:].mean())
+        )
+
+
+def from_worst(values: np.ndarray, *, higher_is_better: bool) -> np.ndarray:
+    """Return the finite ones of (C,) values from the worst to the best."""
+    ordered = np.sort(values[np.isfinite(values)])
+    return ordered if higher_is_better else ordered[::-1]

@@ -1,0 +1,127 @@
+"""From run folders to a report: what is compared, and what is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.errors import InputError
+from hpcfed.report import tables
+from hpcfed.report.group import Group, group_runs
+from hpcfed.report.measure import Criterion, choose_criterion, default_target
+from hpcfed.report.page import Chapter, Picture, render_page
+from hpcfed.report.paired import choose_baseline
+from hpcfed.report.plots import Scene
+from hpcfed.report.read import Run, read_runs
+from hpcfed.report.sections import CLIENTS, DIFFERENCES, KNOWN_FILES, SECTIONS, TIME, Plot
+from hpcfed.report.style import PAGE, PAPER, to_files, to_svg
+from hpcfed.report.write import choose_folder, write_report
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a report says: the runs in groups, and the tables that a reader looks at first."""
+
+    runs: tuple[Run, ...]
+    groups: tuple[Group, ...]
+    criterion: Criterion
+    targets: tuple[float, ...]
+    window: int
+    baseline: Group
+    results: tuple[tables.Table, ...]
+    differences: tables.Table | None
+
+
+def make_report(
+    runs: Sequence[Path], output: Path | None = None, targets: Sequence[float] = (), *, figures: bool = True
+) -> Path:
+    """Write ``report.html`` and, where asked for, ``figures/`` (PNG and PDF) from run folders; return the page's path.
+
+    `output` defaults to the run's own folder for one run, and to ``report`` for several. `targets` are fractions for
+    accuracies, else losses; without any, the report chooses what even the worst run reached.
+
+    Raises InputError: a folder is no run or has no rounds yet, a target makes no sense, or `output` holds other files.
+    """
+    return write_comparison(compare(runs, targets), output, figures=figures)
+
+
+def compare(
+    runs: Sequence[Path], targets: Sequence[float] = (), window: int = 1, baseline: str | None = None
+) -> Comparison:
+    """Read the run folders and compute the tables.
+
+    Values are means of `window` evaluations in a row; `baseline` is the label of the group that the others are held
+    against (by default FedAvg, or else the first).
+    """
+    read = read_runs([Path(run) for run in runs])
+    if not read:
+        raise InputError("no run given", remedy="name the output folder of a run")
+    groups = group_runs(read)
+    reference = choose_baseline(groups, baseline)
+    criterion = choose_criterion(read)
+    goals, note = _goals(groups, criterion, targets)
+    note += " Runs that did not reach it are counted, but part of no mean."
+    if window > 1:
+        note += f" Reached means: by the mean of {window} evaluations in a row."
+    results = [tables.results_table(groups, criterion, window)]
+    if goals:
+        results.append(tables.targets_table(groups, criterion, goals, window, note))
+    differences = tables.differences_table(groups, reference, criterion, goals, window)
+    return Comparison(tuple(read), tuple(groups), criterion, goals, window, reference, tuple(results), differences)
+
+
+def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
+    """Write the page, and figures where asked for, into the folder that `make_report` describes; return the page."""
+    folder = choose_folder(comparison.runs, None if output is None else Path(output))
+    groups = comparison.groups
+    scene = Scene(groups, comparison.criterion, comparison.targets, comparison.window, comparison.baseline)
+    shown = {
+        DIFFERENCES: comparison.differences,
+        CLIENTS: tables.clients_table(groups),
+        TIME: tables.timing_table(groups),
+    }
+    chapters: list[Chapter] = []
+    files: dict[str, bytes] = {}
+    for section in SECTIONS:
+        drawn = [(plot, figure) for plot in section.plots if (figure := plot.draw(scene, PAGE))]
+        pictures = [Picture(plot.file, plot.caption, to_svg(figure, plot.file)) for plot, figure in drawn]
+        if figures:
+            files |= _files([plot for plot, _ in drawn], scene)
+        table = shown.get(section)
+        if pictures or table:
+            chapters.append(Chapter(section.title, tuple(pictures), table, has_keys=section is not TIME))
+    recipes = tables.recipes_table(groups) if len(groups) > 1 else None
+    page = render_page(
+        groups, comparison.results, chapters, recipes, tables.environment_table(groups), has_files=figures
+    )
+    return write_report(folder, page, files, known=KNOWN_FILES)
+
+
+def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
+    """Return the plots as files for a paper: name → content."""
+    drawn = ((plot.file, plot.draw(scene, PAPER)) for plot in plots)
+    return {
+        f"{name}{suffix}": content
+        for name, figure in drawn
+        if figure is not None
+        for suffix, content in to_files(figure).items()
+    }
+
+
+def _goals(groups: Sequence[Group], criterion: Criterion, targets: Sequence[float]) -> tuple[tuple[float, ...], str]:
+    """Return the targets, given or chosen, and a sentence that says which."""
+    is_accuracy = criterion.column.endswith("accuracy")
+    for target in targets:
+        if not math.isfinite(target) or target <= 0 or (is_accuracy and target > 1):
+            expected = "a fraction above 0 and up to 1" if is_accuracy else "a loss above 0"
+            remedy = f"write {target / 100:g} for {target:g} %" if is_accuracy and 1 < target <= 100 else ""
+            raise InputError("target", where=criterion.title, expected=expected, got=f"{target:g}", remedy=remedy)
+    if targets:
+        return tuple(dict.fromkeys(targets)), f"The first evaluated round with this {criterion.title} or better."
+    chosen = default_target(groups, criterion)
+    if chosen is None:
+        return (), ""
+    note = f"No target was given: this is the {criterion.title} that even the worst finished run ended with, rounded."
+    return (chosen,), note

@@ -1,0 +1,125 @@
+"""Groups compared seed by seed: runs of one seed have the same cohorts and batches, so their differences vary less.
+
+The interval is Student's, for the mean of n differences d: d̄ ± t · s/√n, where |T| ≤ t with the wanted probability for
+n − 1 degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from hpcfed.errors import InputError, nearest
+from hpcfed.report.group import Group, method_name
+from hpcfed.report.measure import moving
+from hpcfed.report.read import Run
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of `count` paired differences, and half the width of its interval.
+
+    None for a single pair, and where all are equal: a deviation of zero says nothing of how sure the mean is.
+    """
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether zero lies outside the interval."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
+    """Return the group that others are held against: the one labelled `wanted`, else FedAvg's, else the first.
+
+    Raises InputError: no group has that label.
+    """
+    if wanted is None:
+        return next((group for group in groups if method_name(group.recipe) == "FedAvg"), groups[0])
+    for group in groups:
+        if group.label.lower() == wanted.lower():
+            return group
+    labels = [group.label for group in groups]
+    raise InputError("baseline", expected="a method of the report", got=repr(wanted), remedy=nearest(wanted, labels))
+
+
+def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
+    """Return (the baseline's run, the group's run) of every seed that both have exactly once."""
+    ours, theirs = _by_seed(baseline), _by_seed(group)
+    return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+
+
+def _by_seed(group: Group) -> dict[str, Run]:
+    counts = Counter(run.seed for run in group.runs)
+    return {run.seed: run for run in group.runs if counts[run.seed] == 1}
+
+
+def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> Difference | None:
+    """Return `value` of the group's run minus the baseline's, over the pairs that have both; None without any."""
+    apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
+    apart = apart[np.isfinite(apart)]
+    if not len(apart):
+        return None
+    half = None
+    if np.ptp(apart) > 0:
+        half = student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
+    return Difference(float(apart.mean()), half, len(apart))
+
+
+def difference_curve(
+    paired: Sequence[tuple[Run, Run]], column: str, window: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rounds (E,), the mean difference (E,) and half the width of its interval (E,), zero for a single pair.
+
+    Rounds are those that all runs of the pairs recorded; each run's values are averaged over `window` evaluations.
+    """
+    shared = min((run.num_rounds for pair in paired for run in pair), default=0)
+    apart = np.array(
+        [
+            moving(theirs.column(column), window)[:shared] - moving(ours.column(column), window)[:shared]
+            for ours, theirs in paired
+        ]
+    ).reshape(len(paired), shared)
+    common = np.flatnonzero(np.isfinite(apart).all(axis=0)) if paired else np.array([], dtype=np.intp)
+    apart = apart[:, common]
+    half = np.zeros(len(common))
+    if len(paired) > 1:
+        half = student(len(paired) - 1) * apart.std(axis=0, ddof=1) / math.sqrt(len(paired))
+    return common + 1.0, apart.mean(axis=0) if paired else half, half
+
+
+@cache
+def student(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Return t such that |T| ≤ t has probability `confidence` for Student's T with `freedom` ≥ 1 degrees of freedom.
+
+    Reference: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4, solved by bisection in θ.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        if _probability(middle, freedom) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _probability(theta: float, freedom: int) -> float:
+    """Return P(|T| ≤ √ν tan θ), a finite sum in cos θ."""
+    sine, cosine = math.sin(theta), math.cos(theta)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(freedom // 2):
+        total += term
+        term *= cosine**2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
+    return 2 / math.pi * (theta + sine * total) if odd else sine * total

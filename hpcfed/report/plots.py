@@ -1,0 +1,277 @@
+"""The figures of a report: what each shows, and how it is drawn on the axes that `style` makes.
+
+Lines are means over seeds with a band of ± one standard deviation. With a window they are moving averages, over the
+means as they were recorded in a paler line.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import ticker
+
+from hpcfed.report.clients import from_worst
+from hpcfed.report.group import Group
+from hpcfed.report.measure import Criterion, Curve, curve, mean_seconds
+from hpcfed.report.paired import difference_curve, pairs
+from hpcfed.report.read import PHASES
+from hpcfed.report.style import DASHES, LIGHT, Medium, blank
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+PERCENT = ticker.FuncFormatter(lambda value, _: f"{round(100 * value, 9):g} %")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What all figures of a report are drawn from."""
+
+    groups: Sequence[Group]
+    criterion: Criterion
+    targets: Sequence[float]
+    window: int
+    baseline: Group
+
+
+@dataclass(frozen=True)
+class LinePlot:
+    """`column` against the column `against`, one line a group; `caption` says in words what is seen."""
+
+    file: str
+    column: str
+    against: str
+    label: str
+    caption: str
+
+    def draw(self, scene: Scene, medium: Medium) -> Figure | None:
+        """Return the figure with a dotted line at every target, None where no run recorded the columns."""
+        curves = [curve(group, self.column, self.against, scene.window) for group in scene.groups]
+        if not any(curves):
+            return None
+        figure, axes = blank(medium)
+        for index, (group, line) in enumerate(zip(scene.groups, curves, strict=True)):
+            if line:
+                _draw_curve(axes, line, _plain(group.label), index)
+            if scene.window > 1:
+                raw = curve(group, self.column, self.against)
+                axes.plot(raw.x, raw.mean, color=_colour(index), alpha=0.35, linewidth=0.7, zorder=1)
+        for target in scene.targets if self.column == scene.criterion.column else ():
+            axes.axhline(target, color=LIGHT.text, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
+        axes.set_ylabel(self.label)
+        _scale_horizontal(axes, self.against)
+        _scale_vertical(axes, curves, is_percentage=self.column.endswith("accuracy"))
+        _add_legend(figure, axes, medium)
+        return figure
+
+
+@dataclass(frozen=True)
+class DifferencePlot:
+    """The criterion's paired difference from the baseline against rounds, with its confidence interval."""
+
+    file: str
+    caption: str
+
+    def draw(self, scene: Scene, medium: Medium) -> Figure | None:
+        """Return the figure, None where no two groups have a seed in common."""
+        figure, axes = blank(medium)
+        for index, group in enumerate(scene.groups):
+            x, mean, half = difference_curve(
+                pairs(scene.baseline, group) if group is not scene.baseline else [],
+                scene.criterion.column,
+                scene.window,
+            )
+            if len(x):
+                _draw_curve(axes, Curve(x, mean, half, ()), _plain(group.label), index)
+        if not axes.lines:
+            return None
+        axes.axhline(0, color=LIGHT.text, linewidth=1, zorder=1)
+        is_accuracy = scene.criterion.column.endswith("accuracy")
+        if is_accuracy:
+            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _signed(100 * value)))
+        axes.set_ylabel(f"{scene.criterion.title}, difference" + (" in points" if is_accuracy else ""))
+        _focus(axes)
+        _scale_horizontal(axes, "round")
+        _add_legend(figure, axes, medium)
+        return figure
+
+
+@dataclass(frozen=True)
+class ClientsPlot:
+    """What clients got from the last evaluated model, from the one served worst to the one served best."""
+
+    file: str
+    caption: str
+
+    def draw(self, scene: Scene, medium: Medium) -> Figure | None:
+        """Return the figure, None where no run measured its clients."""
+        figure, axes = blank(medium)
+        measured = [[run.clients for run in group.runs if run.clients] for group in scene.groups]
+        measures = [clients.measure for entry in measured for clients in entry]
+        if not measures:
+            return None
+        is_accuracy = measures[0] == "accuracy"
+        for index, (group, entry) in enumerate(zip(scene.groups, measured, strict=True)):
+            ordered = [from_worst(item.main, higher_is_better=is_accuracy) for item in entry]
+            shared = min((len(values) for values in ordered), default=0)
+            if not shared:
+                continue
+            stacked = np.stack([values[:shared] for values in ordered])  # (runs, clients)
+            std = stacked.std(axis=0, ddof=1) if len(ordered) > 1 else np.zeros(shared)
+            x = (np.arange(shared) + 0.5) / shared
+            _draw_curve(axes, Curve(x, stacked.mean(axis=0), std, ()), _plain(group.label), index)
+        axes.set_xlabel("share of the clients, worst first")
+        axes.set_ylabel(measures[0])
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PERCENT)
+        if is_accuracy:
+            axes.yaxis.set_major_formatter(PERCENT)
+            axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # of the bands, what no accuracy can be is cut off
+        _add_legend(figure, axes, medium)
+        return figure
+
+
+@dataclass(frozen=True)
+class SecondsPlot:
+    """Mean seconds of a round by phase, one stacked bar a group.
+
+    Recorded are the local work of the slowest rank and the mean time that ranks wait for it; the bar begins with their
+    difference, the mean local work.
+    """
+
+    file: str
+    caption: str
+
+    def draw(self, scene: Scene, medium: Medium) -> Figure | None:
+        """Return the figure, None without timings. It names its phases itself, in colours that are no group's."""
+        seconds = np.nan_to_num(
+            [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
+        )  # (G, phases)
+        if not seconds.any():
+            return None
+        seconds[:, 0] = np.maximum(seconds[:, 0] - seconds[:, 1], 0)
+        names = [textwrap.fill(_plain(group.label), 22) for group in scene.groups]
+        lines = sum(name.count("\n") + 1 for name in names)
+        figure, axes = blank(medium, 1.1 + 0.18 * len(names) + 0.18 * lines)
+        starts = np.cumsum(seconds, axis=1) - seconds
+        for index, phase in enumerate(PHASES):
+            axes.barh(names, seconds[:, index], 0.62, starts[:, index], label=phase, color=LIGHT.phases[index])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("mean time of a round")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper left",
+            ncols=len(PHASES),
+            frameon=False,
+            handlelength=1,
+            handletextpad=0.4,
+            columnspacing=1,
+            labelcolor=LIGHT.text,
+        )
+        return figure
+
+
+def _colour(index: int) -> str:
+    return LIGHT.groups[index % len(LIGHT.groups)]
+
+
+def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
+    colour, dash = _colour(index), DASHES[index % len(DASHES)]
+    marker = "o" if len(line.x) == 1 else None
+    axes.plot(line.x, line.mean, color=colour, linestyle=dash, linewidth=1.7, label=label, marker=marker, zorder=3)
+    if line.std.any():
+        low, high = line.mean - line.std, line.mean + line.std
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
+    for x, y in line.tails:
+        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, zorder=3)
+
+
+def _plain(label: str) -> str:
+    """Keep a label from being read as mathematics, or (with a leading underscore) from being left out of the legend."""
+    return ("\u200b" + label if label.startswith("_") else label).replace("$", r"\$")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+g}".replace("-", "−") if round(value, 9) else "0"
+
+
+HORIZONTAL = {
+    "round": "round",
+    "params": "parameters sent, up and down",
+    "gradients": "minibatch gradients computed",
+    "seconds": "time",
+}
+
+
+def _scale_horizontal(axes: Axes, against: str) -> None:
+    axes.margins(x=0.02)
+    axes.set_xlabel(HORIZONTAL[against])
+    if against == "round":
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
+        return
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
+    if against == "seconds":
+        most = axes.get_xlim()[1]
+        factor, unit = next((entry for entry in ((3600, "h"), (60, "min")) if most > 3 * entry[0]), (1, "s"))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, steps=(1, 2, 3, 5, 10)))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value / factor:g} {unit}"))
+    else:
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+
+
+def _scale_vertical(axes: Axes, curves: Sequence[Curve], *, is_percentage: bool) -> None:
+    """Accuracies: leave out the steep first tenth of the rounds; the rest: logarithmic when it spans a decade."""
+    values = [part for line in curves for part in (line.mean, *(y for _, y in line.tails)) if len(part)]
+    if is_percentage:
+        axes.yaxis.set_major_formatter(PERCENT)
+        low = min(part[len(part) // 10 :].min() for part in values)
+        high = max(part.max() for part in values)
+        if low > 0.5 * high:
+            axes.set_ylim(low - 0.1 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
+        return
+    low, high = min(part.min() for part in values), max(part.max() for part in values)
+    if 0 < 10 * low < high:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.3, high * 1.2)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _focus(axes: Axes) -> None:
+    """Show the differences after the steep first tenth of the rounds whole; the ones before may leave the picture."""
+    courses = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
+    late = np.concatenate([course[len(course) // 10 :] for course in courses])
+    margin = 0.6 * (max(late.max(), 0.0) - min(late.min(), 0.0)) or 1e-3
+    axes.set_ylim(min(late.min(), 0.0) - margin, max(late.max(), 0.0) + margin)
+
+
+def _add_legend(figure: Figure, axes: Axes, medium: Medium) -> None:
+    """Put the legend above the axes, in as many columns as its labels leave room for; the page has one of its own."""
+    if not medium.legend:
+        return
+    handles, labels = axes.get_legend_handles_labels()
+    fits_one_row = sum(len(label) + 10 for label in labels) <= 80  # ten characters: a handle and its margins
+    columns = len(labels) if fits_one_row else max(1, 80 // (max(map(len, labels)) + 10))
+    figure.legend(
+        handles,
+        [textwrap.fill(label, 64) for label in labels],
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+        handlelength=2.6,
+        fontsize=10,
+        labelcolor=LIGHT.text,
+    )

@@ -1,0 +1,88 @@
+"""Which figures a report has, in the order of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpcfed.report.plots import ClientsPlot, DifferencePlot, LinePlot, SecondsPlot
+
+Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading of the page, and the figures under it."""
+
+    title: str
+    plots: tuple[Plot, ...]
+
+
+AGAINST = {
+    "round": ("rounds", "rounds"),
+    "params": ("params", "parameters sent, up and down"),
+    "gradients": ("gradients", "minibatch gradients computed"),
+    "seconds": ("seconds", "time, without waits in a queue"),
+}
+"""Horizontal columns: how they are called in a file's name, and in a caption."""
+
+
+def _against_all(column: str, what: str) -> Iterator[LinePlot]:
+    for against, (short, words) in AGAINST.items():
+        file = f"{column.replace('_', '-')}-{short}"
+        yield LinePlot(file, column, against, what, f"{what.capitalize()} against {words}.")
+
+
+ACCURACY = Section("Test accuracy", tuple(_against_all("test_accuracy", "test accuracy")))
+LOSS = Section("Test loss", tuple(_against_all("test_loss", "test loss")))
+TRAINING = Section(
+    "Training and server",
+    (
+        LinePlot(
+            "local-loss-rounds",
+            "local_loss",
+            "round",
+            "local training loss",
+            "Loss of local training: mean over the cohort's minibatches.",
+        ),
+        LinePlot(
+            "train-loss-rounds",
+            "train_loss",
+            "round",
+            "training loss",
+            "Training loss of the global model: unweighted mean over all clients.",
+        ),
+        LinePlot(
+            "train-accuracy-rounds",
+            "train_accuracy",
+            "round",
+            "training accuracy",
+            "Training accuracy of the global model: unweighted mean over all clients.",
+        ),
+        LinePlot(
+            "server-lr-rounds",
+            "server_lr",
+            "round",
+            "server step size $\\eta_g$",
+            "Server step size η_g of each round.",
+        ),
+    ),
+)
+DIFFERENCES = Section(
+    "Seed by seed",
+    (
+        DifferencePlot(
+            "difference-rounds",
+            "Mean difference from the baseline's run of the same seed, with its 95 % confidence interval.",
+        ),
+    ),
+)
+CLIENTS = Section(
+    "Clients",
+    (ClientsPlot("clients", "What each client gets from the last model evaluated, clients in order, worst first."),),
+)
+TIME = Section("Time", (SecondsPlot("seconds", "Where the time of a round goes."),))
+SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, TIME)
+KNOWN_FILES = tuple(
+    f"{plot.file}{suffix}" for section in SECTIONS for plot in section.plots for suffix in (".png", ".pdf")
+)

@@ -1,0 +1,148 @@
+"""How figures look, for paper and on the page, drawn without any display or global state.
+
+Groups keep their colour (after Okabe and Ito's palette for colour-blind readers) and their dash in all figures: lines
+stay apart where they coincide, and in grey. On the page a figure is drawn once, its colours replaced by the page's
+variables, so that it follows the reader's light or dark screen.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DPI = 160
+DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5, 1.2)))
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of the background, of text, of lines that only help, of the groups in turn, and of a round's phases."""
+
+    background: str
+    text: str
+    helper: str
+    groups: tuple[str, ...]
+    phases: tuple[str, ...]
+
+    def variables(self) -> dict[str, str]:
+        """Return the page's variables, name → colour: ``text``, ``groups-0``, ``groups-1``, …"""
+        named: dict[str, str] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            entries = {field.name: value} if isinstance(value, str) else _numbered(field.name, value)
+            named |= entries
+        return named
+
+
+def _numbered(name: str, colours: tuple[str, ...]) -> dict[str, str]:
+    return {f"{name}-{number}": colour for number, colour in enumerate(colours)}
+
+
+LIGHT = Theme(
+    "#ffffff",
+    "#1c1e21",
+    "#d5d8dc",
+    ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#3a9bd1", "#555555"),
+    ("#4c6a92", "#c8553d", "#e0a458", "#8a9a5b", "#9aa5b1"),
+)
+DARK = Theme(
+    "#16181d",
+    "#e6e8ec",
+    "#353a43",
+    ("#56b4e9", "#ff8a4c", "#2cc69b", "#e29bc4", "#f0c244", "#a9b8ff", "#b5b5b5"),
+    ("#7e9cc7", "#e57a62", "#ecbf82", "#adbd7e", "#6d7885"),
+)
+
+
+@dataclass(frozen=True)
+class Medium:
+    """Where a figure is shown: its size in inches and its text's in points; whether it names its lines itself."""
+
+    width: float
+    height: float
+    font: float
+    legend: bool
+
+
+PAPER = Medium(6.4, 4.1, 10.5, legend=True)
+PAGE = Medium(4.6, 2.9, 9.6, legend=False)
+
+
+def blank(medium: Medium, height: float | None = None) -> tuple[Figure, Axes]:
+    """Return a figure of the light theme with empty axes; `height` in inches, where it isn't the medium's."""
+    style: dict[Any, Any] = {
+        "figure.facecolor": LIGHT.background,
+        "axes.facecolor": LIGHT.background,
+        "axes.edgecolor": LIGHT.text,
+        "axes.labelcolor": LIGHT.text,
+        "xtick.color": LIGHT.text,
+        "ytick.color": LIGHT.text,
+        "text.color": LIGHT.text,
+        "grid.color": LIGHT.helper,
+        "font.size": medium.font,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.8,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.linewidth": 0.6,
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(medium.width, height or medium.height), layout="constrained")
+        return figure, figure.add_subplot()
+
+
+def to_files(figure: Figure) -> dict[str, bytes]:
+    """Return the figure as ``.png`` and ``.pdf``, the same bytes for the same figure."""
+    found = {}
+    for suffix, metadata in ((".png", {"Software": "hpcfed report"}), (".pdf", {"CreationDate": None})):
+        buffer = io.BytesIO()
+        with mpl.rc_context({"pdf.fonttype": 42}):
+            figure.savefig(buffer, format=suffix[1:], dpi=DPI, metadata=metadata)
+        found[suffix] = buffer.getvalue()
+        figure.set_layout_engine("none")  # what was found for the first one holds
+    return found
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """Return the figure as an ``svg`` element for the page: its text is text, its colours are the page's variables.
+
+    `name` begins its identifiers, so that they are unique on a page.
+    """
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = ElementTree.fromstring(buffer.getvalue())
+    for parent in list(drawn.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):  # a style here would be the whole page's
+                parent.remove(child)
+    for element in drawn.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: _of_page(key, text, name) for key, text in element.attrib.items()}
+    drawn.attrib = {"viewBox": drawn.attrib["viewBox"], "aria-hidden": "true"}
+    return ElementTree.tostring(drawn, encoding="unicode")
+
+
+def _of_page(key: str, text: str, name: str) -> str:
+    """Return an attribute's text with identifiers of this figure alone, the page's colours and the page's font."""
+    if key == "id":
+        return f"{name}-{text}"
+    if key.endswith("href") or key == "clip-path":
+        return text.replace("#", f"#{name}-")
+    if key != "style":
+        return text
+    kept = "; ".join(part for part in text.split("; ") if not part.startswith("font-family"))
+    return re.sub(r"#[0-9a-f]{6}", lambda colour: _VARIABLES.get(colour[0], colour[0]), kept)
+
+
+_VARIABLES = {colour: f"var(--{variable})" for variable, colour in LIGHT.variables().items()}

@@ -1,0 +1,117 @@
+"""Differences seed by seed and distributions over clients, against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import InputError
+from hpcfed.report import compare
+from hpcfed.report.clients import Fairness, read_clients
+from hpcfed.report.measure import core_hours
+from hpcfed.report.paired import difference, difference_curve, pairs, student
+from hpcfed.report.read import read_run
+from hpcfed.report.tables import clients_table, timing_table
+from tests.report.conftest import write_clients, write_run
+
+
+def test_student_against_tables():
+    expected = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423, 1000: 1.9623}
+    assert {freedom: round(student(freedom), 4) for freedom in expected} == expected
+    assert student(5, 0.99) == pytest.approx(4.0321, abs=1e-4)
+
+
+@pytest.fixture
+def two_groups(accuracies):
+    """FedAvg and FedProx (by recipe) of seeds 0 to 2, and of FedProx one seed that FedAvg lacks."""
+    ends = {"fedavg": [0.50, 0.60, 0.70], "fedprox": [0.51, 0.62, 0.73, 0.99]}
+    folders = [
+        accuracies(f"{name}-{seed}", [0.1, 0.2 + seed / 10, value], seed, change={"algorithm": {"name": name}})
+        for name, values in ends.items()
+        for seed, value in enumerate(values)
+    ]
+    return compare(folders)
+
+
+def test_runs_of_one_seed_are_paired(two_groups):
+    paired = pairs(*two_groups.groups)
+    assert [(ours.seed, theirs.seed) for ours, theirs in paired] == [("0", "0"), ("1", "1"), ("2", "2")]
+    found = difference(paired, lambda run: run.column("test_accuracy")[-1])
+    assert found.mean == pytest.approx(0.02)
+    assert found.half_width == pytest.approx(4.302653 * 0.01 / math.sqrt(3))
+    assert not found.is_clear
+    rounds, mean, half = difference_curve(paired, "test_accuracy", 1)
+    assert rounds.tolist() == [1, 2, 3]
+    assert mean == pytest.approx([0, 0, 0.02])
+    assert half == pytest.approx([0, 0, found.half_width])
+    rounds, mean, _ = difference_curve(paired, "test_accuracy", 2)
+    assert rounds.tolist() == [2, 3]
+    assert mean == pytest.approx([0, 0.01])
+
+
+def test_the_table_of_differences(two_groups):
+    table = two_groups.differences
+    assert table.title == "Difference from FedAvg"
+    (row,) = table.rows
+    assert row[:3] == ("FedProx", "0, 1, 2", "+2.00 [−0.48,\u00a0+4.48]")
+    assert not table.strong
+
+
+def test_equal_differences_have_no_interval(two_groups):
+    paired = pairs(*two_groups.groups)
+    shifts = {run: shift for pair in paired for run, shift in zip(map(id, pair), (0.0, 0.5), strict=True)}
+    found = difference(paired, lambda run: shifts[id(run)])
+    assert (found.mean, found.half_width, found.is_clear) == (0.5, None, False)
+
+
+def test_a_seed_that_ran_twice_is_in_no_pair(accuracies):
+    folders = [accuracies(name, [0.5], 0) for name in ("a", "b")]
+    folders.append(accuracies("c", [0.5], 0, change={"algorithm": {"name": "fedprox"}}))
+    comparison = compare(folders)
+    assert comparison.differences is None
+
+
+def test_core_hours_are_ranks_times_threads_times_time(accuracies):
+    run = read_run(accuracies("run", [0.5] * 10))
+    assert core_hours([run, run]) == pytest.approx(2 * 2 * 1 * 10 * 0.26 / 3600)
+    (row,) = timing_table(compare([run.folder]).groups).rows
+    assert row[-2:] == ("2 × 1", "0.00144")
+    (run.folder / "environment.json").unlink()
+    assert math.isnan(core_hours([read_run(run.folder)]))
+
+
+def test_clients_of_the_last_round_and_of_their_test_sets(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_clients(folder, [0.5, 0.9, 0.7, 1.0])
+    with (folder / "clients.csv").open("a") as file:
+        file.write("3,0,global,te")  # being written
+    clients = read_clients(folder / "clients.csv")
+    assert (clients.round, clients.split, clients.measure) == (2, "test", "accuracy")
+    assert clients.main.tolist() == [0.5, 0.9, 0.7, 1.0]
+    (row,) = clients_table(compare([folder]).groups).rows
+    assert row == ("FedAvg", "global", "test", "2", "77.50 %", "19.20 %", "50.00 %", "100.00 %")
+
+
+def test_clients_table_may_lack_columns_or_have_more(tmp_path):
+    path = tmp_path / "clients.csv"
+    assert read_clients(path) is None
+    path.write_text("round,client,loss,accuracy,note\n4,0,2.0,,x\n4,1,3.0,,y\n")
+    clients = read_clients(path)
+    assert (clients.split, clients.measure, clients.main.tolist()) == ("all", "loss", [2.0, 3.0])
+    path.write_text("round,client,loss\n")
+    assert read_clients(path) is None
+    path.write_text("round,client,loss\nfour,0,1\n")
+    with pytest.raises(InputError, match="line 2: round"):
+        read_clients(path)
+    path.write_text("round,client,loss\n4,0,low\n")
+    with pytest.raises(InputError, match="loss: expected numbers"):
+        read_clients(path)
+
+
+def test_tenths_are_rounded_up_and_follow_what_is_better():
+    values = np.arange(11.0)
+    assert Fairness.of(values, higher_is_better=True).worst_tenth == 0.5
+    assert Fairness.of(values, higher_is_better=False).worst_tenth == 9.5
+    assert Fairness.of(values, higher_is_better=True).std == pytest.approx(math.sqrt(10))
