@@ -115,14 +115,14 @@ def read_run(folder: Path) -> Run:
 
     Raises InputError: a file of it is missing or damaged, or no round is recorded yet.
     """
-    recipe = _read_recipe(folder / RECIPE)
+    recipe = read_recipe(folder / RECIPE)
     columns = read_record(folder / RECORD)
-    result = _read_json(folder / "result.json")
+    result = read_json(folder / "result.json")
     return Run(
         folder=folder,
         recipe=recipe,
-        environment=_read_json(folder / "environment.json"),
-        status=_status(result, len(columns["gradients"])),
+        environment=read_json(folder / "environment.json"),
+        status=run_status(result, len(columns["gradients"])),
         columns=columns,
         clients=read_clients(folder / CLIENTS),
     )
@@ -136,17 +136,20 @@ def read_record(path: Path) -> dict[str, np.ndarray]:
     """
     lines = _read_text(path).split("\n")
     unfinished = lines.pop()
-    rows = [_parse(line, path, number) for number, line in enumerate(lines, start=1)]
+    rows = [parse_row(line, path, number) for number, line in enumerate(lines, start=1)]
     if unfinished.strip() and _is_json(unfinished):
-        rows.append(_parse(unfinished, path, len(lines) + 1))
+        rows.append(parse_row(unfinished, path, len(lines) + 1))
     if not rows:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
     names = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
     return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
 
 
-def _parse(line: str, path: Path, number: int) -> dict[str, float]:
-    """Return the numbers of one line, nan for null; `number` is both the line and the round it must hold."""
+def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
+    """Return the numbers of one line of the record, nan for null; `number` is both the line and the round it must hold.
+
+    Raises InputError: it is malformed, out of order, or holds a value that is no number.
+    """
     where = f"{path}, line {number}"
     try:
         row = json.loads(line)
@@ -170,14 +173,18 @@ def _number(value: Any, name: str, where: str) -> float:
     return float(value)
 
 
-def _status(result: Mapping[str, Any], num_rounds: int) -> str:
+def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
     """How the run ended. A run that was resumed has outgrown its old result, unless it diverged and cannot resume."""
     status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
     outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
     return "unfinished" if outgrown else status
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return a run's resolved recipe as plain data.
+
+    Raises InputError: there is none, or it is damaged.
+    """
     try:
         recipe = YAML(typ="safe", pure=True).load(_read_text(path))
     except YAMLError as error:
@@ -187,8 +194,11 @@ def _read_recipe(path: Path) -> dict[str, Any]:
     return recipe
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in `path`, empty when there is no such file."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in `path`, empty when there is no such file.
+
+    Raises InputError: it holds something else.
+    """
     if not path.exists():
         return {}
     try:

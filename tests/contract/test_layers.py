@@ -22,7 +22,7 @@ LEVELS = (
     {"checkpoint", "record", "setup"},
     {"loop"},
     {"api"},
-    {"doctor", "bench", "estimate"},
+    {"doctor", "bench", "estimate", "watch"},
     {"submit"},
     {"cli"},
     {"__main__"},
@@ -37,6 +37,7 @@ ONLY = {
     "reduce": {"types", "world"},
     "algorithms": {"types", "config", "errors", "server"},
     "report": {"errors", "files", "version"},
+    "watch": {"errors", "progress", "report"},
 }
 """Where the design allows less than the levels do."""
 OF_DATA_PREP = {"data", "errors", "files"}
@@ -100,7 +101,8 @@ FAST = (
     "hpcfed.folder",
     "hpcfed.world",
     *(f"hpcfed.models.{module}" for module in sorted(set(BUILT_IN.values()))),
-    "hpcfed.report",
+    "hpcfed.report.comparison",
+    "hpcfed.watch.view",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
 )
 """What is imported before a recipe has been checked, or where nothing is trained."""

@@ -1,0 +1,1 @@
+"""Runs in the terminal while they go on, or afterwards: reads their folders and nothing alive."""

@@ -1,0 +1,125 @@
+"""Curves drawn in characters: each is a grid of two by four Braille dots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+BLANK = 0x2800
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bits of a Braille character, by row and column of the dot."""
+LABEL = 8
+"""Characters that the vertical axis takes."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: its colour, and T points; those that are not finite are left out, and the curve goes on past them."""
+
+    colour: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return the finite points in order."""
+        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+
+
+class Canvas:
+    """Dots on `width` × `height` characters, each in the colour of the last curve that went through it."""
+
+    def __init__(self, width: int, height: int):
+        self.width, self.height = width, height
+        self._bits = [[0] * width for _ in range(height)]
+        self._colours = [[""] * width for _ in range(height)]
+
+    def dot(self, x: float, y: float, colour: str) -> None:
+        """Set the dot at x and y, from 0 (left, bottom) to 1; outside there is nothing."""
+        column, row = round(x * (2 * self.width - 1)), round((1 - y) * (4 * self.height - 1))
+        if 0 <= column < 2 * self.width and 0 <= row < 4 * self.height:
+            self._bits[row // 4][column // 2] |= DOTS[row % 4][column % 2]
+            self._colours[row // 4][column // 2] = colour
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+        """Draw a straight line between two points."""
+        wide, high = abs(end[0] - start[0]) * (2 * self.width - 1), abs(end[1] - start[1]) * (4 * self.height - 1)
+        steps = max(1, math.ceil(max(wide, high)))
+        for step in range(steps + 1):
+            share = step / steps
+            self.dot(start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]), colour)
+
+    def rows(self) -> list[Text]:
+        """Return one line of text a row, from the top."""
+        lines = []
+        for bits, colours in zip(self._bits, self._colours, strict=True):
+            line = Text()
+            for bit, colour in zip(bits, colours, strict=True):
+                line.append(chr(BLANK + bit), colour)  # blank ones too: their width is that of the others
+            lines.append(line)
+        return lines
+
+
+def chart(
+    title: str, series: Sequence[Series], rounds: int, width: int, height: int, *, is_percentage: bool
+) -> list[Text]:
+    """Return `height` lines of `width` characters: a title, the curves over rounds 1 to `rounds`, and both axes' ends.
+
+    Accuracies leave out the steep first fifth; losses are logarithmic where they span a decade.
+    """
+    canvas = Canvas(max(width - LABEL, 8), max(height - 2, 3))
+    scale = _scale([one.points() for one in series], is_percentage=is_percentage)
+    for one in series:
+        placed = [((x - 1) / max(rounds - 1, 1), scale.place(y)) for x, y in one.points()]
+        for start, end in zip(placed, placed[1:] or placed, strict=False):
+            canvas.line(start, end, one.colour)
+    lines = [Text(" " * LABEL).append(title, "bold").append(", logarithmic" if scale.is_logarithmic else "", "dim")]
+    marks = {0: 1.0, canvas.height // 2: 1 - (canvas.height // 2) / (canvas.height - 1), canvas.height - 1: 0.0}
+    for number, row in enumerate(canvas.rows()):
+        label = _label(scale.value(marks[number]), is_percentage=is_percentage) if number in marks else ""
+        lines.append(Text(f"{label:>{LABEL - 2}} ", "dim").append("┤" if number in marks else "│", "dim") + row)
+    last = f"round {rounds}"
+    gap = canvas.width - len(last) - 1
+    lines.append(Text(" " * LABEL + "1" + " " * gap + last, "dim"))
+    return lines
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from `low` to `high`, linear or logarithmic, as heights from 0 to 1."""
+
+    low: float
+    high: float
+    is_logarithmic: bool
+
+    def place(self, value: float) -> float:
+        """Return the height of a value."""
+        if self.is_logarithmic:
+            return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def value(self, height: float) -> float:
+        """Return the value at a height."""
+        if self.is_logarithmic:
+            return self.low * (self.high / self.low) ** height
+        return self.low + height * (self.high - self.low)
+
+
+def _scale(courses: Sequence[Sequence[tuple[float, float]]], *, is_percentage: bool) -> Scale:
+    values = [y for course in courses for _, y in course]
+    if not values:
+        return Scale(0.0, 1.0, is_logarithmic=False)
+    low, high = min(values), max(values)
+    if is_percentage:
+        late = min(y for course in courses for _, y in course[len(course) // 5 :])
+        low = late if late > 0.5 * high else low
+    if low == high:
+        margin = abs(low) / 10 or 1.0
+        return Scale(low - margin, high + margin, is_logarithmic=False)
+    return Scale(low, high, is_logarithmic=not is_percentage and 0 < 10 * low < high)
+
+
+def _label(value: float, *, is_percentage: bool) -> str:
+    return f"{100 * value:.1f}%" if is_percentage else f"{value:.3g}"

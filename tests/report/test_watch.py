@@ -1,0 +1,175 @@
+"""`hpcfed watch`: what is read of records that grow, what is drawn of them, and when it leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from hpcfed.cli.watch import command
+from hpcfed.errors import InputError
+from hpcfed.watch.canvas import BLANK, Canvas, Series, chart
+from hpcfed.watch.follow import find_runs
+from hpcfed.watch.view import plain, view
+from tests.launch import ROOT
+from tests.report.conftest import make_rows, write_run
+
+
+def lines_of(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def follow(folder: Path):
+    (run,) = find_runs([folder])
+    run.look()
+    return run
+
+
+def test_only_what_is_new_is_read_and_half_a_line_waits(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
+    record = folder / "metrics.jsonl"
+    run = follow(folder)
+    assert (run.done, run.rounds, run.is_over) == (3, 60, False)
+    text = lines_of(make_rows(5, "fedexp", 0))
+    for end, done in ((len(text) - 30, 4), (len(text), 5)):
+        record.write_text(text[:end])
+        run.look()
+        assert run.done == done
+    assert run.seconds_left() == pytest.approx(55 * 0.26)
+    assert run.columns["test_accuracy"] == [row["test_accuracy"] for row in make_rows(5, "fedexp", 0)]
+
+
+def test_a_record_that_was_cut_is_read_anew(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(6, "fedavg", 0), status=None)
+    run = follow(folder)
+    (folder / "metrics.jsonl").write_text(lines_of(make_rows(2, "fedavg", 0)))
+    run.look()
+    assert run.done == 2
+
+
+def test_how_a_run_stands(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(4, "fedavg", 0), status=None)
+    run = follow(folder)
+    assert "0:15 left" in plain(run)
+    long_ago = time.time() - 500
+    os.utime(folder / "metrics.jsonl", (long_ago, long_ago))
+    run.look()
+    assert "silent for 8:20" in plain(run)
+    (folder / "result.json").write_text(json.dumps({"status": "diverged", "rounds": 4}))
+    run.look()
+    assert plain(run).endswith("diverged")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "result.json").unlink()
+    assert plain(follow(folder)) == "run: round 0/60  no rounds yet"
+
+
+def test_damaged_records_and_folders_without_runs_are_refused(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        find_runs([tmp_path])
+    with pytest.raises(InputError, match="No such file"):
+        find_runs([tmp_path / "absent"])
+    folder = write_run(tmp_path / "run", rows=make_rows(2, "fedavg", 0))
+    (folder / "metrics.jsonl").write_text("{oops\n")
+    with pytest.raises(InputError, match="line 1: not JSON"):
+        follow(folder)
+
+
+def test_a_canvas_sets_the_dots_on_a_line():
+    canvas = Canvas(2, 1)
+    canvas.line((0, 0), (1, 1), "red")
+    canvas.dot(1.5, 0.5, "red")  # outside
+    (row,) = canvas.rows()
+    assert [ord(character) - BLANK for character in row.plain] == [0x40 | 0x20, 0x02 | 0x08]
+
+
+def test_a_chart_is_as_large_as_asked_and_logarithmic_where_a_loss_spans_a_decade():
+    series = [Series("red", range(1, 61), [100 * 0.9**round for round in range(60)])]
+    drawn = chart("loss", series, 60, 50, 10, is_percentage=False)
+    assert len(drawn) == 10
+    assert drawn[0].plain.strip() == "loss, logarithmic"
+    assert {len(line.plain) for line in drawn[1:-1]} == {50}
+    columns = [line.plain[8:] for line in drawn[1:-1]]
+    heights = [next(row for row, line in enumerate(columns) if line[column] != chr(BLANK)) for column in range(42)]
+    assert heights == sorted(heights)  # a straight line, downwards
+    assert [drawn[1].plain.split()[0], drawn[-2].plain.split()[0]] == ["100", f"{100 * 0.9**59:.3g}"]
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (100, 24), (200, 60)])
+def test_the_view_fits_the_terminal(tmp_path, width, height):
+    for method in ("fedavg", "fedexp"):
+        write_run(tmp_path / method, method, rows=make_rows(20, method, 0), status=None)
+    console = Console(width=width, height=height, record=True, file=io.StringIO())
+    for runs in (find_runs([tmp_path]), find_runs([tmp_path / "fedexp"])):
+        for run in runs:
+            run.look()
+        console.print(view(runs, width, height))
+        text = console.export_text()
+        assert len(text.splitlines()) <= height
+        assert max(map(len, text.splitlines())) <= width
+        assert "20/60" in text
+        assert "0:10 left" in text
+        assert any(chr(BLANK) < character < chr(BLANK + 256) for character in text)
+
+
+def test_without_a_terminal_it_says_a_line_a_run(tmp_path):
+    for method in ("fedavg", "fedexp"):
+        write_run(tmp_path / method, method, rows=make_rows(3, method, 0))
+    write_run(tmp_path / "going-on", rows=make_rows(3, "fedavg", 0), status=None)
+    result = CliRunner().invoke(command, [str(tmp_path), "--once"], catch_exceptions=False)
+    assert [line.split(":")[0] for line in result.output.splitlines()] == ["fedavg", "fedexp", "going-on"]
+    ended = CliRunner().invoke(command, [str(tmp_path / "fedexp")], catch_exceptions=False)
+    assert (ended.exit_code, ended.output.count("\n")) == (0, 1)
+
+
+def test_on_a_terminal_it_draws_until_the_run_ends(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
+    program = [sys.executable, "-m", "hpcfed", "watch", str(folder), "--every", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    ours, theirs = pty.openpty()
+    job = subprocess.Popen(program, env=environment, stdout=theirs, stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    try:
+        seen = read_until(ours, "3/60")
+        (folder / "metrics.jsonl").write_text(lines_of(make_rows(60, "fedexp", 0)))
+        seen += read_until(ours, "60/60")
+        (folder / "result.json").write_text(json.dumps({"status": "finished", "rounds": 60}))
+        seen += read_until(ours, "finished")
+        assert job.wait(timeout=30) == 0
+    finally:
+        job.kill()
+        job.wait()
+        os.close(ours)
+    assert re.search("[\u2801-\u28ff]", seen)
+
+
+def read_until(terminal: int, text: str) -> str:
+    seen = b""
+    while text not in seen.decode("utf-8", errors="replace"):
+        seen += os.read(terminal, 65536)
+    return seen.decode("utf-8", errors="replace")
+
+
+def test_watch_needs_neither_torch_nor_matplotlib(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0))
+    program = (
+        "import sys; sys.modules.update(torch=None, mpi4py=None, h5py=None, matplotlib=None)\n"
+        "from hpcfed.cli.watch import command; command()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "round 3/60" in done.stdout
