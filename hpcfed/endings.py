@@ -17,6 +17,13 @@ from hpcfed.world import World
 ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stopped"}
 
 
+def status_of(error: BaseException | None) -> str:
+    """Return how a run ends with an error, or with none."""
+    if error is None:
+        return "finished"
+    return next((status for kind, status in ENDED_BY.items() if isinstance(error, kind)), "failed")
+
+
 @dataclass
 class Ending:
     """What the block tells of its end: why a run that went well ended before its last round, if it did."""
@@ -33,7 +40,7 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
         yield ending
         status = "finished"
     except HpcfedError as error:
-        status, message = ENDED_BY.get(type(error), "failed"), str(error)
+        status, message = status_of(error), str(error)
         raise
     finally:
         if world.is_root:

@@ -32,7 +32,8 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import to_disk, write_whole
 from hpcfed.world import World
 
-PLACES = ("output", "python_path", "data_access", "gpu_reduce")
+PLACES = ("output", "python_path", "data_access", "gpu_reduce", "observers")
+"""Keys that say where a run's files are and who looks on: a run that is finished is so whatever they are."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 """Keys that may differ between a run and what continues it."""
 RECORD = (

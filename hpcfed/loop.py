@@ -15,6 +15,7 @@ from hpcfed.endings import own_log, recorded_ending
 from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.evaluate import Evaluator, Scores
 from hpcfed.folder import RunFolder
+from hpcfed.observers import Observers
 from hpcfed.personal import ClientEvaluator, ClientScores
 from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
@@ -36,6 +37,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
     """
     with folder.held(world), own_log(folder, world), heeded(world) as heard:
         parts, evaluator = assemble(recipe, world)
+        observers = Observers(recipe, world)
         with parts.clients:
             evaluators = evaluator, ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
@@ -48,9 +50,14 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
-                with Recorder(folder, parts, totals) as recorder, _nothing_old_collected(), parts.watch.watching():
+                with (
+                    Recorder(folder, parts, totals) as recorder,
+                    observers.told(facts, done),
+                    _nothing_old_collected(),
+                    parts.watch.watching(),
+                ):
                     ending.stopped = _rounds(
-                        recipe, parts, evaluators, checkpoints, recorder, reporter, heard, progress
+                        recipe, parts, evaluators, checkpoints, recorder, reporter, observers, heard, progress
                     )
 
 
@@ -61,6 +68,7 @@ def _rounds(
     checkpoints: Checkpoints,
     recorder: Recorder,
     reporter: Reporter,
+    observers: Observers,
     heard: Heard,
     progress: Mapping[str, Any],
 ) -> str | None:
@@ -85,7 +93,9 @@ def _rounds(
         ended = time.perf_counter()
         time_left.add(ended - started)
         seconds = {"evaluate": ended - trained, "total": ended - started}
-        reporter.update(recorder.add(round, outcome, scores, of_clients, seconds))
+        row = recorder.add(round, outcome, scores, of_clients, seconds)
+        reporter.update(row)
+        observers.round(row)
         stopping.add(scores)
         done = round == recipe.rounds or stopping.reason is not None
         early = Ask.NOTHING if done else outcome.asks & (Ask.STOP | Ask.TIME_IS_UP)

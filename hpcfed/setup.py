@@ -19,6 +19,7 @@ from hpcfed.device_sums import device_sum
 from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import InputError
 from hpcfed.models.images import image_shape
+from hpcfed.observers import check_observers
 from hpcfed.placement import homes
 from hpcfed.products import check_product
 from hpcfed.rng import Purpose, torch_seed
@@ -46,6 +47,7 @@ def resolve(recipe: Recipe) -> Recipe:
     local = _local_work(recipe, method, spec)
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_product(recipe, method)
+    check_observers(recipe.observers, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         _check_samples(recipe, federation, spec)
         if recipe.data_content not in (None, federation.content):

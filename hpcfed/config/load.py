@@ -100,6 +100,8 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
 def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     """Find the model class that a dotted location lies in."""
     for part in location:
+        if part.isdecimal():  # a place in a list of sections
+            continue
         annotation = kind.model_fields[part].annotation
         candidates = (annotation, *getattr(annotation, "__args__", ()))
         kind = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))

@@ -13,9 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_s
 
 from hpcfed.config.clients import BatchSize, EvaluateClients
 from hpcfed.config.limits import Checkpoint, Section, Stop, a_time_or_0
-
-Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
-"""The user's own function or class, ``package.module:name``."""
+from hpcfed.config.observer import Observer, Reference, named
 
 
 class Model(Section):
@@ -257,6 +255,7 @@ class Recipe(Section):
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()
     checkpoint: Checkpoint = Checkpoint()
+    observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
     on_bad_client: Literal["stop", "skip"] = "stop"
     watchdog: Annotated[int | str, PlainValidator(a_time_or_0)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"

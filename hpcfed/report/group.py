@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcfed.report.read import Run
 
-NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "output")
+NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "output", "observers", "checkpoint", "watchdog")
 ABSENT = "–"
 FEDAVG_PARTS = ("plain", "none", "step")
 PAPER_NAMES = {
@@ -50,7 +50,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs whose recipes are equal but for ``seed``, ``seeds``, ``name`` and ``output``, in order of appearance.
+    """Group runs whose recipes are equal but for `NOT_THE_EXPERIMENT`, in order of appearance.
 
     A label is the method's name; where several groups have the same method, recipe keys tell them apart.
     """

@@ -17,6 +17,7 @@ LEVELS = (
     {"config", "world", "data"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
     {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
+    {"observers"},
     {"simulation", "stopping"},
     {"personal"},
     {"checkpoint", "record", "setup"},

@@ -1,0 +1,146 @@
+"""Observers: told of a run on rank 0 as it goes on, and nothing that they do changes it.
+
+An observer is any object with one or more of these methods:
+
+    start(run)      before the first round of this job; see `Started`
+    round(row)      after each round: what ``metrics.jsonl`` got, a copy of it
+    end(status)     ``finished``, ``stopped``, ``diverged`` or ``failed``
+
+One that raises is told of once in the log, and not called again.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.config.factory import imported
+from hpcfed.config.load import to_plain
+from hpcfed.config.observer import Observer
+from hpcfed.config.recipe import Recipe
+from hpcfed.endings import status_of
+from hpcfed.errors import InputError
+from hpcfed.world import World
+
+log = logging.getLogger("hpcfed")
+METHODS = ("start", "round", "end")
+
+
+@dataclass(frozen=True)
+class Started:
+    """What an observer is told at the start: the resolved recipe and the environment as plain data (copies), and how
+    many rounds were done before, where the run goes on from a checkpoint.
+    """
+
+    name: str
+    folder: Path
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    done: int
+
+
+def check_observers(sections: Sequence[Observer], python_path: Sequence[Path]) -> None:
+    """Look for what the recipe's observers need, without starting any.
+
+    Raises:
+        InputError: a library is not installed, or a factory cannot be imported.
+    """
+    for section in sections:
+        if section.factory is not None:
+            imported(section.factory, python_path, "observers.factory")
+        elif importlib.util.find_spec(str(section.name)) is None:
+            remedy = f"pip install 'hpcfed[{section.name}]'"
+            raise InputError(f"observers: {section.name}, which is not installed", remedy=remedy)
+
+
+class Observers:
+    """The observers of one job; on ranks other than 0 there are none.
+
+    Raises:
+        InputError: one of them cannot be made. The same on every rank.
+    """
+
+    def __init__(self, recipe: Recipe, world: World):
+        self._recipe = recipe
+        self._observers: list[tuple[str, Any]] = []
+        world.on_root(self._make)
+
+    @contextmanager
+    def told(self, environment: Mapping[str, Any], done: int) -> Iterator[None]:
+        """Tell all of the start, and however the block ends, of the end."""
+        for name, observer in [*self._observers]:
+            recipe, facts = to_plain(self._recipe), copy.deepcopy(dict(environment))
+            self._tell(name, observer, "start", Started(self._recipe.name, self._recipe.output, recipe, facts, done))
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            for name, observer in [*self._observers]:
+                self._tell(name, observer, "end", status_of(error))
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Tell all of a round."""
+        for name, observer in [*self._observers]:
+            self._tell(name, observer, "round", copy.deepcopy(dict(row)))
+
+    def _make(self) -> None:
+        for section in self._recipe.observers:
+            with _leaving_no_trace():
+                self._observers.append((str(section.name or section.factory), _made(section, self._recipe.python_path)))
+
+    def _tell(self, name: str, observer: Any, method: str, told: Any) -> None:
+        function = getattr(observer, method, None)
+        if function is None:
+            return
+        try:
+            with _leaving_no_trace():
+                function(told)
+        except (Exception, SystemExit) as error:  # an observer may do anything but end the run
+            log.warning("observer %s: %s raised; it is not called again", name, method, exc_info=error)
+            self._observers.remove((name, observer))
+
+
+def _made(section: Observer, python_path: Sequence[Path]) -> Any:
+    if section.factory is None:
+        return importlib.import_module(f"hpcfed.observers.{section.name}").observer(section.args)
+    try:
+        observer = imported(section.factory, python_path, "observers.factory")(**section.args)
+    except InputError:
+        raise
+    except Exception as error:  # the user's class may raise anything
+        what = f"observers.factory {section.factory!r} raised {type(error).__name__}: {error}"
+        raise InputError(what, remedy="check its args") from error
+    if not any(callable(getattr(observer, method, None)) for method in METHODS):
+        expected = f"an object with {', '.join(METHODS)}, or one of them"
+        raise InputError(
+            f"observers.factory {section.factory!r}", expected=expected, got=f"a {type(observer).__name__}"
+        )
+    return observer
+
+
+@contextmanager
+def _leaving_no_trace() -> Iterator[None]:
+    """Put back what of torch's settings decides a run's numbers; its random streams are seeded where they are used."""
+    import torch
+
+    threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic, warn_only=True)

@@ -1,0 +1,41 @@
+"""The round's numbers as TensorBoard events, in the run folder's ``logs/tensorboard``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcfed.config.load import dump_yaml
+from hpcfed.observers import Started
+from hpcfed.observers.scalars import scalars
+
+
+class TensorBoard:
+    """One scalar a number of the row, by round; the recipe as text.
+
+    Args:
+        args: passed on to ``torch.utils.tensorboard.SummaryWriter``, ``log_dir`` among them.
+    """
+
+    def __init__(self, args: Mapping[str, Any]):
+        self._args = dict(args)
+
+    def start(self, run: Started) -> None:
+        """Open the events; those of rounds that will be run again are dropped by TensorBoard."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.folder / "logs" / "tensorboard"
+        self._writer = SummaryWriter(**{"log_dir": str(folder), "purge_step": run.done + 1} | self._args)
+        self._writer.add_text("recipe", f"```yaml\n{dump_yaml(run.recipe)}```", run.done)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Write a round's numbers."""
+        for name, value in scalars(row):
+            self._writer.add_scalar(name, value, row["round"])
+
+    def end(self, status: str) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+observer = TensorBoard

@@ -1,0 +1,51 @@
+"""The round's numbers for Weights & Biases: offline, in the run folder's ``logs``, until ``wandb sync`` sends them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from hpcfed.observers import Started
+from hpcfed.observers.scalars import scalars
+
+
+class WeightsAndBiases:
+    """One value a number of the row, by round; the recipe as the configuration.
+
+    Args:
+        args: passed on to ``wandb.init``: ``project``, ``entity``, ``group``; ``mode: online`` where a network is.
+    """
+
+    def __init__(self, args: Mapping[str, Any]):
+        self._args = dict(args)
+
+    def start(self, run: Started) -> None:
+        """Begin a run there, or go on with the one of this folder."""
+        import wandb
+
+        folder = run.folder / "logs"
+        folder.mkdir(exist_ok=True)
+        ours = {
+            "project": "hpcfed",
+            "name": run.name,
+            "id": hashlib.sha256(str(run.folder).encode()).hexdigest()[:16],
+            "resume": "allow",
+            "mode": "offline",
+            "dir": str(folder),
+            "config": run.recipe | {"environment": run.environment},
+            "settings": wandb.Settings(console="off", silent=True),
+        }
+        self._run = wandb.init(**ours | self._args)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Log a round's numbers."""
+        self._run.log(dict(scalars(row)), step=row["round"])
+
+    def end(self, status: str) -> None:
+        """Tell how it ended, and write what is left."""
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+observer = WeightsAndBiases
