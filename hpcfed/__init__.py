@@ -1,6 +1,7 @@
 """hpcfed: federated learning on HPC clusters, the same result on any number of ranks.
 
 ``hpcfed.run("recipe.yaml", ["rounds=50"])`` trains, and returns the record (``.metrics``) and the model (``.module``).
+``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
 """
 
@@ -14,13 +15,16 @@ from hpcfed.version import __version__
 if TYPE_CHECKING:
     from data_prep.own import write_federation
     from hpcfed.api import Result, run, run_seeds
+    from hpcfed.loaded import LoadedRun, load
 
 __all__ = [
     "Diverged",
     "EnvironmentFailure",
     "InputError",
+    "LoadedRun",
     "Result",
     "__version__",
+    "load",
     "run",
     "run_seeds",
     "write_federation",
@@ -37,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from hpcfed import api
 
         return getattr(api, name)
+    if name in ("load", "LoadedRun"):
+        from hpcfed import loaded
+
+        return getattr(loaded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,10 +96,18 @@ class Result:
     @cached_property
     def module(self) -> nn.Module:
         """The trained module, the last iterate, on the CPU."""
-        import torch
+        return trained_module(self.recipe, self.folder / "model.safetensors")
 
-        trained = self.recipe.model.model_copy(update={"init": self.folder / "model.safetensors"})
-        recipe = self.recipe.model_copy(update={"model": trained})
-        with Federation.open(recipe.data) as federation:
-            model = build_model(recipe, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
-        return model.module.eval()
+
+def trained_module(recipe: Recipe, weights: Path) -> nn.Module:
+    """Build a resolved recipe's module with the parameters of a file, on the CPU, ready for evaluation.
+
+    Raises:
+        InputError: the federation, which says the shapes, is not there, or the file is another module's.
+    """
+    import torch
+
+    trained = recipe.model_copy(update={"model": recipe.model.model_copy(update={"init": weights})})
+    with Federation.open(recipe.data) as federation:
+        model = build_model(trained, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
+    return model.module.eval()

@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "run": "Run a recipe, alone or under mpirun or srun.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
+    "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",

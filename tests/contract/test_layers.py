@@ -23,7 +23,7 @@ LEVELS = (
     {"checkpoint", "record", "setup"},
     {"loop"},
     {"api"},
-    {"doctor", "bench", "estimate", "watch"},
+    {"doctor", "bench", "estimate", "watch", "cite", "loaded"},
     {"submit"},
     {"cli"},
     {"__main__"},
@@ -104,6 +104,8 @@ FAST = (
     *(f"hpcfed.models.{module}" for module in sorted(set(BUILT_IN.values()))),
     "hpcfed.report.comparison",
     "hpcfed.watch.view",
+    "hpcfed.cite",
+    "hpcfed.loaded",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
 )
 """What is imported before a recipe has been checked, or where nothing is trained."""

@@ -1,0 +1,162 @@
+"""What to cite for a run: BibTeX for exactly the methods, data and models that its recipe names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
+from hpcfed.report.group import method_name
+from hpcfed.report.read import RECIPE, read_json, read_recipe
+
+FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
+FEDAVG, FEDPROX, FEDNOVA = "mcmahan2017communication", "li2020federated", "wang2020tackling"
+SCAFFOLD, ADAPTIVE, LEAF = "karimireddy2020scaffold", "reddi2021adaptive", "caldas2018leaf"
+METHODS = {
+    "fedavg": (FEDAVG,),
+    "fedavgm": ("hsu2019measuring",),
+    "fedprox": (FEDPROX,),
+    "fednova": (FEDNOVA,),
+    "scaffold": (SCAFFOLD,),
+    "scaffold-exp": (FEDEXP, SCAFFOLD),
+    "fedadagrad": (ADAPTIVE,),
+    "fedadam": (ADAPTIVE,),
+    "fedyogi": (ADAPTIVE,),
+    "fedexp": (FEDEXP,),
+    "fedexp-m": (FEDEXP,),
+    "feddyn": (FEDDYN,),
+    "fedsplit": ("pathak2020fedsplit",),
+    "dsgd": ("chen2016revisiting",),
+}
+PARTS = {
+    "prox": FEDPROX,
+    "scaffold": SCAFFOLD,
+    "steps": FEDNOVA,
+    "momentum": "hsu2019measuring",
+    "adagrad": ADAPTIVE,
+    "adam": ADAPTIVE,
+    "yogi": ADAPTIVE,
+    "fedexp": FEDEXP,
+    "fedexp-m": FEDEXP,
+}
+"""Of a product's parts; plain, none and step are FedAvg's."""
+OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
+MODELS = {
+    "emnist-cnn": (ADAPTIVE,),
+    "cifar-cnn": (FEDEXP,),
+    "feddyn-cnn": (FEDDYN,),
+    "femnist-cnn": (GEL,),
+    "resnet18-gn": ("he2016deep", "hsieh2020noniid"),
+    "lstm": (FEDDYN,),
+}
+PARTITIONS = {
+    "dirichlet-client": ("hsu2019measuring",),
+    "dirichlet-class": ("yurochkin2019bayesian",),
+    "shards": (FEDAVG,),
+    "iid-per-class": (FEDDYN,),
+}
+DATA = {
+    "mnist": ("lecun1998gradient",),
+    "fashion-mnist": ("xiao2017fashion",),
+    "emnist": ("cohen2017emnist",),
+    "cifar10": ("krizhevsky2009learning",),
+    "cifar100": ("krizhevsky2009learning",),
+    "cinic10": ("darlow2018cinic",),
+    "femnist": (LEAF, "cohen2017emnist"),
+    "shakespeare": (FEDAVG, LEAF),
+    "fed-emnist": (LEAF, "cohen2017emnist"),
+    "fed-cifar100": (ADAPTIVE, "krizhevsky2009learning"),
+    "fed-shakespeare": (FEDAVG, LEAF),
+    "digits": ("alpaydin1998optical",),
+    "linear-regression": (FEDEXP,),
+    "toy2d": (FEDEXP,),
+    "feddyn-synthetic": (FEDDYN,),
+    "fedprox-synthetic": (FEDPROX,),
+    "leaf-synthetic": (LEAF,),
+}
+"""By the name in the federation file; ``emnist-letters`` and its kin count as ``emnist``."""
+
+Reason = tuple[str, tuple[str, ...]]
+"""What was used, in words, and the keys of its references: none where there is none that we know."""
+
+
+def bibtex(run: Path) -> str:
+    """Return a run's references as BibTeX, each below what it is for.
+
+    Raises:
+        InputError: the folder is no run's.
+    """
+    if not (run / RECIPE).is_file():
+        raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
+    recipe = read_recipe(run / RECIPE)
+    purposes: dict[str, list[str]] = {}
+    unknown = []
+    for words, keys in (*of_recipe(recipe), *of_data(recipe)):
+        for key in keys:
+            purposes.setdefault(key, []).append(words)
+        if not keys:
+            unknown.append(words)
+    entries = references()
+    parts = [f"% {words}: no reference known here" for words in unknown]
+    parts += [f"% {'; '.join(words)}\n{entries[key]}" for key, words in purposes.items()]
+    return "\n\n".join([*parts, f"% The program\n{_ourselves(read_json(run / 'environment.json'))}"])
+
+
+def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
+    """Yield what a recipe uses: its method, guess, clients' optimizer, evaluated model and network."""
+    algorithm, local = recipe.get("algorithm") or {}, recipe.get("local") or {}
+    name = method_name({"algorithm": algorithm})
+    parts = [str(algorithm[role]) for role in ("local", "normalize", "server") if algorithm.get(role)]
+    if algorithm.get("factory"):
+        yield f"Method {algorithm['factory']}", ()
+    elif algorithm.get("name"):
+        yield f"Method {name}", METHODS.get(str(algorithm["name"]), ())
+    else:
+        yield f"Method {name}", tuple(dict.fromkeys(PARTS.get(part, FEDAVG) for part in parts))
+    if (recipe.get("guess") or "none") != "none":
+        yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
+    if (optimizer := local.get("optimizer")) in OPTIMIZERS:
+        yield f"Clients' optimizer {optimizer}", (OPTIMIZERS[optimizer],)
+    if (recipe.get("evaluate") or {}).get("model") == "last-two":
+        yield "Evaluation of the mean of the last two iterates", (FEDEXP,)
+    model = recipe.get("model") or {}
+    if model.get("name") in MODELS:
+        yield f"Model {model['name']}", MODELS[model["name"]]
+    elif model.get("factory"):
+        yield f"Model {model['factory']}", ()
+
+
+def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
+    """Yield the data set and its partition, as the federation file tells them, where it still is."""
+    try:
+        with Federation.open(Path(str(recipe.get("data")))) as federation:
+            name, scheme = federation.name, federation.partition.get("scheme")
+    except InputError:
+        yield f"Data and partition of {recipe.get('data')}, which is not there", ()
+        return
+    yield f"Data set {name}", DATA.get("emnist" if name.startswith("emnist-") else name, ())
+    if scheme in PARTITIONS:
+        yield f"Partition {scheme}", PARTITIONS[scheme]
+
+
+def references() -> dict[str, str]:
+    """Return our bibliography, key → entry."""
+    text = files(__name__).joinpath("references.bib").read_text(encoding="utf-8")
+    return {match[1]: match[0] for match in re.finditer(r"^@\w+\{([^,]+),\n.*?^\}", text, re.MULTILINE | re.DOTALL)}
+
+
+def _ourselves(environment: Mapping[str, Any]) -> str:
+    """Return the entry of hpcfed in the version that ran."""
+    version, started = environment.get("hpcfed"), str(environment.get("started", ""))
+    fields = {
+        "title": "{hpcfed}: Federated Learning on {HPC} Clusters",
+        "author": "{The hpcfed developers}",
+        **({"version": version} if version else {}),
+        **({"year": started[:4]} if started[:4].isdecimal() else {}),
+    }
+    lines = ",\n".join(f"  {key:8}= {{{value}}}" for key, value in fields.items())
+    return f"@software{{hpcfed,\n{lines}\n}}"

@@ -1,0 +1,126 @@
+"""`hpcfed.load`: what a run left, as a table and as a module, in a notebook or a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.api import trained_module
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.report.read import CLIENTS, RECIPE, RECORD, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+def load(run: str | Path, *, data: str | Path | None = None) -> LoadedRun:
+    """Read a run folder, finished or still going.
+
+    Args:
+        run: the folder.
+        data: where its federation file is now, if it isn't where it was.
+
+    Raises:
+        InputError: it is no run's folder.
+    """
+    folder = Path(run).resolve()
+    if not (folder / RECIPE).is_file():
+        raise InputError("not a run folder", where=str(folder), remedy="name the output folder of a run")
+    recipe = load_recipe(folder / RECIPE)
+    moved = {"output": folder} | ({"data": Path(data).resolve()} if data is not None else {})
+    return LoadedRun(recipe.model_copy(update=moved))
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """What a run left. Tables need pandas, modules torch; each is read when it is first asked for."""
+
+    recipe: Recipe
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.recipe.output
+
+    @property
+    def status(self) -> str:
+        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` where it has not."""
+        return str(read_json(self.folder / "result.json").get("status", "unfinished"))
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """Where it ran, and what its bits depend on."""
+        return read_json(self.folder / "environment.json")
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The record, one row a round: the columns of ``metrics.jsonl``, and ``seconds.local``, ``seconds.wait``, …
+
+        Raises:
+            InputError: pandas is not installed, or the record is damaged.
+        """
+        pandas = _pandas()
+        table = pandas.json_normalize(_rows(self.folder / RECORD)).set_index("round")
+        numbers = table.columns.difference(["cohort", "skipped"])
+        table[numbers] = table[numbers].apply(pandas.to_numeric, errors="coerce")  # null in all rounds: nan, not None
+        return table
+
+    @cached_property
+    def clients(self) -> pd.DataFrame | None:
+        """How well each client was served: ``clients.csv``, None where the recipe did not ask for it.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        path = self.folder / CLIENTS
+        return _pandas().read_csv(path) if path.exists() else None
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The trained module, the last iterate, on the CPU.
+
+        Raises:
+            InputError: the run has left none yet, or its federation file, which says the shapes, is not there.
+        """
+        return self._module("model.safetensors")
+
+    @cached_property
+    def evaluated(self) -> nn.Module:
+        """The module that was evaluated last, where `evaluate.model` names another than the last iterate."""
+        other = "model-evaluated.safetensors"
+        return self._module(other) if (self.folder / other).exists() else self.module
+
+    def _module(self, name: str) -> nn.Module:
+        if not (self.folder / name).exists():
+            raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
+        return trained_module(self.recipe, self.folder / name)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a record; one that is still being written is left out."""
+    if not path.exists():
+        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+    text = path.read_text(encoding="utf-8")
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    if not lines:
+        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise InputError("not JSON", where=str(path), got=str(error), remedy="resume the run, or restore it") from None
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        remedy = "pip install 'hpcfed[notebook]'"
+        raise InputError("tables of a loaded run need pandas, which is not installed", remedy=remedy) from None
+    return pandas

@@ -1,0 +1,148 @@
+"""`hpcfed.load` gives a run's record and module back; `hpcfed cite` names what it used, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from data_prep.catalogue import SOURCES
+from data_prep.partition import SCHEMES
+from hpcfed import cite
+from hpcfed.algorithms import names
+from hpcfed.errors import InputError
+from hpcfed.models import BUILT_IN
+from tests.mpi.recipes import small, write_small
+
+pytestmark = pytest.mark.one_mpi
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """A finished run of three rounds whose evaluated model is not the last iterate."""
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path)
+    return hpcfed.run(small("run", evaluate={"every": 2, "model": "last-two"}), quiet=True)
+
+
+def test_what_was_recorded_comes_back_as_a_table(finished):
+    pytest.importorskip("pandas", reason="needs pandas (pip install 'hpcfed[notebook]')")
+    run = hpcfed.load(finished.folder)
+    assert run.status == "finished"
+    assert run.environment["ranks"] == 1
+    assert run.metrics.index.tolist() == [1, 2, 3]
+    assert run.metrics["gradients"].tolist() == [row["gradients"] for row in finished.metrics]
+    assert run.metrics["cohort"].tolist() == [row["cohort"] for row in finished.metrics]
+    assert run.metrics["seconds.local"].tolist() == [row["seconds"]["local"] for row in finished.metrics]
+    assert run.metrics["test_loss"].isna().tolist() == [True, False, False]
+    assert run.metrics["train_loss"].dtype == np.float64  # null in all rounds
+    assert run.clients is None
+    (finished.folder / "clients.csv").write_text("round,client,accuracy\n3,0,0.5\n")
+    assert hpcfed.load(finished.folder).clients["accuracy"].tolist() == [0.5]
+
+
+def test_a_run_that_goes_on_or_has_moved(finished, tmp_path):
+    pytest.importorskip("pandas", reason="needs pandas (pip install 'hpcfed[notebook]')")
+    moved = tmp_path / "elsewhere"
+    finished.folder.rename(moved)
+    (tmp_path / "small.h5").rename(tmp_path / "other.h5")
+    run = hpcfed.load(moved, data=tmp_path / "other.h5")
+    assert sum(parameter.numel() for parameter in run.module.parameters()) > 0
+    text = (moved / "metrics.jsonl").read_text()
+    (moved / "metrics.jsonl").write_text(text[:-30])
+    (moved / "result.json").unlink()
+    (moved / "model.safetensors").unlink()
+    run = hpcfed.load(moved)
+    assert (run.status, len(run.metrics)) == ("unfinished", 2)
+    with pytest.raises(InputError, match="no trained model yet"):
+        _ = run.module
+    (moved / "metrics.jsonl").write_text("{\n")
+    with pytest.raises(InputError, match="not JSON"):
+        _ = hpcfed.load(moved).metrics
+    with pytest.raises(InputError, match="not a run folder"):
+        hpcfed.load(tmp_path)
+
+
+def test_the_module_is_the_trained_one(finished):
+    run = hpcfed.load(finished.folder)
+    same = zip(run.module.parameters(), finished.module.parameters(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in same)
+    assert not run.module.training
+    evaluated = zip(run.evaluated.parameters(), run.module.parameters(), strict=True)
+    assert not all(torch.equal(ours, theirs) for ours, theirs in evaluated)
+
+
+def test_without_pandas_one_line_says_so(finished, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    run = hpcfed.load(finished.folder)
+    with pytest.raises(InputError, match=r"need pandas, which is not installed; pip install 'hpcfed\[notebook\]'"):
+        _ = run.metrics
+    assert run.module is not None
+
+
+def keys_of(text: str) -> list[str]:
+    return re.findall(r"^@\w+\{(.*),$", text, flags=re.MULTILINE)
+
+
+def test_a_run_is_cited_for_what_it_used(finished, command, tmp_path):
+    done = command(["cite", finished.folder], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert keys_of(done.stdout) == [cite.FEDAVG, cite.FEDEXP, "hpcfed"]
+    assert "% Data set small: no reference known here" in done.stdout
+    assert f"version = {{{hpcfed.__version__}}}" in done.stdout
+    assert command(["cite", tmp_path], tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys"),
+    [
+        ({"algorithm": {"name": "feddyn"}, "guess": "remaining"}, [cite.FEDDYN, cite.GEL]),
+        (
+            {"algorithm": {"local": "prox", "server": "yogi"}, "local": {"optimizer": "adam"}},
+            [cite.FEDPROX, cite.ADAPTIVE, "kingma2015adam"],
+        ),
+        ({"algorithm": {"local": "plain", "normalize": "none", "server": "step"}}, [cite.FEDAVG]),
+        ({"algorithm": {"factory": "own:method"}, "model": {"factory": "own:model"}}, []),
+        ({"algorithm": {"name": "scaffold-exp"}, "model": {"name": "mlp"}}, [cite.FEDEXP, cite.SCAFFOLD]),
+    ],
+)
+def test_recipes_are_cited_for_their_parts(recipe, keys):
+    assert [key for _, found in cite.of_recipe(recipe) for key in found] == keys
+
+
+def test_data_are_cited_by_the_file_where_it_is(tmp_path):
+    import h5py
+
+    path = write_small(tmp_path)
+    with h5py.File(path, "a") as file:
+        file.attrs["name"] = "emnist-letters"
+        file.attrs["partition"] = json.dumps({"scheme": "dirichlet-class"})
+    found = list(cite.of_data({"data": str(path)}))
+    assert [keys for _, keys in found] == [("cohen2017emnist",), ("yurochkin2019bayesian",)]
+    ((_, keys),) = cite.of_data({"data": str(tmp_path / "gone.h5")})
+    assert keys == ()
+
+
+def test_everything_that_has_a_paper_is_in_the_bibliography():
+    tables = (cite.METHODS, cite.MODELS, cite.PARTITIONS, cite.DATA)
+    used = {key for table in tables for keys in table.values() for key in keys}
+    used |= {*cite.PARTS.values(), *cite.OPTIMIZERS.values(), cite.GEL}
+    assert used == set(cite.references())
+    assert set(cite.METHODS) == set(names())
+    assert set(cite.MODELS) == set(BUILT_IN) - {"linear", "logistic", "quadratic", "mlp"}
+    assert set(cite.PARTITIONS) == set(SCHEMES) - {"iid"}
+    known = {"emnist" if name.startswith("emnist-") else name for name in SOURCES}
+    assert set(cite.DATA) == (known - {"own", "federation", "leaf-vectors", "leaf-shakespeare"}) | {"emnist"}
+
+
+def test_entries_are_well_formed():
+    for key, entry in cite.references().items():
+        assert entry.count("{") == entry.count("}"), key
+        fields = set(re.findall(r"^  (\w+) *=", entry, flags=re.MULTILINE))
+        assert {"title", "author", "year"} <= fields, key
+        assert fields & {"booktitle", "journal", "eprint", "institution", "howpublished"}, key
