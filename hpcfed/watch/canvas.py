@@ -79,7 +79,8 @@ def chart(
     marks = {0: 1.0, canvas.height // 2: 1 - (canvas.height // 2) / (canvas.height - 1), canvas.height - 1: 0.0}
     for number, row in enumerate(canvas.rows()):
         label = _label(scale.value(marks[number]), is_percentage=is_percentage) if number in marks else ""
-        lines.append(Text(f"{label:>{LABEL - 2}} ", "dim").append("┤" if number in marks else "│", "dim") + row)
+        axis = "┤" if number in marks else "│"
+        lines.append(Text().append(f"{label:>{LABEL - 2}} {axis}", "dim").append_text(row))
     last = f"round {rounds}"
     gap = canvas.width - len(last) - 1
     lines.append(Text(" " * LABEL + "1" + " " * gap + last, "dim"))

@@ -106,7 +106,7 @@ def _phases(run: Followed, width: int) -> RenderableType:
     seconds = {phase: run.recent(f"seconds.{phase}") for phase in PHASES}
     seconds["local"] -= seconds["wait"]  # local is the slowest rank's; what the others waited for it is told apart
     total = sum(value for value in seconds.values() if value > 0)
-    bar, words, length = Text("time of a round  ", "dim"), Text(), max(10, min(40, width - 20))
+    bar, words, length = Text().append("time of a round  ", "dim"), Text(), max(10, min(40, width - 20))
     for (phase, value), colour in zip(seconds.items(), OF_PHASES, strict=True):
         share = value / total if total > 0 and value > 0 else 0.0
         bar.append("█" * round(share * length), colour)
