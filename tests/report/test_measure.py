@@ -9,8 +9,20 @@ import pytest
 
 from hpcfed.report import compare
 from hpcfed.report.group import differences, group_runs, method_name
-from hpcfed.report.measure import CRITERIA, curve, default_target, reach, round_reached, spread
+from hpcfed.report.measure import (
+    CRITERIA,
+    Spread,
+    best,
+    curve,
+    default_target,
+    final,
+    moving,
+    reach,
+    round_reached,
+    spread,
+)
 from hpcfed.report.read import read_run, read_runs
+from hpcfed.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
 from tests.report.conftest import make_rows, write_run
 
 ACCURACY, LOSS = CRITERIA[:2]
@@ -122,3 +134,39 @@ def test_evaluations_every_few_rounds_make_a_line_without_gaps(tmp_path):
     (group,) = group_runs([read_run(write_run(tmp_path / "run", rows=make_rows(20, "fedexp", 0, every=5)))])
     assert curve(group, "test_accuracy", "round").x.tolist() == [5, 10, 15, 20]
     assert not curve(group, "train_loss", "round")
+
+
+def test_a_window_averages_evaluations_in_a_row_and_skips_the_rounds_between(accuracies):
+    run = read_run(accuracies("run", [None, 0.5, None, 0.9, 0.6, None]))
+    means = moving(run.column("test_accuracy"), 2)
+    assert np.isnan(means).tolist() == [True, True, True, False, False, True]
+    assert means[3:5] == pytest.approx([0.7, 0.75])
+    assert (final(run, "test_accuracy", 2), best(run, ACCURACY, 2)) == (pytest.approx(0.75), pytest.approx(0.75))
+    assert final(run, "test_accuracy", 9) == pytest.approx(2 / 3)  # of all there are
+    assert math.isnan(best(run, ACCURACY, 9))
+
+
+def test_a_curve_loses_no_more_than_its_first_fifth_to_the_window(accuracies):
+    (group,) = group_runs([read_run(accuracies("run", [number / 20 for number in range(20)]))])
+    assert curve(group, "test_accuracy", "round", 3).x[0] == 3
+    assert curve(group, "test_accuracy", "round", 20).x[0] == 4
+    assert curve(group, "test_accuracy", "seconds").x == pytest.approx(0.26 * np.arange(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (seconds_text(Spread(0.0, None, 1)), "0 s"),
+        (seconds_text(Spread(0.0123, 0.001, 3)), "12.3 ± 1.0 ms"),
+        (seconds_text(Spread(125.0, None, 1)), "125 s"),
+        (seconds_text(Spread(11556.0, 360.0, 2)), "3.21 ± 0.10 h"),
+        (rounds_difference_text(-15.25), "−15.2"),
+        (rounds_difference_text(0.0), "0"),
+        (difference_text(-0.00512, ACCURACY), "−0.51"),
+        (difference_text(0.0123, LOSS), "+0.0123"),
+        (hours_text(Spread(0.00144, None, 1)), "0.00144"),
+        (hours_text(Spread(12345.6, None, 1)), "12,346"),
+    ],
+)
+def test_numbers_in_words(text, words):
+    assert text == words
