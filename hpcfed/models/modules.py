@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
 from hpcfed.errors import InputError
@@ -40,7 +39,7 @@ class ImageSequential(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         images = input.reshape(len(input), *self._shape)
-        return super().forward(images.contiguous(memory_format=torch.channels_last))
+        return super().forward(images.movedim(1, -1).contiguous().movedim(-1, 1))
 
 
 class GlobalMean(nn.Module):
