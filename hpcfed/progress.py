@@ -58,7 +58,7 @@ class Reporter:
             left = (self._rounds - row["round"]) * self._elapsed / self._done
             self._say(
                 f"{self._name}: round {row['round']}/{self._rounds}  {self._describe(row)}  "
-                f"{self._speed()}  {_clock(left)} left"
+                f"{self._speed()}  {clock(left)} left"
             )
 
     def say(self, text: str) -> None:
@@ -98,7 +98,8 @@ class Reporter:
         return f"{per_second:.1f} rounds/s" if per_second >= 1 else f"{1 / per_second:.1f} s/round"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return a time as ``m:ss``, or ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -89,6 +89,16 @@ class World:
                 raise other
         return value  # type: ignore[return-value]
 
+    def split(self, groups: int) -> World:
+        """Return the world of this rank's group: `groups` of neighbouring ranks, as even as they can be.
+
+        Raises:
+            InputError: there are fewer ranks than groups.
+        """
+        if not 1 <= groups <= self.size:
+            raise InputError("groups", expected=f"1 to {self.size}, the number of ranks", got=str(groups))
+        return self
+
     @contextmanager
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:
         """End the job with `message` if the block, a collective that another rank may never reach, takes longer."""
@@ -117,7 +127,7 @@ class World:
 class MpiWorld(World):
     """The ranks of an MPI communicator."""
 
-    def __init__(self, comm: MPI.Intracomm):
+    def __init__(self, comm: MPI.Comm):
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -135,6 +145,10 @@ class MpiWorld(World):
 
     def gather(self, value: T) -> list[T]:
         return self._comm.allgather(value)
+
+    def split(self, groups: int) -> World:
+        super().split(groups)
+        return world_over(self._comm.Split(self.rank * groups // self.size, self.rank))
 
     @contextmanager
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:
@@ -250,7 +264,7 @@ def leave(code: int, message: str) -> int:
         return code or alone.exit_code
 
 
-def world_over(comm: MPI.Intracomm) -> World:
+def world_over(comm: MPI.Comm) -> World:
     """Return the world of a communicator of the caller's."""
     return MpiWorld(comm)
 

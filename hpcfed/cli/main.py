@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "prepare": "Turn raw data into a federation file.",
     "inspect": "Show what is in a federation file.",
     "run": "Run a recipe, alone or under mpirun or srun.",
+    "sweep": "Run a recipe over a grid of settings and seeds, and compare.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
     "estimate": "Say what a run will take, before it is submitted.",
