@@ -195,9 +195,9 @@ class Claims:
         for number in numbers:
             path = self._path(run, number)
             claim = self._read(path)
-            if number == numbers[0]:
-                newest = claim
             same = claim.recipe == digest
+            if number == numbers[0] and same:
+                newest = claim
             if claim.ending in DECIDED and same:
                 return Standing(numbers[0], claim)
             if claim.ending is None and number == numbers[0]:

@@ -21,7 +21,7 @@ LEVELS = (
     {"checkpoint", "record", "setup"},
     {"loop"},
     {"api"},
-    {"doctor", "bench", "estimate"},
+    {"doctor", "bench", "estimate", "sweep"},
     {"submit"},
     {"cli"},
     {"__main__"},
@@ -100,6 +100,7 @@ FAST = (
     "hpcfed.world",
     *(f"hpcfed.models.{module}" for module in sorted(set(BUILT_IN.values()))),
     "hpcfed.report",
+    "hpcfed.sweep.report",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
 )
 """What is imported before a recipe has been checked, or where nothing is trained."""
