@@ -1,0 +1,117 @@
+"""A sweep as an array on the real SLURM: its jobs share the runs, and one that is killed is succeeded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT
+from tests.mpi.recipes import write_recipe
+from tests.slurm.conftest import Cluster
+from tests.sweep.conftest import endings, read_claims, read_table
+from tests.sweep.test_kill_and_resume import check_whole
+
+HPCFED = (sys.executable, "-m", "hpcfed")
+SMALL = ("--grid", "local.lr=0.01,0.1,1", "--seeds", "2")
+LARGE = (
+    "rounds=40",
+    "--grid",
+    "local.lr=10**-3:10**0:6",
+    "--grid",
+    "algorithm.server_lr=10**-1:10**1:4",
+    "--seeds",
+    "2",
+)
+
+
+def submit(cluster: Cluster, place: Path, *arguments: str, jobs: int) -> str:
+    """Submit a sweep as an array, and return what was said."""
+    size = ("--array", str(jobs), "--time", "5", "--notice", "10", "--output", "swept")
+    done = cluster.call(*HPCFED, "sweep", "recipe.yaml", *arguments, *size, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def number_of(said: str) -> str:
+    return said.partition("submitted as job ")[2].partition(",")[0]
+
+
+def shared(place: Path) -> set[str]:
+    """The jobs that had a part in the sweep."""
+    (place / "run-sweep").exists() or (place / "run-sweep").symlink_to("swept")  # where `check_whole` looks
+    return {claim["session"] for claims in read_claims(place / "swept").values() for claim in claims}
+
+
+def test_the_jobs_of_an_array_share_the_runs(cluster: Cluster, place: Path) -> None:
+    write_recipe(place, rounds=20)
+    said = submit(cluster, place, *SMALL, jobs=2)
+    assert "#SBATCH --array=1-2\n" in said
+    number = number_of(said)
+    assert f"in the queue already, job {number}_" in submit(cluster, place, *SMALL, jobs=2)
+    for task in ("1", "2"):
+        ended = cluster.wait(f"{number}_{task}", JobState="COMPLETED", timeout=120)
+        assert ended["ExitCode"] == "0:0"
+        assert (place / f"swept-{number}_{task}.log").exists()
+    sessions = shared(place)
+    assert 0 < len(sessions) <= 2
+    check_whole(place, 6)
+    assert all(len(claims) == 1 for claims in read_claims(place / "swept").values())
+    assert len(read_table(place / "swept" / "summary.csv")) == 3
+    assert "finished already" in submit(cluster, place, *SMALL, jobs=2)
+    here = cluster.call(*HPCFED, "sweep", "recipe.yaml", *SMALL, "--output", "swept", cwd=place)
+    assert here.returncode == 0, here.stderr
+    assert "6 runs, 6 done" in here.stdout
+
+
+def test_the_ready_made_script(cluster: Cluster, place: Path, pmi: str) -> None:
+    program = place / "bin" / "hpcfed"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfed "$@"\n')
+    program.chmod(0o755)
+    script = (ROOT / "jobs" / "slurm" / "sweep.sbatch").read_text().replace("--mpi=pmi2", f"--mpi={pmi}")
+    (place / "sweep.sbatch").write_text(script)
+    options = ("--array=1-1", "--ntasks-per-node=2", f"--export=ALL,PATH={program.parent}:{cluster.env['PATH']}")
+    number = cluster.submit(*options, "sweep.sbatch", "recipe.yaml", "swept", "--grid=local.lr=0.1,1", cwd=place)
+    cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=120)
+    shared(place)
+    check_whole(place, 2)
+
+
+@pytest.mark.soak
+@pytest.mark.deadline(900)
+def test_24_configurations_of_2_seeds_with_a_job_killed_in_the_middle(cluster: Cluster, place: Path) -> None:
+    number = number_of(submit(cluster, place, *LARGE, jobs=3))
+    deadline = time.monotonic() + 300
+    while endings(place / "swept")["finished"] < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert cluster.call("scancel", "--signal=KILL", "--full", f"{number}_1", cwd=place).returncode == 0
+    for task in ("2", "3"):
+        cluster.wait(f"{number}_{task}", JobState="COMPLETED", timeout=600)
+    shared(place)
+    check_whole(place, 48)
+    assert endings(place / "swept")["None"] <= 1  # what the killed one held
+
+
+@pytest.mark.soak
+@pytest.mark.deadline(900)
+def test_24_configurations_of_2_seeds_all_cancelled_and_submitted_again(cluster: Cluster, place: Path) -> None:
+    number = number_of(submit(cluster, place, *LARGE, jobs=3))
+    deadline = time.monotonic() + 300
+    while endings(place / "swept")["finished"] < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert cluster.call("scancel", number, cwd=place).returncode == 0
+    for task in ("1", "2", "3"):
+        cluster.wait(f"{number}_{task}", JobState="CANCELLED", timeout=60)
+    done = {path: path.stat().st_mtime_ns for path in (place / "swept").rglob("model.safetensors")}
+    assert 0 < len(done) < 48
+    number = number_of(submit(cluster, place, *LARGE, jobs=3))
+    for task in ("1", "2", "3"):
+        cluster.wait(f"{number}_{task}", JobState="COMPLETED", timeout=600)
+    shared(place)
+    check_whole(place, 48)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
