@@ -197,13 +197,8 @@ class MpiWorld(World):
     def describe(self) -> dict[str, Any]:
         mpi = self._mpi
         version = mpi.Get_library_version().split("\0")[0].strip()
-        levels = {
-            mpi.THREAD_SINGLE: "single",
-            mpi.THREAD_FUNNELED: "funneled",
-            mpi.THREAD_SERIALIZED: "serialized",
-            mpi.THREAD_MULTIPLE: "multiple",
-        }
-        threads = levels[mpi.Query_thread()]
+        levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
+        threads = ("single", "funneled", "serialized", "multiple")[levels.index(mpi.Query_thread())]
         return {
             "ranks": self.size,
             "hosts": list(self.hosts),

@@ -178,6 +178,10 @@ class Claims:
         """Tell whether some group of this job has been told to stop."""
         return (self._folder / f".stop-{self.session}").exists()
 
+    def forget_stop(self) -> None:
+        """Remove what `ask_to_stop` left, once all groups have stopped."""
+        (self._folder / f".stop-{self.session}").unlink(missing_ok=True)
+
     def _beat(self, run: str, number: int, end_all: Callable[[int, str], None], done: threading.Event) -> None:
         while not done.wait(BEAT):
             with suppress(OSError):  # a server that is away now may be back for the next

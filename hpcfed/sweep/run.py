@@ -65,6 +65,7 @@ def run_sweep(plan: Plan, world: World, groups: int | None = None, *, quiet: boo
             _pull_all(plan, claims, group, seats, heard, teller)
             teller.wait_for_others(heard)
         stopped = any(world.gather(heard.name is not None or claims.asked_to_stop()))
+        world.on_root(lambda: _files(plan, claims.forget_stop))
         return stopped and world.on_root(lambda: not all(one.decided for one in stand(plan, claims).values()))
 
 
