@@ -64,7 +64,7 @@ def run_sweep(plan: Plan, world: World, groups: int | None = None, *, quiet: boo
         with heeded(world) as heard:
             _pull_all(plan, claims, group, seats, heard, teller)
             teller.wait_for_others(heard)
-        stopped = any(world.gather(heard.name is not None or claims.asked_to_stop()))
+        stopped = any(world.gather(heard.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
         return stopped and world.on_root(lambda: not all(one.decided for one in stand(plan, claims).values()))
 
@@ -82,13 +82,13 @@ def prepare(plan: Plan, claims: Claims, retry: bool) -> None:
     """
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
-        present = {path.name for path in plan.folder.iterdir()}
+        present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
     except OSError as error:
         got = error.strerror or str(error)
         raise InputError(
             "the folder cannot be used", where=str(plan.folder), got=got, remedy="choose --output"
         ) from None
-    foreign = sorted(name for name in present - OF_A_SWEEP if not name.startswith("."))
+    foreign = sorted(present - OF_A_SWEEP)
     if foreign or (present and "sweep.yaml" not in present):
         got = ", ".join((foreign or sorted(present))[:3])
         raise InputError(
@@ -96,8 +96,12 @@ def prepare(plan: Plan, claims: Claims, retry: bool) -> None:
         )
     standing = stand(plan, claims)
     for unit in plan.units:
-        if not standing[unit.name].decided and unit.recipe.output.exists():
-            RunFolder(unit.recipe.output).is_finished(unit.recipe)
+        if standing[unit.name].open and unit.recipe.output.exists():
+            try:
+                RunFolder(unit.recipe.output).is_finished(unit.recipe)
+            except InputError:
+                if stand(plan, claims)[unit.name].open:  # else another job has just begun to write there
+                    raise
     about: dict[str, Any] = {"sweep": plan.name, "runs": len(plan.units)}
     about["grids"] = {grid.key: [value.label for value in grid.values] for grid in plan.grids}
     about["seeds"] = list(dict.fromkeys(unit.seed for unit in plan.units))
@@ -168,13 +172,13 @@ class Teller:
 class _Between(Reporter):
     """Says nothing of a run's rounds, but has the sweep tell of itself, and hears when another group is to stop."""
 
-    def __init__(self, unit: Unit, teller: Teller, heard: Heard):
+    def __init__(self, unit: Unit, teller: Teller, heard: Heard, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
-        self._teller, self._heard, self._looked = teller, heard, time.monotonic()
+        self._teller, self._heard, self._listens, self._looked = teller, heard, listens, time.monotonic()
 
     def update(self, row: Mapping[str, Any]) -> None:
         self._teller.tell()
-        if self._heard.name is None and time.monotonic() - self._looked >= POLL:
+        if self._listens and self._heard.name is None and time.monotonic() - self._looked >= POLL:
             self._looked = time.monotonic()
             if self._teller.claims.asked_to_stop():
                 self._heard.name = "a signal to another group"
@@ -231,7 +235,7 @@ def _run(
     folder, recipe = RunFolder(unit.recipe.output), unit.recipe
     beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
     try:
-        with beating, group.united(), _Between(unit, teller, heard) as reporter:
+        with beating, group.united(), _Between(unit, teller, heard, listens=group.is_root) as reporter:
             if not group.on_root(lambda: folder.is_finished(recipe)):
                 train(recipe, folder, reporter, group, seats[recipe.device])
     except HpcfedError as error:
