@@ -221,7 +221,7 @@ class Claims:
         if claim.session == self.session:
             return False, True
         if claim.node == self._me.node:
-            alive = psutil.pid_exists(claim.pid) and abs(_born(claim.pid) - claim.born) < 1
+            alive = _lives(claim.pid, claim.born)
             return not alive, alive
         touched = _touched(path)
         first = self._touched.setdefault(path, touched)
@@ -265,11 +265,13 @@ def _node() -> str:
     return f"{boot} {numbering.readlink() if numbering.is_symlink() else ''}"
 
 
-def _born(pid: int) -> float:
+def _lives(pid: int, born: float) -> bool:
+    """Tell whether the process of that number, born then, is at work: not gone, nor dead and only not yet buried."""
     try:
-        return psutil.Process(pid).create_time()
+        process = psutil.Process(pid)
+        return abs(process.create_time() - born) < 1 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
-        return 0.0
+        return False
 
 
 def _now() -> str:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CELL = 0.78
 """Inches of a cell's side."""
+DECADES = 3.0
+"""Orders of magnitude that the shades of a heat map tell apart."""
 
 
 def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, bytes]:
@@ -123,11 +125,14 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
 
 
 def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
-    """Return each cell's place from the worst (0) to the best (1); losses that span a decade by their logarithms."""
+    """Return each cell's place from the worst (0) to the best (1).
+
+    Losses that span a decade count by their logarithms, and none as worse than `DECADES` from the best.
+    """
     values = means if rule.largest else -means
     finite = means[np.isfinite(means)]
     if not rule.largest and finite.min() > 0 and finite.max() > 10 * finite.min():
-        values = -np.log(means)
+        values = np.maximum(-np.log10(means), -np.log10(finite.min()) - DECADES)
     low, high = np.nanmin(values), np.nanmax(values)
     shades: np.ndarray = (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 1.0)
     return shades

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcfed.sweep.claims import DEATHS, LEASE, Claims
@@ -71,6 +72,9 @@ def test_a_holder_that_is_killed_is_succeeded_and_one_that_lives_is_not(tmp_path
     assert (stand(claims).held, stand(claims).vouched, stand(claims).open) == (True, True, False)
     assert claims.take("lr=0.0", "digest", type(stand(claims))()) is None  # as one who has not seen it yet
     holder.send_signal(signal.SIGKILL)
+    while psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked how it ended
+        time.sleep(0.01)
+    assert (stand(claims).open, stand(claims).deaths) == (True, 1)
     holder.communicate()
     assert (stand(claims).open, stand(claims).deaths) == (True, 1)
     assert claims.take("lr=0.0", "digest", stand(claims)) == 2
