@@ -17,6 +17,7 @@ from tests.sweep.conftest import endings, read_claims, read_table
 from tests.sweep.test_kill_and_resume import check_whole
 
 HPCFED = (sys.executable, "-m", "hpcfed")
+STEP = ROOT / "hpcfed" / "submit" / "step.sh.j2"
 SMALL = ("--grid", "local.lr=0.01,0.1,1", "--seeds", "2")
 LARGE = (
     "rounds=40",
@@ -91,7 +92,7 @@ def kill(place: Path, finished: int, jobs: int) -> None:
         if endings(place / "swept")["finished"] >= finished:
             for claims in read_claims(place / "swept").values():
                 holder = claims[-1]
-                if holder["ending"] is None and holder["session"] not in killed and len(killed) < jobs:
+                if holder["ending"] is None and holder["session"] not in {"", *killed} and len(killed) < jobs:
                     os.kill(holder["pid"], signal.SIGKILL)
                     killed.add(holder["session"])
         time.sleep(0.05)
@@ -130,3 +131,29 @@ def wait_until_over(cluster: Cluster, number: str) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.5)
     return state
+
+
+@pytest.mark.soak
+def test_what_is_cancelled_stays_cancelled(cluster: Cluster, place: Path) -> None:
+    number = number_of(submit(cluster, place, *LARGE, jobs=1))
+    deadline = time.monotonic() + 120
+    while endings(place / "swept")["finished"] < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert cluster.call("scancel", f"{number}_1", cwd=place).returncode == 0
+    time.sleep(15)  # it stops with something new saved, which else sends it back into the queue
+    assert endings(place / "swept")["stopped"] == 1
+    assert cluster.job(f"{number}_1")["JobState"] == "CANCELLED"
+
+
+def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Cluster, tmp_path: Path) -> None:
+    """The last task has the array's own number; who names it means all of them."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    deed = "if ((SLURM_ARRAY_TASK_ID == 1)); then exit 0; fi; sleep 2; touch run/checkpoints/round-1.json; exit 75"
+    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
+    (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
+    number = cluster.submit("--requeue", "--array=1-2", "job.sbatch", cwd=tmp_path)
+    cluster.wait(f"{number}_2", Restarts="1", timeout=30)
+    ended = cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=30)
+    assert ended["Restarts"] == "0"
+    assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0

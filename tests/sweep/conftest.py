@@ -31,7 +31,8 @@ def read_claims(sweep: Path) -> dict[str, list[dict]]:
     claims: dict[str, dict[int, dict]] = {}
     for path in (sweep / "claims").glob("[!.]*"):
         run, _, number = path.name.rpartition(".")
-        claims.setdefault(run, {})[int(number)] = json.loads(path.read_text())
+        text = path.read_text()  # none yet, where its holder has just made it
+        claims.setdefault(run, {})[int(number)] = json.loads(text) if text else {"ending": None, "session": ""}
     return {run: [one for _, one in sorted(numbered.items())] for run, numbered in claims.items()}
 
 
