@@ -81,7 +81,7 @@ def check_whole(place: Path, runs: int) -> None:
         assert [json.loads(line)["round"] for line in lines] == list(range(1, int(row["rounds"]) + 1))
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGKILL, 4), (signal.SIGUSR1, 2)])
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGKILL, 3), (signal.SIGUSR1, 2)])
 def test_a_sweep_goes_on(place, command, number, ranks):
     """One rank of one group is killed, or alone hears that it is to stop; the rest is done without MPI."""
     (place / "order").write_text(f"{int(number)} 12")

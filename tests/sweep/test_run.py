@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from pyarrow import parquet
 
 import hpcfed
+from hpcfed.sweep.grid import parse_grids
+from hpcfed.sweep.plan import make_plan
+from hpcfed.sweep.run import run_sweep
+from hpcfed.world import World
 from tests.launch import own_lines
-from tests.mpi.recipes import write_recipe
+from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table
 
 SWEEP = (
@@ -44,15 +49,27 @@ class Linear(torch.nn.Linear):
 """A model that works, one that cannot be built, one that fails in training: the last two on Mondays."""
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep of 4 configurations × 2 seeds that is done, but not reported."""
+    folder = tmp_path_factory.mktemp("made")
+    write_small(folder)
+    grids = parse_grids(SWEEP[3:7:2])
+    recipe = write_recipe(folder, rounds=2, evaluate={"train": {"every": 1}})
+    plan = make_plan(recipe, [], grids, [0, 1], folder / "run-sweep")
+    assert run_sweep(plan, World(), quiet=True) is False
+    return plan.folder
+
+
 @pytest.fixture
-def swept(folder: Path, command) -> Path:
-    """The folder of a sweep of 4 configurations × 2 seeds that is done."""
-    done = command([*SWEEP, "--select", "train_loss:last2", "--parquet"], folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run-sweep"
+def swept(folder: Path, made: Path) -> Path:
+    """A copy of it beside the recipe."""
+    return shutil.copytree(made, folder / "run-sweep")
 
 
 def test_what_a_sweep_leaves(swept, folder, command):
+    done = command([*SWEEP, "--select", "train_loss:last2", "--parquet"], folder)
+    assert done.returncode == 0, done.stderr
     assert endings(swept) == {"finished": 8}
     results, summary = read_table(swept / "results.csv"), read_table(swept / "summary.csv")
     assert len(results) == 8
