@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from hpcfed.config.load import dump_yaml
@@ -191,24 +192,18 @@ def _pull_all(
     teller.begin()
     avoided: set[str] = set()  # runs that another job holds, although its claim seemed dead
 
-    def pull() -> tuple[Unit, int] | None:
-        return _files(plan, lambda: _next(plan, claims, heard, avoided))
-
-    while (taken := group.on_root(pull)) is not None:
+    pull = partial(_next, plan, claims, heard, avoided)
+    while (taken := group.on_root(partial(_files, plan, pull))) is not None:
         unit, number = taken
         began = time.monotonic()
         ending, message = _run(unit, number, claims, group, seats, heard, teller)
         if ending == "busy":
             avoided.add(unit.name)
-        seconds = time.monotonic() - began
-
-        def write(taken: tuple[Unit, int] = taken, told: tuple[str, str, float] = (ending, message, seconds)) -> None:
-            _files(plan, lambda: claims.end(taken[0].name, taken[1], *told))
-
-        group.on_root(write)
+        end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
+        group.on_root(partial(_files, plan, end))
         teller.tell(now=True)
         if ending == "stopped" or any(group.gather(heard.name is not None)):
-            group.on_root(lambda: _files(plan, claims.ask_to_stop))
+            group.on_root(partial(_files, plan, claims.ask_to_stop))
 
 
 def _next(plan: Plan, claims: Claims, heard: Heard, avoided: set[str]) -> tuple[Unit, int] | None:
