@@ -38,6 +38,10 @@ class InputError(_Explained):
     exit_code = 2
 
 
+class Busy(InputError):
+    """Another job is at work where this one was to begin; later it may be free."""
+
+
 class Diverged(_Explained):
     """Training produced numbers that are not finite, or left the range of the exact sums (exit code 3)."""
 

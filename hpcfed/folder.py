@@ -28,7 +28,7 @@ from ruamel.yaml.error import YAMLError
 
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import Busy, EnvironmentFailure, InputError
 from hpcfed.files import to_disk, write_whole
 from hpcfed.world import World
 
@@ -104,14 +104,15 @@ class RunFolder:
         """Lock the folder until the file is closed, by this process or its end; not where a file system has no locks.
 
         Raises:
-            InputError: a run is going on there, or the folder cannot be written.
+            Busy: a run is going on there.
+            InputError: the folder cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
+            raise Busy(
                 "a run is going on in this folder", where=str(self.path), remedy="wait for it, or choose another output"
             ) from None
         except OSError as error:
@@ -252,9 +253,9 @@ class RunFolder:
         return InputError("output cannot be used", where=str(self.path), got=what, remedy="choose another output")
 
 
-def identity(recipe: Recipe) -> str:
-    """Return a digest of all that decides the result of a recipe's rounds."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), FREE), sort_keys=True).encode())
+def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
+    """Return a digest of all that decides the result of a recipe's rounds: of all keys but those that are `free`."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), free), sort_keys=True).encode())
 
 
 def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.config.recipe import Recipe
+from hpcfed.devices import Seat
 from hpcfed.endings import own_log, recorded_ending
 from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.evaluate import Evaluator, Scores
@@ -29,14 +30,16 @@ from hpcfed.world import World
 log = logging.getLogger("hpcfed")
 
 
-def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -> None:
+def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, seat: Seat | None = None) -> None:
     """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
+
+    A rank whose `seat` was assigned already, since others than this world's share its node, keeps it.
 
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
     """
     with folder.held(world), own_log(folder, world), heeded(world) as heard:
-        parts, evaluator = assemble(recipe, world)
+        parts, evaluator = assemble(recipe, world, seat)
         observers = Observers(recipe, world)
         with parts.clients:
             evaluators = evaluator, ClientEvaluator(recipe.evaluate.clients, parts, evaluator)

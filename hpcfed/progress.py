@@ -99,7 +99,7 @@ class Reporter:
 
 
 def clock(seconds: float) -> str:
-    """Write a time as ``1:02:03`` or ``2:03``."""
+    """Return a time as ``m:ss``, or ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

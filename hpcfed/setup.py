@@ -98,16 +98,18 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Loc
     return recipe.local
 
 
-def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
+def assemble(recipe: Recipe, world: World, seat: Seat | None = None) -> tuple[Parts, Evaluator]:
     """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
+
+    Without a `seat`, the ranks of this world alone share their nodes' devices.
 
     Raises:
         InputError: the model does not fit the federation, or cannot be built, or there is no device as asked for.
         EnvironmentFailure: a GPU cannot be used.
     """
-    seat = take_seat(recipe.device, world)
+    own = seat or take_seat(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
-    return world.together(lambda: _assemble(recipe, federation, world, seat))
+    return world.together(lambda: _assemble(recipe, federation, world, own))
 
 
 def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:

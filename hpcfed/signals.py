@@ -28,11 +28,18 @@ class Heard:
         self.name: str | None = None
 
 
+_heeding: list[Heard] = []
+"""What a block of `heeded` hears that others lie in: a sweep's, around those of its runs."""
+
+
 @contextmanager
 def heeded(world: World) -> Iterator[Heard]:
-    """Note the first of the signals that ask to stop; end all ranks at the second. Only in a process's main thread."""
-    heard = Heard()
-    if threading.current_thread() is not threading.main_thread():
+    """Note the first of the signals that ask to stop; end all ranks at the second. Only in a process's main thread.
+
+    A block inside another hears what that one does, and has heard.
+    """
+    heard = _heeding[0] if _heeding else Heard()
+    if _heeding or threading.current_thread() is not threading.main_thread():
         yield heard
         return
     reading, writing = os.pipe()
@@ -41,9 +48,11 @@ def heeded(world: World) -> Iterator[Heard]:
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     listener = threading.Thread(target=_listen, args=(reading, heard, world), name="signals", daemon=True)
     listener.start()
+    _heeding.append(heard)
     try:
         yield heard
     finally:
+        _heeding.clear()
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)

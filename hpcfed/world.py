@@ -89,6 +89,16 @@ class World:
                 raise other
         return value  # type: ignore[return-value]
 
+    def split(self, groups: int) -> World:
+        """Return the world of this rank's group: `groups` of neighbouring ranks, as even as they can be.
+
+        Raises:
+            InputError: there are fewer ranks than groups.
+        """
+        if not 1 <= groups <= self.size:
+            raise InputError("groups", expected=f"1 to {self.size}, the number of ranks", got=str(groups))
+        return self
+
     @contextmanager
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:
         """End the job with `message` if the block, a collective that another rank may never reach, takes longer."""
@@ -117,7 +127,7 @@ class World:
 class MpiWorld(World):
     """The ranks of an MPI communicator."""
 
-    def __init__(self, comm: MPI.Intracomm):
+    def __init__(self, comm: MPI.Comm):
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -135,6 +145,10 @@ class MpiWorld(World):
 
     def gather(self, value: T) -> list[T]:
         return self._comm.allgather(value)
+
+    def split(self, groups: int) -> World:
+        super().split(groups)
+        return world_over(self._comm.Split(self.rank * groups // self.size, self.rank))
 
     @contextmanager
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:
@@ -183,13 +197,8 @@ class MpiWorld(World):
     def describe(self) -> dict[str, Any]:
         mpi = self._mpi
         version = mpi.Get_library_version().split("\0")[0].strip()
-        levels = {
-            mpi.THREAD_SINGLE: "single",
-            mpi.THREAD_FUNNELED: "funneled",
-            mpi.THREAD_SERIALIZED: "serialized",
-            mpi.THREAD_MULTIPLE: "multiple",
-        }
-        threads = levels[mpi.Query_thread()]
+        levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
+        threads = ("single", "funneled", "serialized", "multiple")[levels.index(mpi.Query_thread())]
         return {
             "ranks": self.size,
             "hosts": list(self.hosts),
@@ -250,7 +259,7 @@ def leave(code: int, message: str) -> int:
         return code or alone.exit_code
 
 
-def world_over(comm: MPI.Intracomm) -> World:
+def world_over(comm: MPI.Comm) -> World:
     """Return the world of a communicator of the caller's."""
     return MpiWorld(comm)
 

@@ -14,6 +14,7 @@ SUBCOMMANDS = {
     "prepare": "Turn raw data into a federation file.",
     "inspect": "Show what is in a federation file.",
     "run": "Run a recipe, alone or under mpirun or srun.",
+    "sweep": "Run a recipe over a grid of settings and seeds, and compare.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
     "cite": "Print BibTeX for what a run used.",

@@ -1,18 +1,22 @@
-"""The tables of the two synthetic experiments, next to those of their papers, from the runs' ``metrics.jsonl`` alone.
+"""The tables of the synthetic experiments, next to those of their papers, from what the runs and sweeps left alone.
 
     python tables.py feddyn runs/feddyn-synthetic
+    python tables.py fedexp runs/fedexp-tuning
     python tables.py gel runs/gel-synthetic
 
 Each prints its table in Markdown and leaves it in the folder as ``table.md``. A mean over runs of which one did not
 get there has no value.
 
 References: Acar et al., FedDyn, ICLR 2021, Table 6 (it counts models transmitted, of which SCAFFOLD sends two a round:
-its rounds are half of them); Boukhari et al., GeL, arXiv 2110.11486 v3, Tables 1 and 2.
+its rounds are half of them); Boukhari et al., GeL, arXiv 2110.11486 v3, Tables 1 and 2; Jhunjhunwala et al., FedExP,
+ICLR 2023, Table 3, of which the text lost its minus signs: the authors' notebook has them.
 """
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -37,6 +41,12 @@ GEL_ROUNDS = {  # method, step size: rounds without and with GeL in the paper
     ("fednova", "0.01"): (118, 103),
 }
 GEL_TARGET = 0.85
+FEDEXP_SYNTHETIC = {  # method: base-10 logarithms of η_g (FedExP finds its own) and η_l in the paper
+    "fedexp": ("FedExP", None, -1.0),
+    "fedavg": ("FedAvg", 1.0, -1.0),
+    "scaffold": ("SCAFFOLD", 1.0, -1.0),
+    "fedadagrad": ("FedAdagrad", -1.0, -1.0),
+}
 FEDDYN_NOTE = """\
 Rounds to the loss that FedAvg has at the paper's FedAvg round (136, 20, 274, 79), a target for each draw of the data;
 loss on the pooled training data of the average of all clients' last models; speed: FedAvg's rounds over the method's.
@@ -46,6 +56,10 @@ All methods have a step size of 0.1 and 10 epochs (SCAFFOLD: as many steps). The
 GEL_NOTE = """\
 Rounds to 85 % test accuracy at the first evaluation that has it, mean ± standard deviation over seeds. Faster by:
 rounds without over rounds with GeL, less 1; GeL guesses τ' = τ − τ_i steps, or to the limit.
+"""
+FEDEXP_NOTE = """\
+The best of the grid after 50 rounds by the mean training loss over the last 10, and the paper's choice (Table 3,
+synthetic): base-10 logarithms of η_g and η_l; the loss of each, and which place the paper's has in our grid.
 """
 
 Rounds = list[int | None]
@@ -96,6 +110,43 @@ def gel_rounds(folder: Path) -> Rounds:
     return [first(accuracy >= GEL_TARGET for accuracy in column(run, "test_accuracy")) for run in runs]
 
 
+def fedexp(folder: Path) -> list[Row]:
+    """What each method's sweep chose on each draw of the data, and how the paper's choice did there."""
+    head = "Draw", "Method", "η_g", "η_l", "Loss", "Paper's η_g", "η_l", "Loss", "Place"
+    rows: list[Row] = [head]
+    for draw in sorted(sweep.name.rpartition("-")[2] for sweep in folder.glob("fedexp-*")):
+        for method, (title, server, local) in FEDEXP_SYNTHETIC.items():
+            summary = folder / f"{method}-{draw}" / "summary.csv"
+            if summary.exists():
+                with summary.open(encoding="utf-8", newline="") as file:
+                    configurations = list(csv.DictReader(file))
+                best = configurations[0]
+                (paper,) = (row for row in configurations if exponents(row) == (server, local))
+                ours = *(power(value) for value in exponents(best)), loss(best)
+                theirs = (
+                    power(server),
+                    power(local),
+                    loss(paper),
+                    f"{paper['rank'] or UNKNOWN} of {len(configurations)}",
+                )
+                rows.append((draw, title, *ours, *theirs))
+    return rows
+
+
+def exponents(row: dict[str, str]) -> tuple[float | None, float]:
+    """Return the base-10 logarithms of η_g, if it was swept, and η_l."""
+    server = row.get("algorithm.server_lr")
+    return round(math.log10(float(server)), 3) if server else None, round(math.log10(float(row["local.lr"])), 3)
+
+
+def power(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:g}"
+
+
+def loss(row: dict[str, str]) -> str:
+    return f"{float(row['score_mean']):.2e}" if row["score_mean"] else row["status"]
+
+
 def column(run: Path, name: str) -> list[float]:
     """Return one number of every round of a run."""
     with (run / "metrics.jsonl").open(encoding="utf-8") as file:
@@ -144,7 +195,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def main(table: str, folder: Path) -> None:
     """Print the table of the runs in a folder, and leave it there."""
-    rows, note = {"feddyn": (feddyn, FEDDYN_NOTE), "gel": (gel, GEL_NOTE)}[table]
+    rows, note = {"feddyn": (feddyn, FEDDYN_NOTE), "fedexp": (fedexp, FEDEXP_NOTE), "gel": (gel, GEL_NOTE)}[table]
     text = f"{note}\n{markdown(rows(folder))}"
     write_whole(folder / "table.md", text)
     print(text, end="")

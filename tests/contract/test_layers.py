@@ -23,7 +23,7 @@ LEVELS = (
     {"checkpoint", "record", "setup"},
     {"loop"},
     {"api"},
-    {"doctor", "bench", "estimate", "watch", "cite", "loaded"},
+    {"doctor", "bench", "estimate", "watch", "cite", "loaded", "sweep"},
     {"submit"},
     {"cli"},
     {"__main__"},
@@ -106,6 +106,7 @@ FAST = (
     "hpcfed.watch.view",
     "hpcfed.cite",
     "hpcfed.loaded",
+    "hpcfed.sweep.report",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
 )
 """What is imported before a recipe has been checked, or where nothing is trained."""

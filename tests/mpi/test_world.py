@@ -94,3 +94,21 @@ def test_ranks_leave_with_one_code(world, capfd):
 def test_ends_within_does_nothing_to_a_block_that_ends(world):
     with world.ends_within(30.0, "never said"):
         assert world.gather(1) == [1] * world.size
+
+
+@pytest.mark.parametrize("groups", range(1, 6))
+def test_a_world_splits_into_even_groups_of_neighbours(groups, world):
+    if groups > world.size:
+        with pytest.raises(InputError, match=f"expected 1 to {world.size}, the number of ranks, got {groups}"):
+            world.split(groups)
+        return
+    group = world.split(groups)
+    told = world.gather((world.rank * groups // world.size, group.rank, group.size))
+    members = [[place for place in told if place[0] == number] for number in range(groups)]
+    assert [place for own in members for place in own] == told  # neighbours
+    for number, own in enumerate(members):
+        assert own == [(number, rank, len(own)) for rank in range(len(own))]
+    assert max(map(len, members)) - min(map(len, members)) <= 1
+    value = np.array([1], dtype=np.int64)
+    group.sum_in_place(value)
+    assert value.item() == group.size

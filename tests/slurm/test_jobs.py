@@ -105,27 +105,6 @@ def test_only_a_run_that_stopped_with_something_new_is_requeued(
         assert (ended["ExitCode"], ended["Restarts"]) == (f"{code}:0", "0")
 
 
-def test_an_array_runs_a_line_of_settings_each(cluster: Cluster, place: Path, pmi: str) -> None:
-    program = place / "bin" / "hpcfed"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfed "$@"\n')
-    program.chmod(0o755)
-    script = (ROOT / "jobs" / "slurm" / "sweep.sbatch").read_text().replace("--mpi=pmi2", f"--mpi={pmi}")
-    (place / "sweep.sbatch").write_text(script)
-    (place / "settings.txt").write_text("local.lr=0.03\nlocal.lr=0.3 rounds=2\n")
-    array = ("--array=1-3", "--ntasks-per-node=1", f"--export=ALL,PATH={program.parent}:{cluster.env['PATH']}")
-    number = cluster.submit(*array, "sweep.sbatch", "recipe.yaml", "settings.txt", "sweep", cwd=place)
-    for line, code in (("1", 0), ("2", 0), ("3", 2)):  # there is no third line
-        ended = cluster.wait(f"{number}_{line}", JobState="COMPLETED" if code == 0 else "FAILED", timeout=90)
-        assert ended["ExitCode"] == f"{code}:0"
-    results = {number: json.loads((place / f"sweep/{number}/result.json").read_text()) for number in (1, 2)}
-    assert {number: (told["status"], told["rounds"]) for number, told in results.items()} == {
-        1: ("finished", 3),
-        2: ("finished", 2),
-    }
-    assert not (place / "sweep" / "3").exists()
-
-
 def chained(cluster: Cluster, place: Path, *more: str) -> list[str]:
     """Submit the recipe as a chain of three jobs, and return their numbers."""
     said = submit(cluster, place, "--chain", "3", *more)

@@ -1,0 +1,278 @@
+"""Which run is whose: files in the sweep's folder, for groups of one job and for jobs that know nothing of each other.
+
+    claims/<run>.<n>     the n-th claim on a run: who holds it, and in the end how the run ended
+
+A claim is made with O_EXCL, which is atomic on NFS, Lustre and GPFS too: of several that want it one gets it, and no
+locks are needed. Its holder touches it every few seconds. A claim is dead when its process is gone from this node, or,
+made on another node, has not been touched for `LEASE`; then whoever makes the next number holds the run, and it goes on
+from its checkpoint. Times are compared by the file server's clock alone. A holder that comes back to life and finds
+itself succeeded ends its job. The files stay: they tell who ran what, and when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hpcfed.devices import BOOT_ID
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.files import write_whole
+
+BEAT = 10.0
+"""Seconds between two touches of a claim."""
+LEASE = 90.0
+"""Seconds without one after which a claim is dead; NFS may show a touch a minute late."""
+POLL = 1.0
+"""Seconds between two looks at a claim that may be dead."""
+DEATHS = 3
+"""Holders that may die over a run before it counts as lost: it may be what kills them."""
+
+DECIDED = ("finished", "diverged", "refused", "failed", "lost")
+"""How a run may have ended for good."""
+AGAIN = ("refused", "failed", "lost")
+"""How it may have ended for reasons that lie outside of it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one claim's file says.
+
+    Attributes:
+        session: the job that made it; the same for all its groups.
+        node, pid, born: the process: its node, its number there, and its start, seconds since 1970.
+        host: the node's name.
+        recipe: digest of the run's recipe.
+        taken, ended: when, UTC.
+        ending: one of `DECIDED`; ``stopped`` or ``busy`` or ``again``: it may be claimed anew; None: it is held.
+        message: what was said at the end.
+        seconds: what the holder took.
+    """
+
+    session: str = ""
+    node: str = ""
+    pid: int = 0
+    born: float = 0.0
+    host: str = ""
+    recipe: str = ""
+    taken: str = ""
+    ended: str = ""
+    ending: str | None = None
+    message: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands: decided, held, or open.
+
+    Attributes:
+        last: number of its last claim, 0 where there is none.
+        claim: the one that decides, or the last one.
+        held: whether a process that is not known to be dead holds it.
+        vouched: whether that one is known to live.
+        deaths: holders that died since a run of it last ended in any way.
+    """
+
+    last: int = 0
+    claim: Claim = Claim()
+    held: bool = False
+    vouched: bool = False
+    deaths: int = 0
+
+    @property
+    def decided(self) -> bool:
+        return self.claim.ending in DECIDED
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be claimed."""
+        return not self.decided and not self.held
+
+
+class Claims:
+    """The claims of a sweep, as one process sees and makes them.
+
+    Args:
+        folder: the sweep's.
+        session: a word that no other job has; the same for all groups of this one.
+    """
+
+    def __init__(self, folder: Path, session: str):
+        self._folder, self.session = folder / "claims", session
+        process = psutil.Process()
+        self._me = Claim(
+            session=session, node=_node(), pid=process.pid, born=process.create_time(), host=socket.gethostname()
+        )
+        self._known: dict[Path, Claim] = {}
+        self._touched: dict[Path, float] = {}
+
+    def look(self, runs: Sequence[tuple[str, str]]) -> dict[str, Standing]:
+        """Return how each run stands, given their names and their recipes' digests."""
+        numbers: dict[str, list[int]] = {}
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            names = []
+        for name in names:
+            run, _, number = name.rpartition(".")
+            if number.isdigit():
+                numbers.setdefault(run, []).append(int(number))
+        return {run: self._standing(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
+
+    def take(self, run: str, digest: str, standing: Standing) -> int | None:
+        """Claim an open run; return the claim's number, None where another was quicker."""
+        number = standing.last + 1
+        claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._path(run, number).open("x", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(claim)) + "\n")
+        except FileExistsError:
+            return None
+        self._known[self._path(run, number)] = claim
+        if standing.deaths >= DEATHS:
+            self.end(run, number, "lost", f"its job died {standing.deaths} times")
+            return None
+        return number
+
+    def end(self, run: str, number: int, ending: str, message: str = "", seconds: float = 0.0) -> None:
+        """Write how a run that this process has claimed ended."""
+        claim = self._known[self._path(run, number)]
+        told = {"ending": ending, "message": message, "seconds": round(seconds, 3), "ended": _now()}
+        ended = Claim(**{**asdict(claim), **told})
+        write_whole(self._path(run, number), json.dumps(asdict(ended)) + "\n")
+
+    def reopen(self, run: str, digest: str, standing: Standing) -> None:
+        """Let a run be claimed again that had ended for good."""
+        number = self.take(run, digest, standing)
+        if number is not None:
+            self.end(run, number, "again")
+
+    @contextmanager
+    def held(self, run: str, number: int, end_all: Callable[[int, str], None]) -> Iterator[None]:
+        """Touch a claim while the block runs; where another has taken the run over, end all ranks."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def ask_to_stop(self) -> None:
+        """Have all groups of this job stop: some rank was told to."""
+        (self._folder / f".stop-{self.session}").touch()
+
+    def asked_to_stop(self) -> bool:
+        """Tell whether some group of this job has been told to stop."""
+        return (self._folder / f".stop-{self.session}").exists()
+
+    def forget_stop(self) -> None:
+        """Remove what `ask_to_stop` left, once all groups have stopped."""
+        (self._folder / f".stop-{self.session}").unlink(missing_ok=True)
+
+    def _beat(self, run: str, number: int, end_all: Callable[[int, str], None], done: threading.Event) -> None:
+        while not done.wait(BEAT):
+            with suppress(OSError):  # a server that is away now may be back for the next
+                os.utime(self._path(run, number))
+            successor = self._path(run, number + 1)
+            if successor.exists() and self._read(successor).ending != "busy":
+                what = f"hpcfed: {run}: another job has taken it over, after this one seemed dead for {LEASE:.0f} s"
+                end_all(EnvironmentFailure.exit_code, what)
+
+    def _standing(self, run: str, digest: str, numbers: Sequence[int]) -> Standing:
+        """Judge a run by its claims, the last one first."""
+        if not numbers:
+            return Standing()
+        newest, deaths = Claim(), 0
+        for number in numbers:
+            path = self._path(run, number)
+            claim = self._read(path)
+            same = claim.recipe == digest
+            if number == numbers[0] and same:
+                newest = claim
+            if claim.ending in DECIDED and same:
+                return Standing(numbers[0], claim)
+            if claim.ending is None and number == numbers[0]:
+                dead, vouched = self._judge(path, claim)
+                if not dead:
+                    return Standing(number, claim, held=True, vouched=vouched)
+            if claim.ending == "again" or not same:
+                break
+            if claim.ending is None:
+                deaths += 1
+            elif claim.ending == "stopped":
+                break
+        return Standing(numbers[0], newest, deaths=deaths)
+
+    def _judge(self, path: Path, claim: Claim) -> tuple[bool, bool]:
+        """Tell whether a claim's holder is dead, and whether it is known to live."""
+        if claim.session == self.session:
+            return False, True
+        if claim.node == self._me.node:
+            alive = _lives(claim.pid, claim.born)
+            return not alive, alive
+        touched = _touched(path)
+        first = self._touched.setdefault(path, touched)
+        return self._server_time() - touched > LEASE, touched > first
+
+    def _read(self, path: Path) -> Claim:
+        """Return a claim; an ended one stays as it is. One that is being written says nothing yet."""
+        known = self._known.get(path)
+        if known is not None and known.ending is not None:
+            return known
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            claim = Claim(**content)
+        except (OSError, ValueError, TypeError):
+            return Claim()
+        self._known[path] = claim
+        return claim
+
+    def _server_time(self) -> float:
+        """Return the time by the clock of the folder's file server."""
+        clock = self._folder / f".clock-{self.session}"
+        clock.touch()
+        try:
+            return _touched(clock)
+        finally:
+            clock.unlink()
+
+    def _path(self, run: str, number: int) -> Path:
+        return self._folder / f"{run}.{number}"
+
+
+def _touched(path: Path) -> float:
+    with path.open("rb") as file:  # NFS asks its server when a file is opened
+        return os.fstat(file.fileno()).st_mtime
+
+
+def _node() -> str:
+    """Return what names this node and its processes' numbering: containers of one node may have their own."""
+    boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else socket.gethostname()
+    numbering = Path("/proc/self/ns/pid")
+    return f"{boot} {numbering.readlink() if numbering.is_symlink() else ''}"
+
+
+def _lives(pid: int, born: float) -> bool:
+    """Tell whether the process of that number, born then, is at work: not gone, nor dead and only not yet buried."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - born) < 1 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

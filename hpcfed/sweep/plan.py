@@ -1,0 +1,152 @@
+"""What a sweep consists of: every configuration × seed, checked against the recipe's schema before any starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.config.load import load_recipes
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.folder import PLACES, identity
+from hpcfed.setup import resolve
+from hpcfed.sweep.grid import Grid, Point, points
+
+LONGEST = 120
+"""Characters of a run's name, which file systems limit."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One run of a sweep.
+
+    Attributes:
+        name: unique in the sweep, fit for a file's name.
+        point: number of its configuration in `Plan.points`.
+        seed: in words.
+        recipe: resolved; its output lies in the sweep's folder.
+    """
+
+    name: str
+    point: int
+    seed: str
+    recipe: Recipe
+
+    @property
+    def digest(self) -> str:
+        """What tells this recipe from any other, its number of rounds included."""
+        return identity(self.recipe, PLACES)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep: its folder, its grids, their product, and the runs, all configurations of one seed before the next."""
+
+    name: str
+    folder: Path
+    grids: tuple[Grid, ...]
+    points: tuple[Point, ...]
+    units: tuple[Unit, ...]
+
+    def units_of(self, point: int) -> list[Unit]:
+        """Return the runs of one configuration, one a seed."""
+        return [unit for unit in self.units if unit.point == point]
+
+    def __str__(self) -> str:
+        seeds = len(self.units) // len(self.points)
+        return f"{_count(len(self.points), 'configuration')} × {_count(seeds, 'seed')}"
+
+
+def make_plan(
+    source: str | Path, overrides: Sequence[str], grids: Sequence[Grid], seeds: Sequence[int], output: Path | None
+) -> Plan:
+    """Check every configuration × seed, and name their folders.
+
+    Args:
+        source: the recipe's file.
+        overrides: ``section.key=value`` texts, applied before a configuration's own.
+        grids: see `hpcfed.sweep.grid`.
+        seeds: none: those of the recipe.
+        output: the sweep's folder; default: the recipe's output and ``-sweep``.
+
+    Raises:
+        InputError: some configuration cannot be run; it names the grid, or the configuration, to blame.
+    """
+    configurations = points(grids)
+    given = [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])]
+    try:
+        folder = Path.cwd() / (output or _beside(source, given, configurations[0]))
+    except InputError as error:
+        raise _blame(error, source, given, configurations[0]) from None
+    folder = Path(os.path.normpath(folder))
+    names = _names(configurations)
+    outputs = [folder / "runs" / name for name in names]
+    by_point = []
+    for path, point in zip(outputs, configurations, strict=True):
+        try:
+            by_point.append(_load(source, [*given, f"output={json.dumps(str(path))}"], point))
+        except InputError as error:
+            raise _blame(error, source, given, point) from None
+    units = [
+        Unit(name if recipe.output == path else f"{name}.{recipe.output.name}", number, _seed(recipe), recipe)
+        for recipes in zip(*by_point, strict=True)
+        for number, (name, path, recipe) in enumerate(zip(names, outputs, recipes, strict=True))
+    ]
+    first = units[0].recipe
+    if any(unit.recipe.stop.max_hours for unit in units):
+        remedy = "leave the end of the job to its time limit, or to a signal: timeout -s USR1 8h mpirun …"
+        raise InputError("stop.max_hours", where=str(source), expected="no such limit in a sweep", remedy=remedy)
+    return Plan(first.name, folder, tuple(grids), tuple(configurations), tuple(units))
+
+
+def _load(source: str | Path, given: Sequence[str], point: Point) -> list[Recipe]:
+    return [resolve(recipe) for recipe in load_recipes(source, [*given, *point.overrides])]
+
+
+def _beside(source: str | Path, given: Sequence[str], point: Point) -> Path:
+    """Return the recipe's output and ``-sweep``."""
+    output = load_recipes(source, [*given, *point.overrides, "seeds=[0]"])[0].output.parent
+    return output.with_name(f"{output.name}-sweep")
+
+
+def _blame(error: InputError, source: str | Path, given: Sequence[str], point: Point) -> InputError:
+    """Return the error of a configuration, naming the grid that it takes, or else all; the recipe's own as it is."""
+    try:
+        _load(source, given, Point((), ()))
+    except InputError as own:
+        if str(own) == str(error):
+            return error
+    for key, value in zip(point.keys, point.values, strict=True):
+        try:
+            _load(source, given, Point((key,), (value,)))
+        except InputError as alone:
+            if str(alone) == str(error):
+                return InputError(str(error), where=f"--grid {key}, value {value.label}")
+    return InputError(str(error), where=f"configuration {point.label}")
+
+
+def _names(configurations: Sequence[Point]) -> list[str]:
+    """Return a folder's name for each configuration: readable, and the same whatever else is in the grids."""
+    names = [re.sub(r"[^\w.,=+-]+", "-", point.label.replace(", ", ",")) for point in configurations]
+    repeated = Counter(names)
+    return [
+        name
+        if len(name) <= LONGEST and repeated[name] == 1
+        else f"{name[:LONGEST]}-{hashlib.sha256(' '.join(point.overrides).encode()).hexdigest()[:8]}"
+        for name, point in zip(names, configurations, strict=True)
+    ]
+
+
+def _seed(recipe: Recipe) -> str:
+    told = recipe.seed.model_dump()
+    return str(recipe.seed.model) if len(set(told.values())) == 1 else json.dumps(told)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,99 @@
+"""What a sweep has come to: its tables and pictures, and the lines that tell of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hpcfed.errors import Diverged, EnvironmentFailure, InputError
+from hpcfed.files import write_whole
+from hpcfed.sweep.claims import Claims
+from hpcfed.sweep.plan import Plan
+from hpcfed.sweep.run import stand
+from hpcfed.sweep.select import Candidate, Row, Rule, candidates, remarks
+from hpcfed.sweep.table import read_results, result_records, summary_records, write_tables
+
+SHOWN = 10
+"""Configurations that are shown on a terminal."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A sweep's runs, and its configurations by the rule, the best one first."""
+
+    plan: Plan
+    rows: tuple[Row, ...]
+    ranked: tuple[Candidate, ...]
+    rule: Rule
+
+    @property
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """The head and the first rows of the table of configurations, in text."""
+        head = ("rank", *(grid.key for grid in self.plan.grids), self.rule.column, "±", "runs")
+        return head, [self._row(candidate) for candidate in self.ranked[:SHOWN]]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said below the table."""
+        said = [f"{self.rule}, ± one standard deviation over seeds"]
+        if len(self.ranked) > SHOWN:
+            said.append(f"{len(self.ranked) - SHOWN} more in summary.csv")
+        return [*said, *remarks(self.plan, self.ranked)]
+
+    def _row(self, candidate: Candidate) -> tuple[str, ...]:
+        labels = [value.label for value in self.plan.points[candidate.point].values]
+        mean, std = ("" if math.isnan(value) else f"{value:.4g}" for value in (candidate.mean, candidate.std))
+        return str(candidate.rank or "–"), *labels, mean, std, candidate.status
+
+    def raise_if_failed(self) -> None:
+        """Say by an error that some runs came to nothing.
+
+        Raises:
+            EnvironmentFailure: some were refused, failed or were lost.
+            Diverged: all diverged.
+        """
+        broken = [row for row in self.rows if row.status in ("refused", "failed", "lost")]
+        if broken:
+            raise EnvironmentFailure(
+                f"{len(broken)} of {len(self.rows)} runs came to nothing, the first was {broken[0].status}",
+                where=str(broken[0].unit.recipe.output),
+                got=broken[0].message,
+                remedy="the same command with --retry tries them again",
+            )
+        if all(row.status == "diverged" for row in self.rows):
+            raise Diverged("every run of the sweep diverged", where=self.plan.name, remedy="sweep smaller step sizes")
+
+
+def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> Outcome:
+    """Write the tables and figures of what is there, and return it. On one rank alone.
+
+    Raises:
+        InputError: a run's record is damaged, or no run recorded what the rule asks for.
+        EnvironmentFailure: the disk refuses.
+    """
+    claims, seen = Claims(plan.folder, "report"), None
+    while (standing := stand(plan, claims)) != seen:  # another job may have ended a run, and written less than this one
+        rows, chosen = read_results(plan, standing, rule)
+        done = [row for row in rows if row.status == "finished"]
+        if rule is not None and done and not any(rule.column in row.metrics for row in done):
+            raise InputError(
+                f"no run recorded {rule.column}", where=str(plan.folder), remedy="select by another column"
+            )
+        ranked = candidates(plan, rows, chosen)
+        write_tables(plan, result_records(plan, rows, chosen), summary_records(plan, ranked), parquet=parquet)
+        seen = standing
+    outcome = Outcome(plan, tuple(rows), tuple(ranked), chosen)
+    _write_figures(outcome)
+    return outcome
+
+
+def _write_figures(outcome: Outcome) -> None:
+    from hpcfed.sweep.figures import draw
+
+    folder = outcome.plan.folder / "figures"
+    try:
+        for name, content in draw(outcome.plan, outcome.ranked, outcome.rule).items():
+            folder.mkdir(exist_ok=True)
+            write_whole(folder / name, content)
+    except OSError as error:
+        raise EnvironmentFailure(error.strerror or "cannot be written", where=str(folder)) from None

@@ -1,0 +1,252 @@
+"""The sweep itself: groups of ranks pull runs, one after another, until none is left or the job is asked to stop."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from hpcfed.config.load import dump_yaml
+from hpcfed.devices import Seat, take_seat
+from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.files import write_whole
+from hpcfed.folder import RunFolder
+from hpcfed.progress import QUIET_SECONDS, Reporter, clock
+from hpcfed.signals import Heard, heeded
+from hpcfed.sweep.claims import AGAIN, POLL, Claims, Standing
+from hpcfed.sweep.plan import Plan, Unit
+from hpcfed.world import World
+
+T = TypeVar("T")
+
+ENDINGS: dict[type[HpcfedError], str] = {
+    Diverged: "diverged",
+    Busy: "busy",
+    InputError: "refused",
+    EnvironmentFailure: "failed",
+    Stopped: "stopped",
+}
+"""What is recorded of a run that ended with an error of this very kind."""
+OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"}
+"""What lies in a sweep's folder."""
+
+
+def run_sweep(plan: Plan, world: World, groups: int | None = None, *, quiet: bool = False, retry: bool = False) -> bool:
+    """Run what is left of a sweep on all ranks; called on every rank.
+
+    Args:
+        plan: the same on every rank.
+        world: all ranks of the job.
+        groups: of ranks, each with a run of its own; default: as many as there are ranks, or runs.
+        quiet: whether rank 0 keeps its progress to itself.
+        retry: whether runs that were refused or failed are to be tried again.
+
+    Returns:
+        Whether a signal or the time limit ended it before its last run.
+
+    Raises:
+        InputError: more groups than ranks; or the folder holds other files, or another recipe's runs.
+    """
+    with world.united():
+        groups = min(world.size, len(plan.units)) if groups is None else groups
+        group = world.split(groups)
+        session = world.on_root(lambda: uuid.uuid4().hex[:12])
+        claims = Claims(plan.folder, session)
+        world.on_root(lambda: prepare(plan, claims, retry))
+        wanted = sorted({unit.recipe.device for unit in plan.units})
+        left = world.on_root(lambda: not all(standing.decided for standing in stand(plan, claims).values()))
+        seats: dict[str, Seat] = {device: take_seat(device, world) for device in wanted} if left else {}
+        teller = Teller(plan, claims, world, groups, speaks=world.is_root and not quiet)
+        with heeded(world) as heard:
+            _pull_all(plan, claims, group, seats, heard, teller)
+            teller.wait_for_others(heard)
+        stopped = any(world.gather(heard.name is not None or (group.is_root and claims.asked_to_stop())))
+        world.on_root(lambda: _files(plan, claims.forget_stop))
+        return stopped and world.on_root(lambda: not all(one.decided for one in stand(plan, claims).values()))
+
+
+def stand(plan: Plan, claims: Claims) -> dict[str, Standing]:
+    """Return how each run of the sweep stands, by its name."""
+    return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
+
+
+def prepare(plan: Plan, claims: Claims, retry: bool) -> None:
+    """Make the sweep's folder and check what is in it; write ``sweep.yaml``. On rank 0 alone.
+
+    Raises:
+        InputError: it holds other files, another recipe's run, or cannot be written.
+    """
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise InputError(
+            "the folder cannot be used", where=str(plan.folder), got=got, remedy="choose --output"
+        ) from None
+    foreign = sorted(present - OF_A_SWEEP)
+    if foreign or (present and "sweep.yaml" not in present):
+        got = ", ".join((foreign or sorted(present))[:3])
+        raise InputError(
+            "the folder holds files that are not a sweep's", where=str(plan.folder), got=got, remedy="choose --output"
+        )
+    standing = stand(plan, claims)
+    for unit in plan.units:
+        if standing[unit.name].open and unit.recipe.output.exists():
+            try:
+                RunFolder(unit.recipe.output).is_finished(unit.recipe)
+            except InputError:
+                if stand(plan, claims)[unit.name].open:  # else another job has just begun to write there
+                    raise
+    about: dict[str, Any] = {"sweep": plan.name, "runs": len(plan.units)}
+    about["grids"] = {grid.key: [value.label for value in grid.values] for grid in plan.grids}
+    about["seeds"] = list(dict.fromkeys(unit.seed for unit in plan.units))
+
+    def write() -> None:
+        write_whole(plan.folder / "sweep.yaml", dump_yaml(about))
+        for unit in plan.units:
+            if retry and standing[unit.name].claim.ending in AGAIN:
+                claims.reopen(unit.name, unit.digest, standing[unit.name])
+
+    _files(plan, write)
+
+
+@dataclass
+class Teller:
+    """Says on rank 0, in plain lines, how far all groups, and other jobs, have come."""
+
+    plan: Plan
+    claims: Claims
+    world: World
+    groups: int
+    speaks: bool
+    _began: float = field(default_factory=time.monotonic)
+    _spoke: float = 0.0
+    _decided: int = 0
+
+    def begin(self) -> None:
+        if not self.speaks:
+            return
+        counts = self._counts()
+        self._decided, self._spoke = counts["decided"], time.monotonic()
+        size = f"{self.world.size} rank{'s' * (self.world.size > 1)} in {self.groups} group{'s' * (self.groups > 1)}"
+        runs = f"{self.plan} = {len(self.plan.units)} runs, {counts['decided']} done"
+        print(f"{self.plan.name}: {runs}; {size}; {self.plan.folder}", flush=True)
+
+    def tell(self, *, now: bool = False) -> None:
+        """Say how many runs are done, what became of them, and how long the rest may take."""
+        if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
+            return
+        self._spoke = time.monotonic()
+        counts = self._counts()
+        others = [f"{counts[kind]} {kind}" for kind in ("diverged", *AGAIN) if counts[kind]]
+        told = f"{counts['decided']}/{len(self.plan.units)} runs done" + (f" ({', '.join(others)})" if others else "")
+        done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
+        if done and rest:
+            told += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
+        print(f"{self.plan.name}: {told}", flush=True)
+
+    def wait_for_others(self, heard: Heard) -> None:
+        """Go on telling until the other groups of this job have ended their runs."""
+        while self.speaks and any(s.held and s.vouched for s in self._own().values()) and heard.name is None:
+            time.sleep(POLL)
+            self.tell()
+
+    def _own(self) -> dict[str, Standing]:
+        standing = stand(self.plan, self.claims)
+        return {name: one for name, one in standing.items() if one.claim.session == self.claims.session}
+
+    def _counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for standing in stand(self.plan, self.claims).values():
+            counts["decided"] += standing.decided
+            counts["held"] += standing.held
+            counts[standing.claim.ending or ""] += standing.decided
+        return counts
+
+
+class _Between(Reporter):
+    """Says nothing of a run's rounds, but has the sweep tell of itself, and hears when another group is to stop."""
+
+    def __init__(self, unit: Unit, teller: Teller, heard: Heard, *, listens: bool):
+        super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
+        self._teller, self._heard, self._listens, self._looked = teller, heard, listens, time.monotonic()
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        self._teller.tell()
+        if self._listens and self._heard.name is None and time.monotonic() - self._looked >= POLL:
+            self._looked = time.monotonic()
+            if self._teller.claims.asked_to_stop():
+                self._heard.name = "a signal to another group"
+
+
+def _pull_all(
+    plan: Plan, claims: Claims, group: World, seats: Mapping[str, Seat], heard: Heard, teller: Teller
+) -> None:
+    """Run one unit after another, as this group, until there is none left for it or it is asked to stop."""
+    teller.begin()
+    avoided: set[str] = set()  # runs that another job holds, although its claim seemed dead
+
+    pull = partial(_next, plan, claims, heard, avoided)
+    while (taken := group.on_root(partial(_files, plan, pull))) is not None:
+        unit, number = taken
+        began = time.monotonic()
+        ending, message = _run(unit, number, claims, group, seats, heard, teller)
+        if ending == "busy":
+            avoided.add(unit.name)
+        end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
+        group.on_root(partial(_files, plan, end))
+        teller.tell(now=True)
+        if ending == "stopped" or any(group.gather(heard.name is not None)):
+            group.on_root(partial(_files, plan, claims.ask_to_stop))
+
+
+def _next(plan: Plan, claims: Claims, heard: Heard, avoided: set[str]) -> tuple[Unit, int] | None:
+    """Claim the next run; wait for those whose holders may be dead. None: nothing is left, or this job stops."""
+    while heard.name is None and not claims.asked_to_stop():
+        standing = stand(plan, claims)
+        for unit in plan.units:
+            if standing[unit.name].open and unit.name not in avoided:
+                number = claims.take(unit.name, unit.digest, standing[unit.name])
+                if number is not None:
+                    return unit, number
+        if not any(one.held and not one.vouched for one in standing.values()):
+            return None
+        time.sleep(POLL)
+    return None
+
+
+def _run(
+    unit: Unit, number: int, claims: Claims, group: World, seats: Mapping[str, Seat], heard: Heard, teller: Teller
+) -> tuple[str, str]:
+    """Run one unit on all ranks of the group; return how it ended, and what was said."""
+    from hpcfed.loop import train
+
+    folder, recipe = RunFolder(unit.recipe.output), unit.recipe
+    beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
+    try:
+        with beating, group.united(), _Between(unit, teller, heard, listens=group.is_root) as reporter:
+            if not group.on_root(lambda: folder.is_finished(recipe)):
+                train(recipe, folder, reporter, group, seats[recipe.device])
+    except HpcfedError as error:
+        if type(error) not in ENDINGS:  # another rank's defect
+            raise
+        return ENDINGS[type(error)], str(error)
+    return "finished", ""
+
+
+def _files(plan: Plan, function: Callable[[], T]) -> T:
+    """Call what reads or writes the sweep's files.
+
+    Raises:
+        EnvironmentFailure: the file system refuses.
+    """
+    try:
+        return function()
+    except OSError as error:
+        raise EnvironmentFailure("cannot be used", where=str(plan.folder), got=error.strerror or str(error)) from None

@@ -1,0 +1,171 @@
+"""Which configuration is best, by a rule such as the papers': a column's mean over the last K rounds, then over seeds.
+
+train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
+train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
+server_lr:last1:max          any column; the direction of accuracies and losses is known
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import InputError, nearest
+from hpcfed.report.read import METRICS
+from hpcfed.sweep.plan import Plan, Unit
+
+RULE = re.compile(r"([\w-]+?)(?::last(\d+))?(?::(max|min))?")
+LAST = 10
+"""Rounds that are averaged where the rule does not say."""
+USUAL = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
+"""Columns that are selected by where there is no rule: the first that was recorded."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How configurations are compared: the mean of `column` over the `last` rounds, the largest or smallest is best."""
+
+    column: str
+    last: int
+    largest: bool
+
+    def __str__(self) -> str:
+        rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
+        return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
+
+    def score(self, rows: Sequence[Mapping[str, Any]]) -> float:
+        """Return a run's mean, from its record; nan where the column was not recorded in the last rounds."""
+        found = [row.get(self.column) for row in rows[-self.last :]]
+        numbers = [float(value) for value in found if value is not None]
+        return statistics.fmean(numbers) if numbers else math.nan
+
+    def better(self, first: float, second: float) -> bool:
+        return first > second if self.largest else first < second
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run in the table: how it ended, the last value of each metric, and its score (nan without one)."""
+
+    unit: Unit
+    status: str
+    rounds: int
+    seconds: float
+    metrics: Mapping[str, float]
+    score: float
+    message: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration: its runs, and the mean and standard deviation of their scores over seeds.
+
+    Only one all of whose runs finished with a score that is a number has a mean, and a rank from 1.
+    """
+
+    point: int
+    rows: tuple[Row, ...]
+    mean: float
+    std: float
+    rank: int | None = None
+
+    @property
+    def status(self) -> str:
+        """``finished``, or what keeps it from being compared: ``1 of 5 diverged``."""
+        others = [row.status for row in self.rows if row.status != "finished"]
+        if not others:
+            return "finished" if math.isfinite(self.mean) else "no score"
+        worst = max(dict.fromkeys(others), key=others.count)
+        return worst if len(others) == len(self.rows) else f"{others.count(worst)} of {len(self.rows)} {worst}"
+
+
+def parse_rule(text: str, plan: Plan) -> Rule:
+    """Read a rule, and check that the plan's runs record what it needs.
+
+    Raises:
+        InputError: they do not, or it is none.
+    """
+    match, where = RULE.fullmatch(text), f"--select {text}"
+    if match is None:
+        raise InputError("a rule", where=where, expected="column:lastK, such as train_loss:last10", got=repr(text))
+    column, last, direction = match.groups()
+    first = plan.units[0].recipe
+    own = [f"{part}_{name}" for part in ("test", "train") for name in first.evaluate.metrics]
+    if column not in (*METRICS, *own):
+        raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, (*METRICS, *own)))
+    if direction is None and not column.endswith(("accuracy", "loss")):
+        raise InputError("a rule", where=where, expected=f"a direction, {text}:max or {text}:min", got=repr(text))
+    for unit in plan.units:
+        evaluate = unit.recipe.evaluate
+        every = {"test": evaluate.every, "train": evaluate.train.every}.get(column.partition("_")[0], 1)
+        if every == 0:
+            key = "evaluate.every" if column.startswith("test_") else "evaluate.train.every"
+            raise InputError(f"{column} is not recorded", where=where, remedy=f"set {key}=1")
+    fewest = min(unit.recipe.rounds for unit in plan.units)
+    if last is not None and not 1 <= int(last) <= fewest:
+        raise InputError("a rule", where=where, expected=f"the last 1 to {fewest} rounds", got=last)
+    largest = direction == "max" if direction else column.endswith("accuracy")
+    return Rule(column, int(last or min(LAST, fewest)), largest)
+
+
+def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, Any]]]) -> Rule:
+    """Return the rule where none is given: the last rounds of the first of `USUAL` that any run recorded."""
+    recorded = {column for rows in records for row in rows[-1:] for column in USUAL if row.get(column) is not None}
+    column = next((column for column in USUAL if column in recorded), USUAL[-1])
+    return Rule(column, min(LAST, *(unit.recipe.rounds for unit in plan.units)), column.endswith("accuracy"))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a run's ``metrics.jsonl``, none where there is no such file.
+
+    Raises:
+        InputError: a line is no JSON.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise InputError("not a run's record", where=str(path), got=str(error), remedy="remove the run") from None
+
+
+def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
+    """Return the configurations, the best first; equal ones in the grid's order, with one rank; then those without."""
+    found = []
+    for number in range(len(plan.points)):
+        own = tuple(row for row in rows if row.unit.point == number)
+        scores = [row.score for row in own if row.status == "finished" and math.isfinite(row.score)]
+        whole = len(scores) == len(own)
+        mean = statistics.fmean(scores) if whole else math.nan
+        std = statistics.stdev(scores) if whole and len(scores) > 1 else math.nan
+        found.append(Candidate(number, own, mean, std))
+    scored = [candidate for candidate in found if math.isfinite(candidate.mean)]
+    ranked = []
+    for candidate in sorted(scored, key=lambda one: -one.mean if rule.largest else one.mean):
+        rank = 1 + sum(rule.better(other.mean, candidate.mean) for other in scored)
+        ranked.append(Candidate(candidate.point, candidate.rows, candidate.mean, candidate.std, rank))
+    return ranked + [candidate for candidate in found if not math.isfinite(candidate.mean)]
+
+
+def remarks(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
+    """Return what the reader of a selection should know: ties, and a best value at the edge of its grid."""
+    best = [candidate for candidate in ranked if candidate.rank == 1]
+    said = []
+    if len(best) > 1:
+        others = "; ".join(plan.points[candidate.point].label for candidate in best[1:])
+        said.append(f"tied with {others}: the first in the grid's order is chosen")
+    for index, grid in enumerate(plan.grids if best else ()):
+        numbers, chosen = grid.numbers, plan.points[best[0].point].values[index].number
+        if numbers is not None and chosen is not None and len(numbers) > 2 and chosen in (min(numbers), max(numbers)):
+            said.append(f"{grid.key} is best at the edge of its grid, {chosen:g}: a wider one may hold a better value")
+    waiting = sum(row.status not in ("finished", "diverged") for candidate in ranked for row in candidate.rows)
+    if waiting:
+        said.append(f"{waiting} of {len(plan.units)} runs have no result, which may change the choice")
+    return said

@@ -1,0 +1,158 @@
+"""The results of a sweep as tidy tables: a row a run in ``results.csv``, a row a configuration in ``summary.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import write_whole
+from hpcfed.sweep.claims import Standing
+from hpcfed.sweep.plan import Plan
+from hpcfed.sweep.select import Candidate, Row, Rule, read_rows, usual_rule
+
+NOT_METRICS = ("round", "cohort", "skipped", "seconds")
+Record = dict[str, Any]
+
+
+def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None) -> tuple[list[Row], Rule]:
+    """Return a row for each run of the plan, and the rule that scored them; the usual one where none is given.
+
+    Raises:
+        InputError: a run's record is damaged.
+    """
+    records = {
+        unit.name: read_rows(unit.recipe.output / "metrics.jsonl") if standing[unit.name].decided else []
+        for unit in plan.units
+    }
+    chosen = rule or usual_rule(plan, records.values())
+    rows = []
+    for unit in plan.units:
+        one, record = standing[unit.name], records[unit.name]
+        status = str(one.claim.ending) if one.decided else "running" if one.held else one.claim.ending or "waiting"
+        rows.append(
+            Row(
+                unit=unit,
+                status="stopped" if status in ("busy", "again") else status,
+                rounds=len(record),
+                seconds=sum(row["seconds"]["total"] for row in record),
+                metrics=_final(record),
+                score=chosen.score(record) if status == "finished" else math.nan,
+                message=one.claim.message if one.decided else "",
+            )
+        )
+    return rows, chosen
+
+
+def _final(record: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the last value of each metric that has one."""
+    final: dict[str, float] = {}
+    for row in record:
+        final |= {name: value for name, value in row.items() if name not in NOT_METRICS and value is not None}
+    return final
+
+
+def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
+    """Return the table of runs: grid keys, seed, status, rounds, final metrics, score."""
+    names = _metric_names(rows)
+    return [
+        {
+            **_settings(plan, row.unit.point),
+            "seed": row.unit.seed,
+            "status": row.status,
+            "rounds": row.rounds,
+            **{name: row.metrics.get(name) for name in names},
+            "score": row.score if math.isfinite(row.score) else None,
+            "rule": str(rule),
+            "seconds": round(row.seconds, 3),
+            "folder": str(row.unit.recipe.output.relative_to(plan.folder)),
+            "message": row.message,
+        }
+        for row in rows
+    ]
+
+
+def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
+    """Return the table of configurations, the best first: mean and standard deviation over seeds of what finished."""
+    names = _metric_names([row for candidate in ranked for row in candidate.rows])
+    return [
+        {
+            "rank": candidate.rank,
+            **_settings(plan, candidate.point),
+            "status": candidate.status,
+            "runs": len(candidate.rows),
+            "finished": sum(row.status == "finished" for row in candidate.rows),
+            "score_mean": candidate.mean if math.isfinite(candidate.mean) else None,
+            "score_std": candidate.std if math.isfinite(candidate.std) else None,
+            **{key: value for name in names for key, value in _spread(name, candidate.rows).items()},
+        }
+        for candidate in ranked
+    ]
+
+
+def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record], *, parquet: bool) -> None:
+    """Write ``results.csv``, ``summary.csv`` and, if asked for, ``results.parquet`` into the sweep's folder.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    try:
+        write_whole(plan.folder / "results.csv", _csv(results))
+        write_whole(plan.folder / "summary.csv", _csv(summary))
+        if parquet:
+            write_whole(plan.folder / "results.parquet", _parquet(results))
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise EnvironmentFailure("the tables cannot be written", where=str(plan.folder), got=got) from None
+
+
+def check_parquet() -> None:
+    """Refuse a table in Parquet where it could not be written.
+
+    Raises:
+        InputError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install 'hpcfed[parquet]'") from None
+
+
+def _settings(plan: Plan, point: int) -> Record:
+    """Return a configuration's values by their keys, as numbers where the whole grid is of numbers."""
+    pairs = zip(plan.grids, plan.points[point].values, strict=True)
+    return {grid.key: value.text if grid.numbers is None else value.number for grid, value in pairs}
+
+
+def _metric_names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
+
+def _spread(name: str, rows: Sequence[Row]) -> Record:
+    values = [float(row.metrics[name]) for row in rows if row.status == "finished" and name in row.metrics]
+    return {
+        f"{name}_mean": statistics.fmean(values) if values else None,
+        f"{name}_std": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+def _csv(records: Sequence[Record]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _parquet(records: Sequence[Record]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: [record[name] for record in records] for name in records[0]}
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()

@@ -1,0 +1,159 @@
+"""A sweep as an array on the real SLURM: its jobs share the runs, and one that is killed is succeeded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT
+from tests.mpi.recipes import write_recipe
+from tests.slurm.conftest import Cluster
+from tests.sweep.conftest import endings, read_claims, read_table
+from tests.sweep.test_kill_and_resume import check_whole
+
+HPCFED = (sys.executable, "-m", "hpcfed")
+STEP = ROOT / "hpcfed" / "submit" / "step.sh.j2"
+SMALL = ("--grid", "local.lr=0.01,0.1,1", "--seeds", "2")
+LARGE = (
+    "rounds=40",
+    "--grid",
+    "local.lr=10**-3:10**0:6",
+    "--grid",
+    "algorithm.server_lr=10**-1:10**0:4",
+    "--seeds",
+    "2",
+)
+
+
+def submit(cluster: Cluster, place: Path, *arguments: str, jobs: int) -> str:
+    """Submit a sweep as an array, and return what was said."""
+    size = ("--array", str(jobs), "--time", "5", "--notice", "10", "--output", "swept")
+    done = cluster.call(*HPCFED, "sweep", "recipe.yaml", *arguments, *size, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def number_of(said: str) -> str:
+    return said.partition("submitted as job ")[2].partition(",")[0]
+
+
+def shared(place: Path) -> set[str]:
+    """The jobs that had a part in the sweep."""
+    (place / "run-sweep").exists() or (place / "run-sweep").symlink_to("swept")  # where `check_whole` looks
+    return {claim["session"] for claims in read_claims(place / "swept").values() for claim in claims}
+
+
+def test_the_jobs_of_an_array_share_the_runs(cluster: Cluster, place: Path) -> None:
+    write_recipe(place, rounds=20)
+    said = submit(cluster, place, *SMALL, jobs=2)
+    assert "#SBATCH --array=1-2\n" in said
+    number = number_of(said)
+    assert f"in the queue already, job {number}_" in submit(cluster, place, *SMALL, jobs=2)
+    for task in ("1", "2"):
+        ended = cluster.wait(f"{number}_{task}", JobState="COMPLETED", timeout=120)
+        assert ended["ExitCode"] == "0:0"
+        assert (place / f"swept-{number}_{task}.log").exists()
+    sessions = shared(place)
+    assert 0 < len(sessions) <= 2
+    check_whole(place, 6)
+    assert all(len(claims) == 1 for claims in read_claims(place / "swept").values())
+    assert len(read_table(place / "swept" / "summary.csv")) == 3
+    assert "finished already" in submit(cluster, place, *SMALL, jobs=2)
+    here = cluster.call(*HPCFED, "sweep", "recipe.yaml", *SMALL, "--output", "swept", cwd=place)
+    assert here.returncode == 0, here.stderr
+    assert "6 runs, 6 done" in here.stdout
+
+
+def test_the_ready_made_script(cluster: Cluster, place: Path, pmi: str) -> None:
+    program = place / "bin" / "hpcfed"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m hpcfed "$@"\n')
+    program.chmod(0o755)
+    script = (ROOT / "jobs" / "slurm" / "sweep.sbatch").read_text().replace("--mpi=pmi2", f"--mpi={pmi}")
+    (place / "sweep.sbatch").write_text(script)
+    options = ("--array=1-1", "--ntasks-per-node=2", f"--export=ALL,PATH={program.parent}:{cluster.env['PATH']}")
+    number = cluster.submit(*options, "sweep.sbatch", "recipe.yaml", "swept", "--grid=local.lr=0.1,1", cwd=place)
+    cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=120)
+    shared(place)
+    check_whole(place, 2)
+
+
+def kill(place: Path, finished: int, jobs: int) -> None:
+    """Kill the processes of so many jobs in the middle of a run, once so many runs are done."""
+    deadline = time.monotonic() + 300
+    killed: set[str] = set()
+    while len(killed) < jobs:
+        assert time.monotonic() < deadline
+        if endings(place / "swept")["finished"] >= finished:
+            for claims in read_claims(place / "swept").values():
+                holder = claims[-1]
+                if holder["ending"] is None and holder["session"] not in {"", *killed} and len(killed) < jobs:
+                    os.kill(holder["pid"], signal.SIGKILL)
+                    killed.add(holder["session"])
+        time.sleep(0.05)
+
+
+@pytest.mark.soak
+@pytest.mark.deadline(900)
+def test_24_configurations_of_2_seeds_with_a_job_killed_in_the_middle(cluster: Cluster, place: Path) -> None:
+    number = number_of(submit(cluster, place, *LARGE, jobs=3))
+    kill(place, finished=10, jobs=1)
+    states = {task: wait_until_over(cluster, f"{number}_{task}") for task in ("1", "2", "3")}
+    assert sorted(states.values()) == ["COMPLETED", "COMPLETED", "FAILED"]
+    shared(place)
+    check_whole(place, 48)
+
+
+@pytest.mark.soak
+@pytest.mark.deadline(900)
+def test_24_configurations_of_2_seeds_all_killed_and_submitted_again(cluster: Cluster, place: Path) -> None:
+    number = number_of(submit(cluster, place, *LARGE, jobs=3))
+    kill(place, finished=10, jobs=3)
+    assert {wait_until_over(cluster, f"{number}_{task}") for task in ("1", "2", "3")} == {"FAILED"}
+    done = {path: path.stat().st_mtime_ns for path in (place / "swept").rglob("model.safetensors")}
+    assert 0 < len(done) < 48
+    number = number_of(submit(cluster, place, *LARGE, jobs=3))
+    assert {wait_until_over(cluster, f"{number}_{task}") for task in ("1", "2", "3")} == {"COMPLETED"}
+    shared(place)
+    check_whole(place, 48)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+
+
+def wait_until_over(cluster: Cluster, number: str) -> str:
+    """Wait until a job has ended, and return how."""
+    deadline = time.monotonic() + 600
+    while (state := cluster.job(number)["JobState"]) in ("PENDING", "RUNNING", "COMPLETING"):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return state
+
+
+@pytest.mark.soak
+def test_what_is_cancelled_stays_cancelled(cluster: Cluster, place: Path) -> None:
+    number = number_of(submit(cluster, place, *LARGE, jobs=1))
+    deadline = time.monotonic() + 120
+    while endings(place / "swept")["finished"] < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert cluster.call("scancel", f"{number}_1", cwd=place).returncode == 0
+    time.sleep(15)  # it stops with something new saved, which else sends it back into the queue
+    assert endings(place / "swept")["stopped"] == 1
+    assert cluster.job(f"{number}_1")["JobState"] == "CANCELLED"
+
+
+def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Cluster, tmp_path: Path) -> None:
+    """The last task has the array's own number; who names it means all of them."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    deed = "if ((SLURM_ARRAY_TASK_ID == 1)); then exit 0; fi; sleep 2; touch run/checkpoints/round-1.json; exit 75"
+    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
+    (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
+    number = cluster.submit("--requeue", "--array=1-2", "job.sbatch", cwd=tmp_path)
+    cluster.wait(f"{number}_2", Restarts="1", timeout=30)
+    ended = cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=30)
+    assert ended["Restarts"] == "0"
+    assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0

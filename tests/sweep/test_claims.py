@@ -1,0 +1,151 @@
+"""A run belongs to one process at a time, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpcfed.sweep.claims import DEATHS, LEASE, Claims
+from tests.launch import ROOT
+from tests.sweep.conftest import endings, read_claims
+
+RUNS = [(f"lr=0.{number}", "digest") for number in range(30)]
+PULLER = """
+import sys
+from pathlib import Path
+from hpcfed.sweep.claims import Claims
+claims, runs = Claims(Path(sys.argv[1]), sys.argv[2]), [(f"lr=0.{n}", "digest") for n in range(30)]
+sys.stdin.readline()  # all begin together
+while True:
+    standing = claims.look(runs)
+    open_ = [run for run, _ in runs if standing[run].open]
+    if not open_:
+        break
+    number = claims.take(open_[0], "digest", standing[open_[0]])
+    if number is not None:
+        print(open_[0], flush=True)
+        claims.end(open_[0], number, "finished")
+"""
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hpcfed.sweep.claims import Claims
+claims = Claims(Path(sys.argv[1]), "holder")
+print(claims.take("lr=0.0", "digest", claims.look([("lr=0.0", "digest")])["lr=0.0"]), flush=True)
+time.sleep(60)
+"""
+
+
+def start(program: str, *arguments: object) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", program, *(str(argument) for argument in arguments)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def stand(claims: Claims):
+    return claims.look(RUNS[:1])["lr=0.0"]
+
+
+def test_of_processes_that_pull_together_each_run_goes_to_one(tmp_path):
+    jobs = [start(PULLER, tmp_path, f"job-{number}") for number in range(4)]
+    for job in jobs:
+        job.stdin.write("\n")
+        job.stdin.flush()
+    said = [job.communicate(timeout=60)[0].split() for job in jobs]
+    assert Counter(run for runs in said for run in runs) == {run: 1 for run, _ in RUNS}
+    assert endings(tmp_path) == {"finished": 30}
+
+
+def test_a_holder_that_is_killed_is_succeeded_and_one_that_lives_is_not(tmp_path):
+    claims = Claims(tmp_path, "other")
+    holder = start(HOLDER, tmp_path)
+    assert holder.stdout.readline() == "1\n"
+    assert (stand(claims).held, stand(claims).vouched, stand(claims).open) == (True, True, False)
+    assert claims.take("lr=0.0", "digest", type(stand(claims))()) is None  # as one who has not seen it yet
+    holder.send_signal(signal.SIGKILL)
+    while psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked how it ended
+        time.sleep(0.01)
+    assert (stand(claims).open, stand(claims).deaths) == (True, 1)
+    holder.communicate()
+    assert (stand(claims).open, stand(claims).deaths) == (True, 1)
+    assert claims.take("lr=0.0", "digest", stand(claims)) == 2
+    assert stand(claims).held
+
+
+def test_what_kills_its_holders_is_given_up_and_may_be_tried_again(tmp_path):
+    claims = Claims(tmp_path, "other")
+    for number in range(DEATHS):
+        holder = start(HOLDER, tmp_path)
+        assert holder.stdout.readline() == f"{number + 1}\n"
+        holder.kill()
+        holder.communicate()
+    assert claims.take("lr=0.0", "digest", stand(claims)) is None
+    assert (stand(claims).decided, stand(claims).claim.ending) == (True, "lost")
+    claims.reopen("lr=0.0", "digest", stand(claims))
+    assert (stand(claims).open, stand(claims).deaths) == (True, 0)
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_a_holder_on_another_node_is_known_by_its_touch(tmp_path):
+    far = Claims(tmp_path, "far")
+    assert far.take("lr=0.0", "digest", stand(far)) == 1
+    path = tmp_path / "claims" / "lr=0.0.1"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "node": "elsewhere"}))
+    near = Claims(tmp_path, "near")
+    age(path, LEASE / 2)
+    assert (stand(near).held, stand(near).vouched) == (True, False)
+    age(path, LEASE / 4)  # touched since
+    assert (stand(near).held, stand(near).vouched) == (True, True)
+    age(path, LEASE + 5)
+    assert stand(near).open
+    path.write_text("")  # it died before it could say who it was
+    assert stand(near).held
+    age(path, LEASE + 5)
+    assert stand(near).open
+
+
+def test_a_late_ending_of_one_that_seemed_dead_still_counts(tmp_path):
+    slow, quick = Claims(tmp_path, "slow"), Claims(tmp_path, "quick")
+    assert slow.take("lr=0.0", "digest", stand(slow)) == 1
+    path = tmp_path / "claims" / "lr=0.0.1"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "node": "elsewhere"}))
+    age(path, LEASE + 5)
+    assert quick.take("lr=0.0", "digest", stand(quick)) == 2
+    quick.end("lr=0.0", 2, "busy")  # the run folder's lock was still held
+    slow.end("lr=0.0", 1, "finished")
+    assert stand(Claims(tmp_path, "third")).claim.ending == "finished"
+
+
+def test_a_recipe_that_has_changed_is_not_done(tmp_path):
+    claims = Claims(tmp_path, "one")
+    claims.take("lr=0.0", "digest", stand(claims))
+    claims.end("lr=0.0", 1, "finished")
+    assert stand(claims).decided
+    assert claims.look([("lr=0.0", "more rounds")])["lr=0.0"].open
+    assert [claim["ending"] for claim in read_claims(tmp_path)["lr=0.0"]] == ["finished"]
+
+
+@pytest.mark.soak
+def test_one_that_has_been_succeeded_ends_its_job(tmp_path):
+    said: list[tuple[int, str]] = []
+    slow = Claims(tmp_path, "slow")
+    number = slow.take("lr=0.0", "digest", stand(slow))
+    with slow.held("lr=0.0", number, lambda code, message: said.append((code, message))):
+        (tmp_path / "claims" / "lr=0.0.2").write_text("")
+        deadline = time.monotonic() + 30
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert said[0][0] == 4
+    assert "another job has taken it over" in said[0][1]

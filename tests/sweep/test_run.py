@@ -1,0 +1,189 @@
+"""Sweeps through the command: what they leave, that they go on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+import hpcfed
+from hpcfed.sweep.grid import parse_grids
+from hpcfed.sweep.plan import make_plan
+from hpcfed.sweep.run import run_sweep
+from hpcfed.world import World
+from tests.launch import own_lines
+from tests.mpi.recipes import write_recipe, write_small
+from tests.sweep.conftest import endings, read_claims, read_table
+
+SWEEP = (
+    "sweep",
+    "recipe.yaml",
+    "--grid",
+    "local.lr=10**-2:10**-1:2",
+    "--grid",
+    "algorithm.server_lr=1,2",
+    "--seeds",
+    "2",
+)
+PICKY = """
+from pathlib import Path
+
+import torch
+
+
+class Linear(torch.nn.Linear):
+    def __init__(self, mood="good"):
+        self.mood = mood if Path("monday").exists() else "good"
+        if self.mood == "absent":
+            raise RuntimeError("no such mood")
+        super().__init__(12, 4)
+
+    def forward(self, x):
+        if self.mood == "bad" and len(x) > 1:
+            raise RuntimeError("bad mood")
+        return super().forward(x)
+"""
+"""A model that works, one that cannot be built, one that fails in training: the last two on Mondays."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep of 4 configurations × 2 seeds that is done, but not reported."""
+    folder = tmp_path_factory.mktemp("made")
+    write_small(folder)
+    grids = parse_grids(SWEEP[3:7:2])
+    recipe = write_recipe(folder, rounds=2, evaluate={"train": {"every": 1}})
+    plan = make_plan(recipe, [], grids, [0, 1], folder / "run-sweep")
+    assert run_sweep(plan, World(), quiet=True) is False
+    return plan.folder
+
+
+@pytest.fixture
+def swept(folder: Path, made: Path) -> Path:
+    """A copy of it beside the recipe."""
+    return shutil.copytree(made, folder / "run-sweep")
+
+
+def test_what_a_sweep_leaves(swept, folder, command):
+    done = command([*SWEEP, "--select", "train_loss:last2", "--parquet"], folder)
+    assert done.returncode == 0, done.stderr
+    assert endings(swept) == {"finished": 8}
+    results, summary = read_table(swept / "results.csv"), read_table(swept / "summary.csv")
+    assert len(results) == 8
+    assert {row["status"] for row in results} == {"finished"}
+    assert [row["rank"] for row in summary] == ["1", "2", "3", "4"]
+    assert (summary[0]["local.lr"], summary[0]["algorithm.server_lr"]) == ("0.1", "2.0")  # the longest steps
+    columns = parquet.read_table(swept / "results.parquet").to_pydict()
+    assert columns["train_loss"] == [float(row["train_loss"]) for row in results]
+    assert (swept / "figures" / "local.lr-algorithm.server_lr.png").stat().st_size > 5000
+
+    record = [json.loads(line) for line in (swept / results[5]["folder"] / "metrics.jsonl").read_text().splitlines()]
+    assert float(results[5]["train_loss"]) == record[-1]["train_loss"]
+    assert float(results[5]["score"]) == pytest.approx(sum(row["train_loss"] for row in record) / 2)
+
+    before = {
+        path: path.stat().st_mtime_ns for path in swept.rglob("*") if "runs" in path.parts or "claims" in path.parts
+    }
+    again = command([*SWEEP, "--select", "train_loss:last2"], folder)
+    assert again.returncode == 0
+    assert "8 runs, 8 done" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_run_of_a_sweep_is_that_run_alone(swept, folder):
+    result = hpcfed.run(
+        folder / "recipe.yaml",
+        ["local.lr=0.1", "algorithm.server_lr=2", "seed=1", f"output={folder / 'alone'}"],
+        quiet=True,
+    )
+    run = swept / "runs" / "local.lr=0.1,algorithm.server_lr=2" / "seed-1"
+    assert (run / "model.safetensors").read_bytes() == (result.folder / "model.safetensors").read_bytes()
+
+
+def test_seeds_are_paired(folder, command):
+    """All configurations see the same cohorts and, with one step, the same first batches; another seed sees others."""
+    write_recipe(folder, rounds=3, cohort={"size": 2}, local={"steps": 1, "batch_size": 5, "lr": 0.1})
+    methods = "algorithm={name: fedavg},{name: fedexp, eps: 1e-3},{name: scaffold}"
+    done = command(["sweep", "recipe.yaml", "-g", methods, "-g", "local.lr=0.01,0.3", "--seeds", "2", "-q"], folder)
+    assert done.returncode == 0, done.stderr
+    cohorts: dict[str, set[str]] = {}
+    losses: dict[str, set[float]] = {}
+    for row in read_table(folder / "run-sweep" / "results.csv"):
+        lines = (folder / "run-sweep" / row["folder"] / "metrics.jsonl").read_text().splitlines()
+        record = [json.loads(line) for line in lines]
+        cohorts.setdefault(row["seed"], set()).add(str([entry["cohort"] for entry in record]))
+        losses.setdefault(row["seed"], set()).add(record[0]["local_loss"])
+    assert [len(found) for found in (*cohorts.values(), *losses.values())] == [1, 1, 1, 1]
+    assert cohorts["0"] != cohorts["1"]
+    assert losses["0"] != losses["1"]
+
+
+def test_failures_are_isolated_and_may_be_tried_again(folder, command):
+    (folder / "picky.py").write_text(PICKY)
+    (folder / "monday").touch()
+    write_recipe(folder, model={"factory": "picky:Linear"})
+    grids = ("-g", "model.args={},{mood: absent},{mood: bad}", "-g", "algorithm.server_lr=1,1e40")
+    done = command(["sweep", "recipe.yaml", *grids], folder)
+    sweep = folder / "run-sweep"
+    assert done.returncode == 4
+    (line,) = own_lines(done.stderr)
+    assert "4 of 6 runs came to nothing, the first was refused" in line
+    assert "no such mood" in line
+    assert endings(sweep) == {"finished": 1, "diverged": 1, "refused": 2, "failed": 2}
+    assert "RuntimeError: bad mood" in read_table(sweep / "results.csv")[-1]["message"]
+    assert command(["sweep", "recipe.yaml", *grids], folder).returncode == 4
+    assert sum(endings(sweep).values()) == 6  # none was tried again
+
+    (folder / "monday").unlink()
+    fixed = command(["sweep", "recipe.yaml", *grids, "--retry"], folder)
+    assert fixed.returncode == 0, fixed.stderr
+    assert endings(sweep) == {"finished": 3, "diverged": 3, "refused": 2, "failed": 2, "again": 4}
+
+
+def test_more_values_rounds_and_seeds_may_be_added(swept, folder, command):
+    more = command([*SWEEP[:-4], "--grid", "algorithm.server_lr=1,2,3", "--seeds", "3", "--quiet"], folder)
+    assert more.returncode == 0, more.stderr
+    assert endings(swept) == {"finished": 18}
+    longer = command([*SWEEP, "--quiet", "rounds=4"], folder)
+    assert longer.returncode == 0, longer.stderr
+    assert endings(swept) == {"finished": 26}
+    assert {row["rounds"] for row in read_table(swept / "results.csv")} == {"4"}
+    assert all(len(claims) <= 2 for claims in read_claims(swept).values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "local.lrr=0.1,0.2"], "--grid local.lrr, value 0.1: recipe.yaml: unknown key 'local.lrr'; did"),
+        (["--grid", "algorithm.epss=1,2"], "--grid algorithm.epss, value 1: recipe: unknown key 'algorithm.epss'"),
+        (["--grid", "local.lr=0.1,-1"], "--grid local.lr, value -1: recipe.yaml: local.lr: expected greater than 0"),
+        (["--grid", "local.steps=1,2", "--grid", "local.epochs=1"], "--grid local.epochs, value 1: recipe.yaml: "),
+        (["--grid", "local.lr=0.1,0.2", "rounds=x"], "recipe.yaml: rounds: expected a valid integer, got 'x'"),
+        (["--groups", "2"], "groups: expected 1 to 1, the number of ranks, got 2"),
+        (["--select", "test_loss:last9"], "--select test_loss:last9: a rule: expected the last 1 to 2 rounds, got 9"),
+        (["stop={max_hours: 1}"], "stop.max_hours: expected no such limit in a sweep"),
+        (["--time", "10"], "an array of jobs: expected --array and --time"),
+        (["--output", "."], "the folder holds files that are not a sweep's"),
+        (["--output", "recipe.yaml"], "the folder cannot be used"),
+        (["--grid", "local.lr"], "--grid local.lr: a grid: expected section.key=values"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_refused_before_anything_starts(folder, command, arguments, message):
+    before = sorted(folder.rglob("*"))
+    done = command(["sweep", "recipe.yaml", *arguments], folder)
+    assert done.returncode == 2
+    (line,) = own_lines(done.stderr)
+    assert message in line
+    assert "torch" not in line
+    assert sorted(path for path in folder.rglob("*") if "run-sweep" not in path.parts) == before
+    assert not (folder / "run-sweep" / "runs").exists()
+
+
+def test_another_recipes_sweep_is_refused(swept, folder, command):
+    done = command([*SWEEP, "local.batch_size=7"], folder)
+    assert done.returncode == 2
+    assert "output holds another recipe's run" in done.stderr
+    assert "local.batch_size 10 there and 7 here" in done.stderr

@@ -1,0 +1,139 @@
+"""The papers' rules of selection, on records written by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.errors import InputError
+from hpcfed.sweep.claims import Claim, Standing
+from hpcfed.sweep.figures import draw, table_of
+from hpcfed.sweep.grid import parse_grids
+from hpcfed.sweep.plan import Plan, make_plan
+from hpcfed.sweep.select import candidates, parse_rule, remarks
+from hpcfed.sweep.table import read_results, result_records, summary_records
+
+ROUNDS = 50
+
+
+@pytest.fixture
+def plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Three by two configurations of two seeds, 50 rounds each."""
+    monkeypatch.chdir(folder)
+    grids = parse_grids(["local.lr=10**-2:10**0:3", "algorithm.server_lr=1,2"])
+    return make_plan("recipe.yaml", [f"rounds={ROUNDS}"], grids, [0, 1], None)
+
+
+def record(plan: Plan, scores: dict[int, tuple[float, float]], statuses: dict[int, str] | None = None):
+    """Write records: accuracy 0 but for the last ten rounds, where its mean is the configuration's and seed's score."""
+    standing = {}
+    for unit in plan.units:
+        score, status = scores.get(unit.point, (0.1, 0.1))[int(unit.seed)], (statuses or {}).get(unit.point, "finished")
+        output = unit.recipe.output
+        output.mkdir(parents=True, exist_ok=True)
+        with (output / "metrics.jsonl").open("w", encoding="utf-8") as file:
+            for number in range(1, ROUNDS + 1):
+                late = number > ROUNDS - 10
+                row = {"round": number, "train_accuracy": score + 0.001 * (-1) ** number if late else 0.9}
+                row |= {"train_loss": 1 - score if late else 5.0, "cohort": [0], "seconds": {"total": 0.5}}
+                file.write(json.dumps(row) + "\n")
+        standing[unit.name] = Standing(1, Claim(ending=status, recipe=unit.digest))
+    return standing
+
+
+def ranked(plan: Plan, text: str, standing):
+    rows, rule = read_results(plan, standing, parse_rule(text, plan))
+    return candidates(plan, rows, rule), rows, rule
+
+
+def test_the_highest_mean_accuracy_over_the_last_ten_rounds(plan):
+    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
+    best, rows, rule = ranked(plan, "train_accuracy:last10", standing)
+    assert [(one.point, one.rank) for one in best[:2]] == [(2, 1), (3, 2)]
+    assert best[0].mean == pytest.approx(0.65)
+    assert best[0].std == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    summary = summary_records(plan, best)[0]
+    assert (summary["local.lr"], summary["algorithm.server_lr"], summary["runs"]) == (0.1, 1.0, 2)
+    assert summary["train_accuracy_mean"] == pytest.approx(0.651)  # the last round alone
+    results = result_records(plan, rows, rule)
+    assert len(results) == 12
+    assert results[2] | {"score": 0.6} == results[2] | {"seed": "0", "rounds": 50, "seconds": 25.0, "score": 0.6}
+
+
+def test_the_lowest_mean_loss_over_the_last_rounds(plan):
+    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
+    best, _, rule = ranked(plan, "train_loss:last10", standing)
+    assert (best[0].point, best[0].mean) == (2, pytest.approx(0.35))
+    assert str(rule) == "smallest mean train_loss over the last 10 rounds"
+    best, _, _ = ranked(plan, "train_loss:last50", standing)
+    assert best[0].mean == pytest.approx((40 * 5 + 10 * 0.35) / 50)
+    best, _, _ = ranked(plan, "train_loss:last10:max", standing)
+    assert best[0].point == 0
+
+
+def test_what_diverged_on_any_seed_has_no_rank(plan):
+    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
+    seed_1 = next(unit for unit in plan.units_of(3) if unit.seed == "1")
+    standing[seed_1.name] = Standing(1, Claim(ending="diverged", recipe=seed_1.digest))
+    best, _, _ = ranked(plan, "train_accuracy:last10", standing)
+    assert best[0].point == 2
+    assert [(one.point, one.rank, one.status) for one in best[-2:]] == [
+        (3, None, "1 of 2 diverged"),
+        (5, None, "refused"),
+    ]
+    assert "2 of 12 runs have no result" in remarks(plan, best)[-1]
+
+
+def test_nothing_is_best_where_all_diverged(plan):
+    best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {}, dict.fromkeys(range(6), "diverged")))
+    assert {one.rank for one in best} == {None}
+    assert remarks(plan, best) == []
+    assert draw(plan, best, rule) == {}
+
+
+def test_ties_and_edges_are_told(plan):
+    best, _, _ = ranked(plan, "train_accuracy:last10", record(plan, {4: (0.7, 0.7), 5: (0.7, 0.7)}))
+    assert [(one.point, one.rank) for one in best[:3]] == [(4, 1), (5, 1), (0, 3)]
+    said = remarks(plan, best)
+    assert said[0].startswith("tied with local.lr=1, algorithm.server_lr=2: the first")
+    assert said[1].startswith("local.lr is best at the edge of its grid, 1:")
+    assert len(said) == 2
+
+
+def test_a_heat_map_shows_each_mean_at_its_place(plan):
+    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)}, {5: "diverged"})
+    best, _, rule = ranked(plan, "train_accuracy:last10", standing)
+    means, chosen = table_of(plan, 0, 1, {one.point: one for one in best}, rule)
+    assert means == pytest.approx(np.array([[0.1, 0.1], [0.65, 0.6], [0.1, math.nan]]), nan_ok=True)
+    assert np.argwhere(chosen).tolist() == [[1, 0]]
+    figures = draw(plan, best, rule)
+    assert list(figures) == ["local.lr-algorithm.server_lr.png", "local.lr-algorithm.server_lr.pdf"]
+    assert figures["local.lr-algorithm.server_lr.png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train_acuracy:last10", "no column 'train_acuracy'; did you mean 'train_accuracy'"),
+        ("train_loss:last", "expected column:lastK"),
+        ("train_loss:last0", "the last 1 to 50 rounds"),
+        ("train_loss:last51", "the last 1 to 50 rounds"),
+        ("server_lr:last1", "a direction, server_lr:last1:max or server_lr:last1:min"),
+        ("test_accuracy:last1:best", "expected column:lastK"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(plan, text, message):
+    with pytest.raises(InputError, match="--select") as refused:
+        parse_rule(text, plan)
+    assert message in str(refused.value)
+
+
+def test_a_rule_on_what_is_not_recorded_is_refused_before_anything_runs(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    silent = make_plan("recipe.yaml", ["evaluate={every: 1}"], [], [], None)
+    with pytest.raises(InputError, match=r"train_loss is not recorded; set evaluate\.train\.every=1"):
+        parse_rule("train_loss:last1", silent)
