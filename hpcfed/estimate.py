@@ -24,7 +24,7 @@ from hpcfed.errors import Diverged, InputError
 from hpcfed.folder import RunFolder
 from hpcfed.placement import homes, spread
 from hpcfed.reduce.exact import units_of
-from hpcfed.setup import assemble
+from hpcfed.setup import assemble, balances
 from hpcfed.simulation import Parts, Simulation
 from hpcfed.world import World
 
@@ -196,7 +196,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
         cohort = cohorts.round(round)
         at_home = home[cohort.clients].tolist()
-        where = spread(cohort.work.tolist(), at_home, ranks) if parts.spread else at_home
+        where = spread(cohort.work.tolist(), at_home, ranks) if balances(recipe, parts.method) else at_home
         load = np.bincount(where, weights=cohort.work, minlength=ranks)
         slowest.append(load.max())
         average.append(load.mean())

@@ -96,7 +96,7 @@ class ClientEvaluator:
         slots = np.zeros(shape, dtype=np.int64)
         values = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         w = w.to(self._parts.model.vector.device)
-        for client in np.flatnonzero(self._parts.home == world.rank).tolist():
+        for client in np.flatnonzero(self._parts.placement.home == world.rank).tolist():
             for place, model in enumerate(models):
                 self._load(model, w, round, client)
                 for number, sizes in enumerate(self._sizes.values()):

@@ -20,7 +20,7 @@ from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import InputError
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
-from hpcfed.placement import homes
+from hpcfed.placement import Placement, homes
 from hpcfed.products import check_product
 from hpcfed.rng import Purpose, torch_seed
 from hpcfed.staging import open_federation
@@ -140,20 +140,19 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
     room = {"device": _room(device, seat.sharing), "host": _room(torch.device("cpu"), seat.neighbours)}
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2)
     home = homes(federation.sizes, world.size)
-    spread = _may_spread(recipe.placement, method)
+    balanced = balances(recipe, method)
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
     like = _zeros(1, federation, dtype, device)
     parts = Parts(
         method=method,
         federation=federation,
         model=model,
-        engine=engine_for(recipe.local, model, loss, recipe.seed.batches, like, draws=draws, movable=spread),
+        engine=engine_for(recipe.local, model, loss, recipe.seed.batches, like, draws=draws, movable=balanced),
         stepping=Stepping(recipe.local),
         tuner=tuner_for(fine_tune, model, loss, recipe.seed.batches, draws=draws) if fine_tune is not None else None,
         shards=shards,
         cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
-        home=home,
-        spread=spread,
+        placement=Placement(home, world.size, balanced=balanced),
         clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
@@ -202,12 +201,9 @@ def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | N
         image_shape(() if tokens else federation.feature_shape, "local.augment")
 
 
-def _may_spread(placement: str, method: Method) -> bool:
-    if placement == "balanced" and method.local.stateful:
-        raise InputError(
-            f"placement: balanced with {method.name}, whose clients have a state", remedy="use placement: static"
-        )
-    return placement != "static" and not method.local.stateful
+def balances(recipe: Recipe, method: Method) -> bool:
+    """Return whether cohorts are spread over ranks by work; of its own accord where no state has to move for it."""
+    return recipe.placement == "balanced" or (recipe.placement == "auto" and not method.local.stateful)
 
 
 def _room(device: torch.device, sharing: int) -> int:

@@ -25,7 +25,8 @@ from hpcfed.data.format import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.flat import FlatModel
-from hpcfed.placement import spread
+from hpcfed.moves import Move, Moves
+from hpcfed.placement import Placement
 from hpcfed.reduce.exact import range_of
 from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.types import Ask, Means, Method, State, Who
@@ -48,12 +49,9 @@ class Parts:
     """Takes the steps of ``evaluate.clients.fine_tune``."""
     shards: Shards
     cohorts: Cohorts
-    home: np.ndarray
-    """Home rank of each client, (N,)."""
-    spread: bool
-    """Whether a round's cohort may leave home."""
+    placement: Placement
     clients: ClientStates
-    """States of the clients at home here, as far as they have taken part."""
+    """States of clients that have taken part: of those at home here, or trained here last."""
     evaluate_model: str
     skips_bad: bool
     """Whether a round goes on without a client whose training failed, instead of ending the run."""
@@ -107,6 +105,7 @@ class Simulation:
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._initial = self.w.to(self._device, copy=True)
+        self._moves = Moves(parts.clients, parts.method.local.begin(self._initial), parts.world)
 
     def round(self, round: int, *, asks: Ask = Ask.NOTHING, written: int = 0) -> Outcome:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
@@ -119,7 +118,7 @@ class Simulation:
         """
         started = time.perf_counter()
         cohort = self._parts.cohorts.round(round)
-        ranks = self._place(cohort)
+        ranks = self._parts.placement.place(cohort.clients, cohort.work, self._parts.engine.inseparable)
         work = known_work(self._parts.method, self._parts.stepping, cohort, round)
         self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
         states, failure = self._train(round, cohort, ranks, work)
@@ -141,6 +140,7 @@ class Simulation:
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {round}: the server's model is not finite", remedy=LOWER)
         local = sums.local_seconds
+        self._parts.placement.learn(ranks, cohort.work, local)
         waited = float(local.max() - local[self._world.rank])
         steps = int(sums.steps.sum())
         return Outcome(
@@ -187,14 +187,15 @@ class Simulation:
         which = self._parts.evaluate_model
         return evaluated_model(which, self.w, self._previous, self._mean_delta, self.shared).to(self._dtype)
 
-    def _place(self, cohort: Cohort) -> list[int]:
-        """Return the rank of each cohort member, (S,)."""
-        home = self._parts.home[cohort.clients].tolist()
-        if not self._parts.spread or self._world.size == 1:
-            return home
-        unit = self._parts.engine.inseparable
-        costs = np.add.reduceat(cohort.work, np.arange(0, len(home), unit)).tolist()
-        return np.repeat(spread(costs, home[::unit], self._world.size), unit)[: len(home)].tolist()
+    def _move(self, clients: np.ndarray, ranks: Sequence[int]) -> frozenset[int]:
+        """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""
+        home = self._parts.placement.home
+        if not (self._parts.placement.balanced and self._parts.method.local.stateful):
+            return frozenset()
+        placed = zip(clients.tolist(), home[clients].tolist(), ranks, strict=True)
+        moves = [Move(*move) for move in placed if move[1] != move[2] and self.touched[move[0]]]
+        home[clients] = ranks
+        return self._moves.begin(moves)
 
     def _train(
         self, round: int, cohort: Cohort, ranks: list[int], work: Work
@@ -204,13 +205,19 @@ class Simulation:
         w = self.w.to(self._device)
         shared = {name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()}
         mine = [place for place, rank in enumerate(ranks) if rank == self._world.rank]
-        together = self._parts.engine.together
+        arriving, together = self._move(cohort.clients, ranks), self._parts.engine.together
+        if self._parts.engine.inseparable > 1:
+            self._moves.finish()
+        else:  # those whose states are under way come last
+            mine.sort(key=lambda place: int(cohort.clients[place]) in arriving)
         groups = deque(mine[first : first + together] for first in range(0, len(mine), together))
         while groups:
             group = groups.popleft()
             client = int(cohort.clients[group[0]])
             self._parts.watch.stage(f"{whereabouts(self._parts.federation, round, client)}: training")
             try:
+                if arriving.intersection(cohort.clients[group].tolist()):
+                    self._moves.finish()
                 self._train_group(round, group, cohort, w, shared, work, states)
             except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
@@ -220,9 +227,11 @@ class Simulation:
                 explained = self._explain(error, round, int(cohort.clients[left[0]]))
                 if not self._parts.skips_bad or isinstance(error, InputError):
                     self._buffer.fail(left[0])
+                    self._moves.finish()
                     return {}, explained
                 for place in left:
                     self._buffer.skip(place)
+        self._moves.finish()
         return states, None
 
     def _train_group(

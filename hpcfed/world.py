@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,6 +63,16 @@ class World:
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
         return [value]
+
+    def exchange(
+        self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        """Begin to send tensors to ranks, and to receive some from ranks into tensors given; all on the host.
+
+        What two ranks send each other is received in the order in which it was sent. Returns a function that waits for
+        the end; until then nobody may touch the tensors.
+        """
+        return lambda: None
 
     def on_root(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 alone; every rank gets its result, or the same error."""
@@ -149,6 +159,13 @@ class MpiWorld(World):
     def split(self, groups: int) -> World:
         super().split(groups)
         return world_over(self._comm.Split(self.rank * groups // self.size, self.rank))
+
+    def exchange(
+        self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        requests = [self._comm.Irecv(tensor, source=rank) for tensor, rank in incoming]
+        requests += [self._comm.Isend(tensor, dest=rank) for tensor, rank in outgoing]
+        return lambda: self._mpi.Request.Waitall(requests)
 
     @contextmanager
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:

@@ -76,7 +76,7 @@ class Checkpoints:
         """
         names = self.simulation.replicated().keys()
         found = restore.newest(
-            self._folder, identity(self._recipe), names, self._layout, self._parts.home, self._world, say
+            self._folder, identity(self._recipe), names, self._layout, self._parts.placement.home, self._world, say
         )
         if found is None:
             return 0, {}

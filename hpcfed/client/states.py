@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -74,6 +74,12 @@ class ClientStates:
             for tier in self._tiers[1:]:
                 tier.forget(client)
             self._put(0, client, state)
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """Forget the states of clients that have moved to another rank."""
+        for client in clients:
+            for tier in self._tiers:
+                tier.forget(client)
 
     def snapshot(self) -> Mapping[int, State]:
         """Return all states by client as they are now, whatever is committed later.

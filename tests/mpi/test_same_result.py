@@ -98,6 +98,25 @@ def test_where_a_client_is_trained_changes_nothing(world, folder):
     assert left_by(runs[0]) == left_by(runs[1])
 
 
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedsplit"])
+def test_states_that_move_to_where_their_clients_are_trained_change_nothing(name, world, folder, monkeypatch):
+    """Also where the run stops in between, and goes on with every state at home again."""
+    moved = []
+    exchange = world.exchange
+    monkeypatch.setattr(world, "exchange", lambda *both: moved.append(both) or exchange(*both))
+    algorithm = {"name": name, **METHODS[name]}
+    base = {"algorithm": algorithm, "cohort": {"size": 3}, "rounds": 8, "client_state": "host"}
+    at_home = hpcfed.run(small(folder / "static", placement="static", **base), world=world, quiet=True)
+    assert not moved
+    spread = hpcfed.run(small(folder / "balanced", placement="balanced", **base), world=world, quiet=True)
+    assert any(world.gather(bool(moved))) == (world.size > 1)
+    halves = {**base, "placement": "balanced", "checkpoint": {"every": 1}}
+    for rounds in (4, 8):
+        twice = hpcfed.run(small(folder / "twice", **{**halves, "rounds": rounds}), world=world, quiet=True)
+    assert left_by(at_home) == left_by(spread)
+    assert left_by(at_home)[0] == left_by(twice)[0]
+
+
 def test_the_average_of_all_clients_is_what_it_says(world, folder):
     """One client after another: the average over both of the last models, the initial one where not yet trained."""
     world.on_root(lambda: (folder / "each.json").write_text("[[0], [1]]"))
