@@ -41,7 +41,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World) -
             world.on_root(lambda: folder.claim(recipe, done))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
-                facts = environment(world, parts.model.vector.device, parts.model.vector.dtype)
+                facts = environment(world, parts.model.vector.device, parts.model.vector.dtype, recipe.reduction)
                 world.on_root(lambda: folder.write("environment.json", facts))
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")

@@ -17,6 +17,7 @@ from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.format import Federation
 from hpcfed.devices import Seat, take_seat, takes_gpu_memory
 from hpcfed.errors import InputError
+from hpcfed.memory import keep_freed_memory
 from hpcfed.models.images import image_shape
 from hpcfed.placement import homes
 from hpcfed.products import check_product
@@ -94,6 +95,7 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
         InputError: the model does not fit the federation, or cannot be built, or there is no device as asked for.
         EnvironmentFailure: a GPU cannot be used.
     """
+    keep_freed_memory()
     seat = take_seat(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     return world.together(lambda: _assemble(recipe, federation, world, seat))
@@ -139,6 +141,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
         watch=Watchdog(seconds_of(recipe.watchdog), world),
+        reduction=recipe.reduction,
         sums_on_device=takes_gpu_memory(recipe.gpu_reduce, device, world),
         world=world,
     )

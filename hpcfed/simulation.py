@@ -25,7 +25,6 @@ from hpcfed.data.shards import Shards
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.flat import FlatModel
 from hpcfed.placement import spread
-from hpcfed.reduce.exact import range_of
 from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.types import Ask, Means, Method, State, Who
 from hpcfed.watchdog import Watchdog
@@ -54,6 +53,8 @@ class Parts:
     skips_bad: bool
     """Whether a round goes on without a client whose training failed, instead of ending the run."""
     watch: Watchdog
+    reduction: str
+    """Kind of the round's sums, ``exact`` or ``fast``."""
     sums_on_device: bool
     """Whether MPI reduces the device's memory itself, instead of a copy on the host."""
     world: World
@@ -93,7 +94,12 @@ class Simulation:
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._buffer = RoundBuffer(
-            parts.model.vector.numel(), self._dtype, self._device, parts.world, on_device=parts.sums_on_device
+            parts.model.vector.numel(),
+            self._dtype,
+            self._device,
+            parts.world,
+            kind=parts.reduction,
+            on_device=parts.sums_on_device,
         )
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
@@ -118,12 +124,12 @@ class Simulation:
         work = known_work(self._parts.method, self._parts.solver, cohort, round)
         self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
         states, failure = self._train(round, cohort, ranks, work)
-        trained = time.perf_counter()
+        trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
             sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
         reduced = time.perf_counter()
-        check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._dtype)
+        check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._buffer.range)
         means = self._means(round, cohort, sums, work)
         stepped = self._parts.method.server.step(self.w.double(), self.server, means)
         check_step(self._parts.method.name, stepped, self.w)
@@ -149,6 +155,7 @@ class Simulation:
             written=int(sums.written.min()),
             seconds={
                 "local": float(local.max()),
+                "convert": packed,
                 "wait": float((local.max() - local).mean()),
                 "reduce": max(reduced - trained - waited, 0.0),
                 "server": time.perf_counter() - reduced,
@@ -238,7 +245,7 @@ class Simulation:
             factor=float(work.factors[place]),
             loss_sum=local.loss_sum,
             steps=local.steps,
-            most=range_of(self._dtype) / len(cohort.clients) if self._parts.skips_bad else math.inf,
+            most=self._buffer.range / len(cohort.clients) if self._parts.skips_bad else math.inf,
         )
         if not added:
             log.warning(
