@@ -67,7 +67,7 @@ def _rounds(
     """
     simulation, world = checkpoints.simulation, parts.world
     stopping, time_left = Stopping(recipe.stop, progress.get("stopping")), TimeLeft(recipe.stop)
-    ended, early, round = time.perf_counter(), Ask.NOTHING, checkpoints.done
+    ended, worked, early, round = time.perf_counter(), time.process_time(), Ask.NOTHING, checkpoints.done
     while round < recipe.rounds and stopping.reason is None and not early:
         round += 1
         started = ended  # so that writing the record counts, with the round after it
@@ -80,7 +80,8 @@ def _rounds(
         scores = _evaluate(recipe, round, simulation, evaluator, world)
         ended = time.perf_counter()
         time_left.add(ended - started)
-        seconds = {"evaluate": ended - trained, "total": ended - started}
+        before, worked = worked, time.process_time()
+        seconds = {"evaluate": ended - trained, "total": ended - started, "cpu": worked - before}
         reporter.update(recorder.add(round, outcome, scores, seconds))
         stopping.add(scores)
         done = round == recipe.rounds or stopping.reason is not None

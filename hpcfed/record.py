@@ -125,7 +125,7 @@ def environment(world: World, device: torch.device, dtype: torch.dtype, reductio
         "packages": {name: _version(name) for name in PACKAGES},
         **world.describe(),
         "per_rank": everywhere,
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "memory_bytes": psutil.virtual_memory().total,
         "threads_per_rank": torch.get_num_threads(),
         "reduction": sums,
@@ -142,7 +142,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return what this host calls its processor, "" where it does not say."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")

@@ -95,10 +95,11 @@ def assemble(recipe: Recipe, world: World) -> tuple[Parts, Evaluator]:
         InputError: the model does not fit the federation, or cannot be built, or there is no device as asked for.
         EnvironmentFailure: a GPU cannot be used.
     """
-    keep_freed_memory()
     seat = take_seat(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
-    return world.together(lambda: _assemble(recipe, federation, world, seat))
+    assembled = world.together(lambda: _assemble(recipe, federation, world, seat))
+    keep_freed_memory()  # from here on: what sorting a large index took is given back
+    return assembled
 
 
 def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:

@@ -224,8 +224,8 @@ class Simulation:
         self, round: int, place: int, client: int, cohort: Cohort, w: Tensor, shared: State, work: Work
     ) -> State | None:
         """Train one client, add its report to the buffer, and return its next state."""
-        method, sizes = self._parts.method.local, self._parts.federation.sizes
-        who = Who(client, int(sizes[client]), float(sizes.mean()))
+        method, federation = self._parts.method.local, self._parts.federation
+        who = Who(client, int(federation.sizes[client]), federation.mean_size)
         state = self._parts.clients.get(client) or method.begin(self._initial)
         local = self._parts.solver.solve(
             w,
