@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 import sys
@@ -25,21 +24,22 @@ UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 
 @dataclass(frozen=True)
 class Job:
-    """A run as a batch job.
+    """A run, or a sweep, as a batch job.
 
     Attributes:
-        name, output: of the run; all its seeds' folders lie in `output` or are it.
-        arguments: of ``hpcfed run``, but for the output.
+        name, output: of the run, or the sweep; all folders of its seeds and settings lie in `output` or are it.
+        words: the command, as ``hpcfed`` takes it.
         nodes, ranks_per_node, threads: its size; threads are cores per rank.
         time: its limit, as sbatch takes it.
         notice: seconds before the limit at which the run is told to stop.
         options: more options of sbatch; a value of None makes a flag.
         requeue: whether the job puts itself back into the queue until the run is done.
+        array: how many such jobs share the work; None for one alone.
     """
 
     name: str
     output: Path
-    arguments: Sequence[str]
+    words: Sequence[str]
     nodes: int
     ranks_per_node: int
     threads: int
@@ -47,6 +47,7 @@ class Job:
     notice: int
     options: Mapping[str, str | int | None]
     requeue: bool
+    array: int | None = None
 
     @property
     def label(self) -> str:
@@ -79,7 +80,7 @@ def render(job: Job, site: Site) -> str:
         threads=job.threads,
         output=job.output,
         requeue=job.requeue,
-        run=[*launch, *python, "-m", "hpcfed", "run", *job.arguments, f"output={json.dumps(str(job.output))}"],
+        run=[*launch, *python, "-m", "hpcfed", *job.words],
     )
     return text.rstrip() + "\n"
 
@@ -102,7 +103,8 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
         "signal": f"B:USR1@{job.notice}",
         ("requeue" if job.requeue else "no-requeue"): None,
         "open-mode": "append",
-        "output": f'"{log}-%j.log"',
+        "output": f'"{log}-{"%j" if job.array is None else "%A_%a"}.log"',
+        **({} if job.array is None else {"array": f"1-{job.array}"}),
         **given,
     }
 

@@ -22,7 +22,7 @@ LEVELS = (
     {"loop"},
     {"api"},
     {"doctor", "bench", "estimate"},
-    {"submit"},
+    {"submit", "scaling"},
     {"cli"},
     {"__main__"},
 )
