@@ -26,7 +26,7 @@ class Reduced:
         num_bytes: that each rank gave to the Allreduce.
         bare: an Allreduce of as many bytes, of the same type, and nothing else.
         whole: opening the buffer, adding one vector, the Allreduce, and its result as float64.
-        pack, allreduce, unpack: the parts of it.
+        pack, allreduce, unpack: the parts of it; the Allreduce as the last rank to arrive sees it.
         over_bare: the median ratio of `whole` to `bare`, repetition by repetition.
     """
 
@@ -83,10 +83,13 @@ def _together(world: World, work: Callable[[], object]) -> float:
 
 
 def _summary(kind: str, entries: int, num_bytes: int, per_rank: list[list[tuple[float, ...]]]) -> Reduced:
-    slowest = 1e3 * np.array(per_rank).max(axis=0)[WARM_UP:]  # (repeats, 5)
-    bare, whole, pack, allreduce, unpack = np.median(slowest, axis=0).tolist()
-    over = float(np.median(slowest[:, 1] / slowest[:, 0]))
-    return Reduced(kind, entries, num_bytes, bare, whole, pack, allreduce, unpack, over)
+    times = 1e3 * np.array(per_rank)[:, WARM_UP:]  # (P, repeats, 5)
+    slowest = times.max(axis=0)
+    bare, whole, pack, _, unpack = np.median(slowest, axis=0).tolist()
+    allreduce = float(np.median(times[:, :, 3].min(axis=0)))  # the last rank to arrive waits for nobody
+    return Reduced(
+        kind, entries, num_bytes, bare, whole, pack, allreduce, unpack, float(np.median(slowest[:, 1] / slowest[:, 0]))
+    )
 
 
 def _word(kind: str) -> type[np.generic]:

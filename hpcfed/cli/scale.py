@@ -68,15 +68,14 @@ def command(
     from hpcfed.scaling.measure import measure_here
     from hpcfed.setup import resolve
 
+    loaded = load_recipe(recipe, overrides)
+    folder = (output or Path("runs") / f"{loaded.name}-{mode}").resolve()
     if here:
         from hpcfed.world import connect
 
-        world = connect()
-        folder = output or Path("runs") / f"{recipe.stem}-{mode}"
-        measure_here(recipe, overrides, mode, rounds, folder.resolve(), world)
+        measure_here(recipe, overrides, mode, rounds, folder, connect())
         return
-    resolved = resolve(load_recipe(recipe, overrides))
-    folder = (output or Path("runs") / f"{resolved.name}-{mode}").resolve()
+    resolved = resolve(loaded)
     if slurm and not job["time"]:
         raise InputError("--slurm", expected="--time, the limit of each job", got="none")
     sizes = _checked(resolved, mode, ranks)

@@ -32,10 +32,11 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
 }
 MEASURED, MODEL, IDEAL = LIGHT.groups[0], LIGHT.groups[1], LIGHT.groups[-1]
+PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "markerfacecolor": "none"}
 
 
 def draw(study: Study) -> bytes:
-    """Return the picture as PNG: dots are measured, the dashed line is the model, the dotted one would be ideal."""
+    """Return the picture as PNG: dots are measured, circles predicted, the dotted line would be ideal."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 6.0), layout="constrained")
         panels = figure.subplots(2, 2).ravel()
@@ -45,6 +46,8 @@ def draw(study: Study) -> bytes:
         _imbalance(panels[3], study)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
+        doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
+        figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": "hpcfed scale"})
     return buffer.getvalue()
@@ -53,14 +56,16 @@ def draw(study: Study) -> bytes:
 def _time(axes: Axes, study: Study) -> None:
     rows = study.rows
     axes.plot(*_line(rows, lambda row: row.seconds or 0.0), "o", color=MEASURED, label="measured")
-    modelled = [row for row in (*rows, *study.predictions) if row.modelled is not None]
+    modelled = [row for row in rows if row.modelled is not None]
     if modelled:
         axes.plot(*_line(modelled, lambda row: row.modelled or 0.0), "--", color=MODEL, label="model of cost")
+    if study.predictions:
+        told = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in _ends(study.predictions))}"
+        axes.plot(*_line(study.predictions, lambda row: row.modelled or 0.0), **PREDICTED, label=told)
     first = rows[0]
-    ends = sorted({first.ranks, *(row.ranks for row in (*rows, *study.predictions))})
     slope = 1 if study.mode == "strong" else 0
-    ideal = [(first.seconds or 0.0) * (first.ranks / ranks) ** slope for ranks in ends]
-    axes.plot(ends, ideal, ":", color=IDEAL, label="ideal")
+    ideal = [(first.seconds or 0.0) * (first.ranks / row.ranks) ** slope for row in rows]
+    axes.plot([row.ranks for row in rows], ideal, ":", color=IDEAL, label="ideal")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -68,20 +73,27 @@ def _time(axes: Axes, study: Study) -> None:
 
 
 def _share(axes: Axes, study: Study, label: str, value: Callable[[Row], float]) -> None:
-    axes.plot(*_line(study.rows, value), "o", color=MEASURED)
-    if study.predictions:
-        axes.plot(*_line(study.predictions, value), "--", color=MODEL, marker="_")
+    _values(axes, study, value)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, symbol=" %"))
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
     _ranks(axes, label)
 
 
 def _imbalance(axes: Axes, study: Study) -> None:
-    axes.plot(*_line(study.rows, lambda row: row.imbalance), "o", color=MEASURED)
+    _values(axes, study, lambda row: row.imbalance)
+    axes.set_ylim(bottom=0)
+    _ranks(axes, "slowest rank's work over average")
+
+
+def _values(axes: Axes, study: Study, value: Callable[[Row], float]) -> None:
+    axes.plot(*_line(study.rows, value), "o", color=MEASURED)
     if study.predictions:
-        axes.plot(*_line(study.predictions, lambda row: row.imbalance), "--", color=MODEL, marker="_")
-    axes.set_ylim(bottom=1)
-    _ranks(axes, "imbalance, slowest rank over average")
+        axes.plot(*_line(study.predictions, value), **PREDICTED)
+
+
+def _ends(rows: Sequence[Row]) -> list[float]:
+    cohorts = {row.cohort for row in rows}
+    return sorted({min(cohorts), max(cohorts)})
 
 
 def _line(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[int], list[float]]:

@@ -91,7 +91,7 @@ def fit(measured: Sequence[Measured]) -> CostModel:
     return CostModel(begin + end, member, each, latency, byte)
 
 
-def test(measured: Sequence[Measured]) -> list[Tested]:
+def held_out_errors(measured: Sequence[Measured]) -> list[Tested]:
     """Return predictions of what a fit did not know: each number of ranks by the others, and cohorts held out."""
     usable = [one for one in measured if _fits_any(one)]
     tested = []

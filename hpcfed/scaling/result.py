@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.scaling.measure import Measured, Sample
-from hpcfed.scaling.model import CostModel, Tested, fit, reduced_bytes, test
+from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
 from hpcfed.scaling.plan import Load, load
 
 
@@ -90,7 +90,9 @@ def study(
     predictions = []
     if model is not None:
         predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
-    return Study(recipe.name, mode, measured[0].machine, rows, model, test(measured), predictions, num_clients)
+    return Study(
+        recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), predictions, num_clients
+    )
 
 
 def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> Row:
