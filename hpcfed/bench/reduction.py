@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from hpcfed.reduce.fused import KINDS, RoundBuffer
 from hpcfed.world import World
 
 WARM_UP = 2
+ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,18 @@ def measure(world: World, entries: int, repeats: int) -> list[Reduced]:
     return [_summary(kind, entries, plain[kind].nbytes, world.gather(rows[kind])) for kind in buffers]
 
 
-def allreduce_seconds(world: World, sizes: Sequence[int], repeats: int) -> list[float]:
-    """Return the slowest rank's seconds of a bare Allreduce of each size in bytes, medians; called on every rank."""
+def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
+    """Return the slowest rank's seconds of a bare Allreduce of each size in bytes, medians; called on every rank.
+
+    Each size is repeated for about `ENOUGH` seconds.
+    """
     found = []
     for size in sizes:
         buffer = np.zeros(size // 8, np.int64)
-        times = [_together(world, partial(world.sum_in_place, buffer)) for _ in range(WARM_UP + repeats)]
-        found.append(median(np.max(world.gather(times), axis=0)[WARM_UP:].tolist()))
+        one = partial(_together, world, partial(world.sum_in_place, buffer))
+        first = max(world.gather(max(one() for _ in range(WARM_UP))))
+        times = [one() for _ in range(min(max(int(ENOUGH / first), FEWEST), MOST))]
+        found.append(float(np.median(np.max(world.gather(times), axis=0))))
     return found
 
 

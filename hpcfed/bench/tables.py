@@ -43,9 +43,9 @@ def rounds(timings: Sequence[Timing]) -> Table:
 
 
 def phases(timings: Sequence[Timing]) -> Table:
-    """Where a round's time goes, for those of `timings` that tell, as milliseconds and over the bare loop's round."""
+    """Where a round's time goes, for those of `timings` that tell, as milliseconds and over the first one's round."""
     base, told = timings[0], [timing for timing in timings if timing.phases]
-    table = blank("phase", *(heading for timing in told for heading in (f"ms, {timing.name}", "over bare")))
+    table = blank("phase", *(heading for timing in told for heading in (f"ms, {timing.name}", f"over {base.name}")))
     for phase in told[0].phases:
         cells = ((timing.phases[phase], timing.phases[phase] / base.wall) for timing in told)
         table.add_row(phase, *(text for ms, ratio in cells for text in (f"{ms:.3f}", f"{ratio:.3f}")))

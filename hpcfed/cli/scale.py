@@ -148,7 +148,12 @@ def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **jo
         raise InputError("--ranks-per-node", expected=f"a number that divides {count} ranks", got=str(each))
     nodes = max(1, count // each)
     is_done: Callable[[], bool] = path_of(folder, count).exists
-    size = {**job, "nodes": nodes, "ranks_per_node": min(each, count)}
+    size = {
+        **job,
+        "nodes": nodes,
+        "ranks_per_node": min(each, count),
+        "chain": 1,
+    }  # what was interrupted is not requeued
     submit_job(recipe, folder / f"ranks-{count}", words, is_done, **size)
 
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from hpcfed.api import Result
 
 TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
-PROBED = (8, 1 << 16, 1 << 20, 1 << 23)
+PROBED = (8, 1 << 16, 1 << 20)
 """Bytes of the Allreduces that are timed besides the round's own."""
-REPEATS = 15
 OUTSIDE = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "python_path")
 """Keys of the recipe that a measurement changes, or that change nothing in it."""
 
@@ -184,4 +183,4 @@ def _probe(world: World, vector_bytes: int) -> list[tuple[int, float]]:
     if world.size == 1:
         return []
     sizes = sorted({*PROBED, max(vector_bytes, 8)})
-    return list(zip(sizes, allreduce_seconds(world, sizes, REPEATS), strict=True))
+    return list(zip(sizes, allreduce_seconds(world, sizes), strict=True))
