@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hpcfed.cohort import Cohort
 from hpcfed.data.format import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
-from hpcfed.reduce.exact import range_of
 from hpcfed.reduce.fused import FAILED, SKIPPED, Sums
 from hpcfed.types import Report, Stepped
 from hpcfed.world import World
@@ -59,14 +57,15 @@ def check_sums(
     failure: HpcfedError | None,
     federation: Federation,
     world: World,
-    dtype: torch.dtype,
+    limit: float,
 ) -> None:
     """Raise, on every rank alike, what makes a round's sums unusable.
 
     Args:
         sums, round, cohort, ranks: of the round; which rank trained which member.
         failure: what went wrong on this rank, if anything.
-        federation, world, dtype: of the run.
+        federation, world: of the run.
+        limit: magnitude that the sums must stay below (`RoundBuffer.range`).
 
     Raises:
         EnvironmentFailure: the ranks' states differ, or the training of a client raised.
@@ -87,11 +86,11 @@ def check_sums(
     if len(bad):
         place = f"{whereabouts(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
         raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=LOWER)
-    if sums.largest.sum() >= range_of(dtype):
+    if sums.largest.sum() >= limit:
         raise Diverged(
             f"{whereabouts(federation, round, int(cohort.clients[np.argmax(sums.largest)]))}: "
-            "updates leave the range of the exact sums",
-            expected=f"magnitudes below {range_of(dtype):.0f} in total",
+            "updates leave the range of the sums",
+            expected=f"magnitudes below {limit:.7g} in total",
             got=f"{sums.largest.sum():.3g}",
             remedy=LOWER,
         )

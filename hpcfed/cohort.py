@@ -51,20 +51,19 @@ class Cohorts:
     def __init__(self, recipe: Recipe, sizes: np.ndarray, weights: str):
         self._recipe = recipe
         self._sizes = sizes
-        total = sizes.sum() if weights == "samples" else len(sizes)
-        self._q = (sizes if weights == "samples" else np.ones(len(sizes))) / total
+        self._total = sizes.sum() if weights == "samples" else None
         self._draw = self._sampler()
         self._budgets = self._read_budgets()
 
     def round(self, round: int) -> Cohort:
         """Return the cohort of a round, counted from 1."""
         clients = self._draw(round)
-        q = self._q[clients]
+        sizes = self._sizes[clients]
+        q = np.full(len(clients), 1 / len(self._sizes)) if self._total is None else sizes / self._total
         fraction = float(q.sum())
         shares = q / fraction if fraction > 0 else np.zeros(len(q))
         steps = self._steps(round, clients)
         batch_size = self._recipe.local.batch_size
-        sizes = self._sizes[clients]
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
         return Cohort(clients, shares, fraction, steps, self._guessed(steps), work)
 

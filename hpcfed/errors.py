@@ -43,7 +43,7 @@ class Busy(InputError):
 
 
 class Diverged(_Explained):
-    """Training produced numbers that are not finite, or left the range of the exact sums (exit code 3)."""
+    """Training produced numbers that are not finite, or left the range of the sums (exit code 3)."""
 
     exit_code = 3
 

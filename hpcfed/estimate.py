@@ -23,7 +23,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Diverged, InputError
 from hpcfed.folder import RunFolder
 from hpcfed.placement import homes, spread
-from hpcfed.reduce.exact import units_of
+from hpcfed.reduce.fused import KINDS
 from hpcfed.setup import assemble, balances
 from hpcfed.simulation import Parts, Simulation
 from hpcfed.world import World
@@ -123,7 +123,8 @@ def estimate(
         checkpoint = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation).bytes_at_most()
         state = sum(tensor.nbytes for tensor in parts.method.local.begin(simulation.w).values())
     slowest, average = _work(recipe, parts, whole, ranks)
-    reduced = num_vectors * len(units_of(simulation.w.dtype)) * simulation.w.numel() * 8
+    kind = KINDS[recipe.reduction]
+    reduced = num_vectors * kind.words_of(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
     round_seconds = slowest * measured.sample_seconds + measured.server_seconds
     if ranks > 1:
         round_seconds += reduced / (1e9 * allreduce)

@@ -69,7 +69,7 @@ class Evaluator:
         self._averages = loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
-        self._mine = np.flatnonzero((home == world.rank) & (federation.sizes > 0))
+        self._home = home
         self._world = world
         self._batch_size = batch_size
 
@@ -92,7 +92,7 @@ class Evaluator:
             for chunk in range(self._world.rank, num_chunks, self._world.size):
                 pairs[chunk] = self.sums(self._shards.test_chunk(chunk, self._batch_size))
             if train:
-                for client in self._mine:
+                for client in np.flatnonzero((self._home == self._world.rank) & (self._federation.sizes > 0)):
                     pairs[num_chunks + client] = self.sums(self._shards.client(int(client)))
         self._model.module.train()
         self._world.sum_in_place(slots)

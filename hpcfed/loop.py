@@ -48,7 +48,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
             world.on_root(lambda: folder.claim(recipe, done))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
-                facts = environment(world, parts.model.vector.device, parts.model.vector.dtype)
+                facts = environment(world, parts.model.vector.device, parts.model.vector.dtype, recipe.reduction)
                 world.on_root(lambda: folder.write("environment.json", facts))
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
@@ -82,7 +82,7 @@ def _rounds(
     """
     simulation, world = checkpoints.simulation, parts.world
     stopping, time_left = Stopping(recipe.stop, progress.get("stopping")), TimeLeft(recipe.stop)
-    ended, early, round = time.perf_counter(), Ask.NOTHING, checkpoints.done
+    ended, worked, early, round = time.perf_counter(), time.process_time(), Ask.NOTHING, checkpoints.done
     while round < recipe.rounds and stopping.reason is None and not early:
         round += 1
         started = ended  # so that writing the record counts, with the round after it
@@ -95,7 +95,8 @@ def _rounds(
         scores, of_clients = _evaluate(recipe, round, simulation, evaluators, world)
         ended = time.perf_counter()
         time_left.add(ended - started)
-        seconds = {"evaluate": ended - trained, "total": ended - started}
+        before, worked = worked, time.process_time()
+        seconds = {"evaluate": ended - trained, "total": ended - started, "cpu": worked - before}
         row = recorder.add(round, outcome, scores, of_clients, seconds)
         reporter.update(row)
         observers.round(row)

@@ -23,7 +23,8 @@ from hpcfed.evaluate import Scores
 from hpcfed.flat import FlatModel
 from hpcfed.folder import RunFolder
 from hpcfed.personal import COLUMNS, ClientScores
-from hpcfed.reduce.exact import range_of, units_of
+from hpcfed.reduce.exact import units_of
+from hpcfed.reduce.fused import KINDS
 from hpcfed.simulation import Outcome, Parts
 from hpcfed.version import __version__
 from hpcfed.world import World
@@ -112,8 +113,9 @@ def _round_off(value: float) -> float:
     return float(f"{value:.6f}")
 
 
-def environment(world: World, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def environment(world: World, device: torch.device, dtype: torch.dtype, reduction: str) -> dict[str, Any]:
     """Return ``environment.json``: what the run's bits depend on, and where it ran. Called on every rank."""
+    exact = reduction == "exact"
     here = {
         "host": platform.node(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
@@ -122,6 +124,10 @@ def environment(world: World, device: torch.device, dtype: torch.dtype) -> dict[
     }
     everywhere = world.gather(here)
     alike = len({(entry["device"], entry["instructions"]) for entry in everywhere}) == 1
+    doubts = ("reduction: fast adds in an order of its own", "the ranks differ in device or instruction set")
+    why_not = "; ".join(doubt for doubt, ruled_out in zip(doubts, (exact, alike), strict=True) if not ruled_out)
+    units = list(units_of(dtype)) if exact else None
+    sums = {"kind": reduction, "units": units, "range": KINDS[reduction].range_of(dtype)}
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hpcfed": __version__,
@@ -129,12 +135,12 @@ def environment(world: World, device: torch.device, dtype: torch.dtype) -> dict[
         "packages": {name: _version(name) for name in PACKAGES},
         **world.describe(),
         "per_rank": everywhere,
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "memory_bytes": psutil.virtual_memory().total,
         "threads_per_rank": torch.get_num_threads(),
-        "reduction": {"kind": "exact", "units": list(units_of(dtype)), "range": range_of(dtype)},
-        "bitwise": alike,
-        "bitwise_why_not": None if alike else "the ranks differ in device or instruction set",
+        "reduction": sums,
+        "bitwise": not why_not,
+        "bitwise_why_not": why_not or None,
     }
 
 
@@ -146,7 +152,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return what this host calls its processor, "" where it does not say."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
             return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")

@@ -18,6 +18,7 @@ from hpcfed.data.format import Federation
 from hpcfed.device_sums import device_sum
 from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import InputError
+from hpcfed.memory import keep_freed_memory
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
 from hpcfed.placement import Placement, homes
@@ -109,7 +110,9 @@ def assemble(recipe: Recipe, world: World, seat: Seat | None = None) -> tuple[Pa
     """
     own = seat or take_seat(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
-    return world.together(lambda: _assemble(recipe, federation, world, own))
+    assembled = world.together(lambda: _assemble(recipe, federation, world, own))
+    keep_freed_memory()  # from here on: what sorting a large index took is given back
+    return assembled
 
 
 def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:
@@ -157,6 +160,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
         watch=Watchdog(seconds_of(recipe.watchdog), world),
+        reduction=recipe.reduction,
         sum_on_device=device_sum(recipe.gpu_reduce, seat, world),
         world=world,
     )

@@ -27,7 +27,6 @@ from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.flat import FlatModel
 from hpcfed.moves import Move, Moves
 from hpcfed.placement import Placement
-from hpcfed.reduce.exact import range_of
 from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.types import Ask, Means, Method, State, Who
 from hpcfed.watchdog import Watchdog
@@ -56,6 +55,8 @@ class Parts:
     skips_bad: bool
     """Whether a round goes on without a client whose training failed, instead of ending the run."""
     watch: Watchdog
+    reduction: str
+    """Kind of the round's sums, ``exact`` or ``fast``."""
     sum_on_device: Callable[[Tensor], None] | None
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     world: World
@@ -95,13 +96,17 @@ class Simulation:
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._buffer = RoundBuffer(
-            parts.model.vector.numel(), self._dtype, self._device, parts.world, sum_on_device=parts.sum_on_device
+            parts.model.vector.numel(),
+            self._dtype,
+            self._device,
+            parts.world,
+            kind=parts.reduction,
+            sum_on_device=parts.sum_on_device,
         )
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
-        self._mean_samples = float(parts.federation.sizes.mean())
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._initial = self.w.to(self._device, copy=True)
@@ -122,12 +127,12 @@ class Simulation:
         work = known_work(self._parts.method, self._parts.stepping, cohort, round)
         self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
         states, failure = self._train(round, cohort, ranks, work)
-        trained = time.perf_counter()
+        trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
             sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
         reduced = time.perf_counter()
-        check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._dtype)
+        check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._buffer.range)
         means = self._means(round, cohort, sums, work)
         stepped = self._parts.method.server.step(self.w.double(), self.server, means)
         check_step(self._parts.method.name, stepped, self.w)
@@ -154,6 +159,7 @@ class Simulation:
             written=int(sums.written.min()),
             seconds={
                 "local": float(local.max()),
+                "convert": packed,
                 "wait": float((local.max() - local).mean()),
                 "reduce": max(reduced - trained - waited, 0.0),
                 "server": time.perf_counter() - reduced,
@@ -249,7 +255,7 @@ class Simulation:
         members, tasks = [], []
         for place in places:
             client = int(cohort.clients[place])
-            who = Who(client, int(sizes[client]), self._mean_samples)
+            who = Who(client, int(sizes[client]), self._parts.federation.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._initial)
             samples, tilt = self._parts.shards.client(client), method.tilt(w, shared, state, who)
             tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
@@ -264,7 +270,7 @@ class Simulation:
                 factor=float(work.factors[place]),
                 loss_sum=local.loss_sum,
                 steps=local.steps,
-                most=range_of(self._dtype) / len(cohort.clients) if self._parts.skips_bad else math.inf,
+                most=self._buffer.range / len(cohort.clients) if self._parts.skips_bad else math.inf,
             )
             if added and told.state is not None:
                 states[who.client] = told.state

@@ -54,7 +54,7 @@ class World:
     """Whether MPI takes buffers in CUDA memory; None where it does not say."""
 
     def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
-        """Replace an int64 buffer by its sum over ranks: one Allreduce."""
+        """Replace a buffer of int64 or float32 by its sum over ranks: one Allreduce."""
 
     def broadcast(self, value: T, root: int = 0) -> T:
         """Return the value of rank `root` on every rank."""

@@ -1,1 +1,1 @@
-"""What a local round costs beside a bare PyTorch loop: processes of their own, in turn, medians and ratios."""
+"""What rounds, starts and reductions cost beside the least they could: in turn, medians and ratios."""

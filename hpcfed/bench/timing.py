@@ -6,41 +6,89 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
+
+from hpcfed.bench.phases import median_ms
 from hpcfed.errors import EnvironmentFailure, InputError
 
 BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
+SAMPLED_EVERY = 0.1
+"""Seconds between looks at a contender's memory."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process that has ended well: what it printed, the seconds it took, and the most memory it held, bytes.
+
+    Resident memory: what it maps of the page cache counts, as soon as it has touched it.
+    """
+
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a contender took in one turn.
+
+    Attributes:
+        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is of rank 0, None where it was not told.
+        peak_bytes: the most memory the process held, None where a launcher stood between.
+        phases: milliseconds of a round by phase, medians; empty where they were not told.
+    """
+
+    wall: float
+    cpu: float | None = None
+    peak_bytes: int | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that trains the workload's rounds: its name, its command, and how to read its milliseconds a round."""
+    """Something to be timed: its name, its command, and what a turn took by how the process ended."""
 
     name: str
     command: Sequence[str]
-    read: Callable[[str], float]
+    read: Callable[[Done], Turn]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A contender's milliseconds a round, one median per repeat, in the order of the repeats."""
+    """A contender's turns, in order."""
 
     name: str
-    milliseconds: tuple[float, ...]
+    turns: tuple[Turn, ...]
 
     @property
-    def median(self) -> float:
-        """Median over the repeats."""
-        return median(self.milliseconds)
+    def wall(self) -> float:
+        """Milliseconds of a round, median over the turns."""
+        return median(turn.wall for turn in self.turns)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of a round by phase, medians over the turns."""
+        return {name: median(turn.phases[name] for turn in self.turns) for name in self.turns[0].phases}
 
     def over(self, other: Timing) -> tuple[float, float, float]:
-        """Return the least, the median and the largest ratio to `other`, repeat by repeat."""
-        ratios = sorted(a / b for a, b in zip(self.milliseconds, other.milliseconds, strict=True))
+        """Return the least, the median and the largest ratio of wall times to `other`, turn by turn."""
+        ratios = sorted(mine.wall / theirs.wall for mine, theirs in zip(self.turns, other.turns, strict=True))
         return ratios[0], median(ratios), ratios[-1]
+
+    def cpu_over(self, other: Timing) -> float | None:
+        """Return the median ratio of CPU times to `other`, None where one does not tell them."""
+        pairs = zip(self.turns, other.turns, strict=True)
+        ratios = [mine.cpu / theirs.cpu for mine, theirs in pairs if mine.cpu and theirs.cpu]
+        return median(ratios) if ratios else None
 
 
 def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
@@ -51,30 +99,44 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
     """
     if not BARE.is_file():
         raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
-    command = [sys.executable, str(BARE), workload, str(folder), str(rounds), str(warm_up)]
-    return Contender("bare", command, lambda output: last_json(output)["ms_med"])
+    model = workload.partition("-")[0]
+    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up)]
+    return own("bare", command)
 
 
 def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
     """`hpcfed run` on some ranks; a round's time is from the start of one to the start of the next."""
     output = folder / f"run-{ranks}"
-    arguments = [f"rounds={rounds + warm_up}", f"output={output}"]
-    command = [sys.executable, "-m", "hpcfed", "run", "--quiet", str(folder / "recipe.yaml"), *arguments]
-    if ranks > 1:
-        command = [mpirun(), "-n", str(ranks), *command]
+    command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
-    def read(_: str) -> float:
+    def read(done: Done) -> Turn:
         with (output / "metrics.jsonl").open(encoding="utf-8") as record:
-            total = [json.loads(line)["seconds"]["total"] for line in record]
+            seconds = [json.loads(line)["seconds"] for line in record][warm_up:]
         shutil.rmtree(output)
-        return 1e3 * median(total[warm_up:])
+        return Turn(
+            wall=1e3 * median(row["total"] for row in seconds),
+            cpu=1e3 * median(row["cpu"] for row in seconds),
+            peak_bytes=done.peak_bytes if ranks == 1 else None,
+            phases=median_ms(seconds),
+        )
 
     return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
 
 
 def own(name: str, command: Sequence[str]) -> Contender:
-    """The user's own loop: a command whose last line with a JSON object holds ``ms_med``."""
-    return Contender(name, command, lambda output: last_json(output)["ms_med"])
+    """A loop of somebody's: its last line with a JSON object has ``ms_med``, and ``cpu_ms_med`` if it is known."""
+
+    def read(done: Done) -> Turn:
+        told = last_json(done.output)
+        return Turn(wall=told["ms_med"], cpu=told.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
+
+    return Contender(name, command, read)
+
+
+def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
+    """Return the command of a quiet run on some ranks of this machine."""
+    launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+    return [*launch, sys.executable, "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
 
 
 def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str], None]) -> list[Timing]:
@@ -83,19 +145,56 @@ def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str],
     Raises:
         EnvironmentFailure: a contender failed.
     """
-    found: list[list[float]] = [[] for _ in contenders]
+    found: list[list[Turn]] = [[] for _ in contenders]
     for repeat in range(1, repeats + 1):
-        for contender, milliseconds in zip(contenders, found, strict=True):
-            done = subprocess.run(contender.command, capture_output=True, text=True)
-            if done.returncode != 0:
-                last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-                raise EnvironmentFailure(f"{contender.name} failed with exit code {done.returncode}", got=last)
-            milliseconds.append(contender.read(done.stdout))
-        tell(
-            f"  {repeat}/{repeats}  "
-            + "  ".join(f"{c.name} {m[-1]:.1f} ms" for c, m in zip(contenders, found, strict=True))
-        )
-    return [Timing(c.name, tuple(m)) for c, m in zip(contenders, found, strict=True)]
+        for contender, turns in zip(contenders, found, strict=True):
+            turns.append(contender.read(run_to_end(contender.name, contender.command)))
+        told = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
+        tell(f"  {repeat}/{repeats}  {'  '.join(told)}")
+    return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
+
+
+def run_to_end(name: str, command: Sequence[str]) -> Done:
+    """Run a command, and return what it took.
+
+    Raises:
+        EnvironmentFailure: it failed.
+    """
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        with _watched_memory(process.pid) as seen:
+            process.wait()
+        seconds = time.perf_counter() - started
+        stdout.seek(0)
+        stderr.seek(0)
+        output, errors = stdout.read(), stderr.read()
+    if process.returncode != 0:
+        last = (errors.strip() or output.strip() or "no output").splitlines()[-1]
+        raise EnvironmentFailure(f"{name} failed with exit code {process.returncode}", got=last)
+    return Done(output, seconds, max(seen))
+
+
+@contextmanager
+def _watched_memory(pid: int) -> Iterator[list[int]]:
+    """Collect a process's resident memory, bytes, a few times a second.
+
+    The system's own record of the peak is of no use: it begins with that of the process that started this one.
+    """
+    seen, over, process = [0], threading.Event(), psutil.Process(pid)
+
+    def watch() -> None:
+        with suppress(psutil.Error):  # it has ended
+            while not over.wait(SAMPLED_EVERY):
+                seen.append(process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
 
 
 def mpirun() -> str:

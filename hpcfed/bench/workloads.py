@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Workload:
         letter: as in the tables of results.
         title: for people.
         model: the recipe's ``model``.
-        clients, samples, features, classes: N, n_i, shape of a sample and labels.
+        clients, samples, shape, classes: N, n_i, shape of a sample, and its labels.
         cohort, batch_size: S and B.
     """
 
@@ -34,17 +35,30 @@ class Workload:
     model: dict[str, Any]
     clients: int
     samples: int
-    features: int
+    shape: tuple[int, ...]
     classes: int
     cohort: int
     batch_size: int
 
 
+LOGISTIC = Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, (60,), 5, cohort=20, batch_size=5)
 WORKLOADS = {
     "mlp": Workload(
-        "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, 784, 10, cohort=10, batch_size=50
+        "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, (784,), 10, cohort=10, batch_size=50
     ),
-    "logistic": Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, 60, 5, cohort=20, batch_size=5),
+    "cnn": Workload(
+        "B",
+        "CNN conv5(64)-pool-conv5(64)-pool-394-192-10",
+        {"name": "feddyn-cnn", "hidden": 394},
+        20,
+        100,
+        (3, 32, 32),
+        10,
+        cohort=4,
+        batch_size=50,
+    ),
+    "logistic": LOGISTIC,
+    "logistic-200": replace(LOGISTIC, letter="C200", cohort=200),
 }
 
 
@@ -53,7 +67,7 @@ def write_workload(name: str, folder: Path) -> None:
     work = WORKLOADS[name]
     rng = np.random.Generator(np.random.Philox(1234))
     count = work.clients * work.samples
-    x = (0.5 * rng.standard_normal((count, work.features))).astype(np.float32)
+    x = (0.5 * rng.standard_normal((count, prod(work.shape)), dtype=np.float32)).reshape(count, *work.shape)
     y = rng.integers(work.classes, size=count, dtype=np.uint8)
     owner = np.repeat(np.arange(work.clients), work.samples)
     dataset = Dataset(name=name, task="classification", x=x, y=y, num_classes=work.classes)

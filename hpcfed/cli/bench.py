@@ -1,33 +1,73 @@
-"""``hpcfed bench``: what a round costs beside the bare loop, in the same run."""
+"""``hpcfed bench``: what rounds, starts, reductions and a large index cost, each beside the least it could."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from hpcfed.bench.timing import Timing, bare, in_turn, ours, own
-from hpcfed.bench.workloads import WORKLOADS, write_workload
-from hpcfed.errors import InputError, nearest
-from hpcfed.files import write_whole
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpcfed.bench.timing import Timing
+
+WORKLOADS = ("mlp", "cnn", "logistic", "logistic-200")
+ENTRIES = (100_000, 1_000_000, 11_000_000)
+
+repeats = click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each.")
+json_file = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Also write all figures, and the machine's, here."
+)
 
 
-@click.command("bench")
+def rounds_of(count: int) -> Any:
+    """Options for how many rounds a turn has."""
+    counted = click.option(
+        "--rounds", type=click.IntRange(1, 300), default=count, show_default=True, help="Rounds of a turn."
+    )
+    warm_up = click.option(
+        "--warm-up", type=click.IntRange(0, 99), default=5, show_default=True, help="Rounds before them, not counted."
+    )
+    return lambda function: counted(warm_up(function))
+
+
+class _RoundsUnlessNamed(click.Group):
+    """A group in which what names no subcommand is for ``rounds``: ``hpcfed bench mlp --repeats 3``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in self.get_help_option_names(ctx)):
+            args = ["rounds", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("bench", cls=_RoundsUnlessNamed)
+def command() -> None:
+    """Time hpcfed beside the least that its work could take; `rounds` unless another is named.
+
+    Contenders are processes of their own, one thread a rank, and take turns; ratios are taken turn by turn. On a
+    machine that does something else meanwhile believe the ratios, and not much.
+    """
+
+
+@command.command("rounds")
 @click.argument("workloads", nargs=-1, metavar=f"[{'|'.join(WORKLOADS)}]...")
-@click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each contender.")
-@click.option("--rounds", type=click.IntRange(min=1, max=300), default=25, show_default=True, help="Rounds of a turn.")
-@click.option("--warm-up", type=click.IntRange(min=0, max=99), default=5, show_default=True, help="Rounds not counted.")
+@repeats
+@rounds_of(25)
 @click.option("--ranks", type=click.IntRange(min=1), multiple=True, default=(1,), show_default=True, help="Repeatable.")
 @click.option(
-    "--own", "own_loop", metavar="COMMAND", help='Your own loop; its last line is a JSON object with "ms_med".'
+    "--own",
+    "own_loop",
+    metavar="COMMAND",
+    help='Your own loop; its last line is a JSON object with "ms_med" (and "cpu_ms_med").',
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Also write the figures here.")
-def command(
+@json_file
+def rounds_command(
     workloads: tuple[str, ...],
     repeats: int,
     rounds: int,
@@ -36,18 +76,22 @@ def command(
     own_loop: str | None,
     json_file: Path | None,
 ) -> None:
-    """Time rounds of WORKLOADS (default: all) beside a bare PyTorch loop on one thread.
+    """Time rounds of WORKLOADS (default: all) beside a bare PyTorch loop, and say where their time goes.
 
-    Each contender is a process of its own with the default environment; they take turns, and ratios are taken turn by
-    turn. Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
+    Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
     """
-    console = Console()
+    from hpcfed.bench import tables
+    from hpcfed.bench.timing import bare, in_turn, ours, own
+    from hpcfed.bench.workloads import WORKLOADS as KNOWN
+    from hpcfed.bench.workloads import write_workload
+    from hpcfed.errors import InputError, nearest
+
     results = {}
-    for name in workloads or tuple(WORKLOADS):
-        if name not in WORKLOADS:
-            raise InputError(f"unknown workload {name!r}", remedy=nearest(name, WORKLOADS))
-        work = WORKLOADS[name]
-        console.print(f"{work.letter}: {work.title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
+    for name in workloads or WORKLOADS:
+        if name not in KNOWN:
+            raise InputError(f"unknown workload {name!r}", remedy=nearest(name, KNOWN))
+        work = KNOWN[name]
+        _tell(f"{work.letter}: {work.title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
             write_workload(name, folder)
@@ -55,21 +99,101 @@ def command(
             contenders += [ours(folder, rounds, warm_up, count) for count in ranks]
             if own_loop is not None:
                 contenders.append(own("own loop", shlex.split(own_loop)))
-            timings = in_turn(contenders, repeats, lambda line: console.print(line, highlight=False))
-        console.print(_table(timings))
-        results[name] = {timing.name: timing.milliseconds for timing in timings}
-    if json_file is not None:
-        write_whole(json_file, json.dumps(results, indent=1) + "\n")
+            timings = in_turn(contenders, repeats, _tell)
+        _show(tables.rounds(timings), tables.phases(timings))
+        results[name] = _plain(timings)
+    _keep(json_file, "rounds", results)
 
 
-def _table(timings: list[Timing]) -> Table:
-    """Milliseconds and ratios to the bare loop, and to one rank where several were timed."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("contender", "ms a round", "over bare", "(least … largest)", "over the first of ours"):
-        table.add_column(heading, justify="left" if heading == "contender" else "right")
-    base, first = timings[0], timings[1]
-    for timing in timings:
-        least, middle, largest = timing.over(base)
-        own_ratio = f"{timing.over(first)[1]:.3f}" if timing.name.startswith("hpcfed") else ""
-        table.add_row(timing.name, f"{timing.median:.2f}", f"{middle:.3f}", f"({least:.3f} … {largest:.3f})", own_ratio)
-    return table
+@command.command("start")
+@repeats
+@click.option("--ranks", type=click.IntRange(min=1), multiple=True, default=(1,), show_default=True, help="Repeatable.")
+@json_file
+def start_command(repeats: int, ranks: tuple[int, ...], json_file: Path | None) -> None:
+    """Time a run of one small round, from start to end, beside importing torch and MPI."""
+    from hpcfed.bench import tables
+    from hpcfed.bench.startup import contenders
+    from hpcfed.bench.timing import in_turn
+    from hpcfed.bench.workloads import write_workload
+
+    results = []
+    with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
+        folder = Path(scratch)
+        write_workload("logistic", folder)
+        for count in ranks:
+            timings = in_turn(contenders(folder, count), repeats, _tell)
+            _show(tables.pairs(timings))
+            results.append(_plain(timings))
+    _keep(json_file, "start", results)
+
+
+@command.command("clients")
+@repeats
+@rounds_of(40)
+@json_file
+def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | None) -> None:
+    """Time rounds of 100 of 1,000,000 clients beside rounds of 100 of 1,000, and tell their memory.
+
+    Needs 400 MB in $TMPDIR for the federation.
+    """
+    from hpcfed.bench import tables
+    from hpcfed.bench.clients import contenders
+    from hpcfed.bench.timing import in_turn
+
+    with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
+        timings = in_turn(contenders(Path(scratch), (1_000, 1_000_000), rounds, warm_up), repeats, _tell)
+    _show(tables.pairs(timings), tables.phases(timings))
+    _keep(json_file, "clients", _plain(timings))
+
+
+@command.command("reduce")
+@click.option("--repeats", type=click.IntRange(min=1), default=31, show_default=True, help="Repetitions of each.")
+@click.option(
+    "--entries", type=click.IntRange(min=1), multiple=True, default=ENTRIES, show_default=True, help="d; repeatable."
+)
+@json_file
+def reduce_command(repeats: int, entries: tuple[int, ...], json_file: Path | None) -> None:
+    """Time a round's reduction beside a bare Allreduce of the same bytes: mpirun -n 2 hpcfed bench reduce.
+
+    Packing (adding one client's vector) and unpacking (the sums as float64) are included and told apart.
+    """
+    from hpcfed.bench import tables
+    from hpcfed.bench.reduction import measure
+    from hpcfed.errors import InputError
+    from hpcfed.memory import keep_freed_memory
+    from hpcfed.world import connect
+
+    world = connect()
+    if world.size == 1:
+        remedy = "start it on several: mpirun -n 2 hpcfed bench reduce"
+        raise InputError("bench reduce", expected="two ranks or more", got="one", remedy=remedy)
+    keep_freed_memory()
+    found = [row for count in entries for row in measure(world, count, repeats)]
+    if world.is_root:
+        _show(tables.reductions(found))
+        _keep(json_file, "reduce", {"ranks": world.size, "rows": [asdict(row) for row in found]})
+
+
+def _plain(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    return [asdict(timing) for timing in timings]
+
+
+def _tell(line: str) -> None:
+    click.echo(line)
+
+
+def _show(*shown: Table) -> None:
+    from rich.console import Console
+
+    for table in shown:
+        Console(width=120).print(table, "", sep="\n")
+
+
+def _keep(path: Path | None, what: str, results: Any) -> None:
+    """Write a benchmark's figures and the machine's description, where that was asked for."""
+    if path is None:
+        return
+    from hpcfed.bench.machine import describe
+    from hpcfed.files import write_whole
+
+    write_whole(path, json.dumps({"machine": describe(), what: results}, indent=1) + "\n")

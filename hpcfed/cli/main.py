@@ -21,7 +21,8 @@ SUBCOMMANDS = {
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",
-    "bench": "Time a local round beside a bare PyTorch loop.",
+    "bench": "Time rounds, start-up and the reduction beside the least they could take.",
+    "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
 
 

@@ -259,7 +259,7 @@ class Recipe(Section):
     on_bad_client: Literal["stop", "skip"] = "stop"
     watchdog: Annotated[int | str, PlainValidator(a_time_or_0)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
-    reduction: Literal["exact"] = "exact"
+    reduction: Literal["exact", "fast"] = "exact"
     gpu_reduce: Literal["auto", "host", "mpi", "nccl"] = "auto"
     placement: Literal["auto", "static", "balanced"] = "auto"
     python_path: list[Path] = Field(default_factory=list)
@@ -271,6 +271,8 @@ class Recipe(Section):
             raise ValueError("'local.steps' instead of 'local.epochs' beside 'budget'")
         if self.guess == "remaining" and self.budget is not None and self.local.steps is None:
             raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
+        if self.reduction == "fast" and self.dtype == "float64":
+            raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
         if self.evaluate.every == 0 and (self.stop.test_accuracy or self.stop.patience):
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

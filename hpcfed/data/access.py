@@ -1,6 +1,7 @@
 """How rows of a federation file come into memory, and how a file that fails in mid-run is noticed.
 
-    mmap      the file is mapped once: rows are views of the page cache, which all ranks of a host share
+    mmap      the file is mapped once: rows are views of the page cache, which all ranks of a host share; but a few of
+              them are read, since each first touch of a page would map a whole neighbourhood of it
     memory    rows are copied by ordinary reads into memory of the rank's own
 
 Both go through the descriptor that HDF5 opened, so a file is opened once, whatever it holds. A file that another
@@ -20,6 +21,8 @@ from hpcfed.errors import EnvironmentFailure
 
 ACCESS = ("mmap", "memory")
 LARGEST_NUMBER = 8
+NEIGHBOURHOOD = 1 << 16
+"""Bytes that Linux maps around a page at its first touch."""
 _AGAIN = "the file must stay as it is while runs use it; copy or prepare it again"
 
 
@@ -33,14 +36,14 @@ class Storage:
         self._mapping = mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_READ) if access == "mmap" else None
 
     def array(self, start: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return native numbers that lie from byte `start` on: read-only where mapped, else a copy.
+        """Return native numbers that lie from byte `start` on: read-only where mapped, a copy where read.
 
         Raises:
             EnvironmentFailure: the file is shorter than it was, or the disk failed.
         """
         count = math.prod(shape)
         stop = start + count * dtype.itemsize
-        if self._mapping is None:
+        if self._mapping is None or stop - start < NEIGHBOURHOOD:
             target = np.empty(shape, dtype)
             self._read(start, target.reshape(-1).view(np.uint8).data)
             return target
@@ -107,7 +110,7 @@ class Rows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return adjacent rows (stop - start, ...), read-only where mapped.
+        """Return adjacent rows (stop - start, ...), read-only where they are mapped.
 
         Raises:
             EnvironmentFailure: the file is shorter than it was, damaged further in, or the disk failed.

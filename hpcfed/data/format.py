@@ -61,7 +61,7 @@ class Federation:
         normalization: None where x is used as it is (uint8 is still scaled to [0, 1]).
         num_clients, num_samples, num_test: N, n and the size of the common test set (0 where absent).
         offsets: (N+1,) int64; the rows of client k are ``offsets[k]:offsets[k+1]``.
-        sizes: (N,) int64, samples per client; 0 is allowed.
+        sizes, mean_size: (N,) int64, samples per client, where 0 is allowed; and their mean.
         test_offsets: (N+1,) int64 for per-client test sets; None where absent.
         feature_shape, target_shape: of one sample; target_shape is () for labels.
         x_dtype, y_dtype: as the arrays are returned, in native byte order.
@@ -81,6 +81,7 @@ class Federation:
         self.x_dtype, self.y_dtype = self._x.dtype, self._y.dtype
         self.offsets = self._index("train/offsets", self.num_samples)
         self.sizes = np.diff(self.offsets)
+        self.mean_size = float(self.sizes.mean())
         self.num_clients = len(self.sizes)
         self._read_test()
         self._check_targets()

@@ -149,7 +149,7 @@ def _this_rank(world: World, seat: Seat) -> Rank:
 
     from hpcfed.record import environment
 
-    recorded = environment(world, seat.device, torch.float32)
+    recorded = environment(world, seat.device, torch.float32, "exact")
     memory = psutil.virtual_memory()
     shm = Path("/dev/shm")
     shm_size = shutil.disk_usage(shm) if shm.is_dir() else None

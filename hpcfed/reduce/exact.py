@@ -9,12 +9,15 @@ clients over ranks gives the same bits.
 A sum that leaves the range is told from the largest entries of the contributions, never from a wrapped sum.
 
 Rounding costs an addition: x + 1.5·2^52 is a float64 whose last bit counts ones, so its bit pattern, read as an
-integer, is round(x) plus a constant; the constants of all contributions are taken off together (`ExactSum.settle`).
+integer, is round(x) plus a constant; the constants of many contributions are taken off together (`ExactSum.settle`).
 That holds for |x| < 2^51 units; a vector with a larger entry is rounded and converted, to the same integers.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,18 +34,24 @@ class ExactSum:
         integers: (words, d) int64, the running sum; right after `settle`.
     """
 
+    word: ClassVar[torch.dtype] = torch.int64
+    slot_words: ClassVar[int] = 1
+    """Words that an int64 takes up beside the sums."""
+
     def __init__(self, integers: Tensor, dtype: torch.dtype):
         self.integers = integers
         self._units = units_of(dtype)
         self._biased = 0
+        self._empty = False
         self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
         self._scaled = torch.empty(min(self._block, integers.shape[1]), dtype=torch.float64, device=integers.device)
         self._rounded = torch.empty_like(self._scaled)
 
-    def clear(self) -> None:
-        """Set the sum to 0."""
-        self.integers.zero_()
+    def begin(self, integers: Tensor) -> None:
+        """Start a sum in this memory, whatever it holds."""
+        self.integers = integers
         self._biased = 0
+        self._empty = True
 
     def add(self, vector: Tensor, weight: float) -> tuple[float, float]:
         """Add ``weight·vector``; return the vector's squared norm, and the largest magnitude that was added.
@@ -59,7 +68,8 @@ class ExactSum:
             squared += float(torch.dot(scaled, scaled))
             scaled.mul_(weight / self._units[0])
             self._add_block(start, scaled, small)
-        self._biased += small
+        self._biased += small and not self._empty
+        self._empty = False
         return squared, largest
 
     def _add_block(self, start: int, scaled: Tensor, small: bool) -> None:
@@ -69,19 +79,50 @@ class ExactSum:
             rounded = scaled if word == last else self._rounded[: scaled.numel()]
             if small:
                 torch.add(scaled, BIAS, out=rounded)
-                row[start:stop].add_(rounded.view(torch.int64))
+                whole = rounded.view(torch.int64)
             else:
                 torch.round(scaled, out=rounded)
-                row[start:stop].add_(rounded.to(torch.int64))
+                whole = rounded.to(torch.int64)
+            if self._empty:
+                torch.sub(whole, BIAS_BITS if small else 0, out=row[start:stop])
+            else:
+                row[start:stop].add_(whole)
             if word < last:
                 scaled.sub_(rounded.sub_(BIAS) if small else rounded)
                 scaled.mul_(self._units[word] / self._units[word + 1])
 
     def settle(self) -> None:
-        """Take the rounding constants off the sum: one pass for all contributions since `clear`."""
-        if self._biased:
+        """Take the rounding constants off the sum: one pass for all contributions but the first since `begin`."""
+        if self._empty:
+            self.integers.zero_()
+        elif self._biased:
             self.integers.sub_(_wrapped(self._biased * BIAS_BITS))
-            self._biased = 0
+        self._biased, self._empty = 0, False
+
+    @staticmethod
+    def words_of(dtype: torch.dtype) -> int:
+        """Return the words of an entry."""
+        return len(units_of(dtype))
+
+    @staticmethod
+    def range_of(dtype: torch.dtype) -> float:
+        """Return the magnitude that a sum must stay below."""
+        return range_of(dtype)
+
+    @staticmethod
+    def read(integers: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the sum as float64, (d,), from its (words, d) integers."""
+        return to_float64(integers, dtype)
+
+    @staticmethod
+    def write_slots(slots: np.ndarray, words: np.ndarray) -> None:
+        """Write int64 slots (n,), all but one rank's 0, as words (n,) to be summed."""
+        words[:] = slots
+
+    @staticmethod
+    def read_slots(words: np.ndarray, slots: np.ndarray) -> None:
+        """Read them back, (n,) from (n,)."""
+        slots[:] = words
 
 
 def units_of(dtype: torch.dtype) -> tuple[float, ...]:
@@ -97,9 +138,13 @@ def range_of(dtype: torch.dtype) -> float:
 def to_float64(integers: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the sum as float64, (d,), from its (words, d) integers."""
     units = units_of(dtype)
-    total = integers[-1].to(torch.float64).mul_(units[-1])
-    for row, unit in zip(integers[:-1], units[:-1], strict=True):
-        total.add_(row.to(torch.float64), alpha=unit)
+    total = torch.empty(integers.shape[1], dtype=torch.float64, device=integers.device)
+    block = BLOCK if integers.device.type == "cpu" else max(integers.shape[1], 1)
+    for start in range(0, len(total), block):
+        piece, rows = total[start : start + block], integers[:, start : start + block]
+        piece.copy_(rows[-1]).mul_(units[-1])
+        for row, unit in zip(rows[:-1], units[:-1], strict=True):
+            piece.add_(row.to(torch.float64), alpha=unit)
     return total
 
 

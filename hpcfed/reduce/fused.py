@@ -1,15 +1,16 @@
 """Everything that ranks tell each other in a training round, in one buffer and one Allreduce.
 
-    [ vectors: V × words × d  |  cohort slots: S × len(CLIENT_FIELDS)  |  rank slots: P × len(RANK_FIELDS) ]     int64
+    [ vectors: V × words × d  |  cohort slots: S × len(CLIENT_FIELDS)  |  rank slots: P × len(RANK_FIELDS) ]
 
-The vectors are exact sums (`hpcfed.reduce.exact`). A slot is written by one rank and left 0 by all others, so its sum
-is what that rank wrote: integers as they are, float64 as their bit patterns. Every rank thus knows every client's
-scalars and every rank's hash exactly.
+The vectors are exact sums in int64 (`hpcfed.reduce.exact`), or float32 ones (`hpcfed.reduce.fast`). A slot is an int64
+written by one rank and left 0 by all others, so its sum is what that rank wrote: integers as they are, float64 as their
+bit patterns. Every rank thus knows every client's scalars and every rank's hash exactly, in either kind of sum.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.reduce.exact import ExactSum, to_float64, units_of
+from hpcfed.reduce.exact import ExactSum
+from hpcfed.reduce.fast import FastSum
 from hpcfed.world import World
+
+KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
+"""By the recipe's ``reduction``."""
 
 CLIENT_FIELDS = ("status", "largest", "delta_sq", "loss_sum", "steps")
 RANK_FIELDS = ("hash", "asks", "written", "local_seconds")
@@ -33,7 +38,7 @@ class Sums:
         vectors: sum of each named vector, (d,) float64 on the host.
         status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
             early.
-        largest, delta_sq, loss_sum: (S,) float64.
+        largest, delta_sq, loss_sum: (S,) float64; `largest` is a bound on a client's largest entry.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
         asks: (P,) int64, what each rank asks of all (`hpcfed.types.Ask`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
@@ -60,7 +65,12 @@ class RoundBuffer:
         dtype: of the vectors to come.
         device: where they will lie, and where the sums are kept until they are reduced.
         world: the ranks.
+        kind: of the sums, ``exact`` or ``fast``.
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
+
+    Attributes:
+        seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
+            ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
     """
 
     def __init__(
@@ -70,17 +80,20 @@ class RoundBuffer:
         device: torch.device,
         world: World,
         *,
+        kind: str = "exact",
         sum_on_device: Callable[[Tensor], None] | None = None,
     ):
         self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
-        self._sum_on_device = sum_on_device
-        self._memory = self._device_memory = torch.empty(0, dtype=torch.int64)
+        self._kind, self._sum_on_device = KINDS[kind], sum_on_device
+        self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
         self._host = self._on_device = self._memory
-        self._sums: dict[str, ExactSum] = {}
+        self._sums: dict[str, ExactSum | FastSum] = {}
+        self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty((0, 0), np.int64)
+        self.seconds: dict[str, float] = {}
 
     def open(self, names: Sequence[str], cohort_size: int) -> None:
-        """Set everything to zero for a round of S clients that report vectors of these names."""
+        """Start sums of 0 for a round of S clients that report vectors of these names."""
         vectors, clients, ranks = self.sizes(len(names), cohort_size)
         words = vectors + clients + ranks
         self._memory = _at_least(self._memory, words, pinned=self._device.type == "cuda")
@@ -91,24 +104,30 @@ class RoundBuffer:
             self._device_memory = _at_least(self._device_memory, words, self._device)
         self._on_device = self._device_memory[:vectors].view(len(names), -1, self._num_entries)
         if tuple(self._sums) != tuple(names):
-            self._sums = {name: ExactSum(self._on_device[i], self._dtype) for i, name in enumerate(names)}
-        for integers, total in zip(self._on_device, self._sums.values(), strict=True):
-            total.integers = integers
-            total.clear()
-        slots = self._host.numpy()[vectors:]
-        slots[:] = 0
-        self._clients = slots[:clients].reshape(cohort_size, len(CLIENT_FIELDS))
-        self._ranks = slots[clients:].reshape(self._world.size, len(RANK_FIELDS))
+            self._sums = {name: self._kind(self._on_device[i], self._dtype) for i, name in enumerate(names)}
+        for memory, total in zip(self._on_device, self._sums.values(), strict=True):
+            total.begin(memory)
+        self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
+        first_of_ranks = clients // self._kind.slot_words
+        self._clients = self._slots[:first_of_ranks].reshape(cohort_size, len(CLIENT_FIELDS))
+        self._ranks = self._slots[first_of_ranks:].reshape(self._world.size, len(RANK_FIELDS))
+        self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The vectors of the open round."""
         return tuple(self._sums)
 
+    @property
+    def range(self) -> float:
+        """The magnitude that sums must stay below."""
+        return self._kind.range_of(self._dtype)
+
     def sizes(self, num_vectors: int, cohort_size: int) -> tuple[int, int, int]:
-        """Return the int64 words of the buffer's three sections, for V vectors and S clients."""
-        vectors = num_vectors * len(units_of(self._dtype)) * self._num_entries
-        return vectors, cohort_size * len(CLIENT_FIELDS), self._world.size * len(RANK_FIELDS)
+        """Return the words of the buffer's three sections, for V vectors and S clients."""
+        vectors = num_vectors * self._kind.words_of(self._dtype) * self._num_entries
+        each = self._kind.slot_words
+        return vectors, each * cohort_size * len(CLIENT_FIELDS), each * self._world.size * len(RANK_FIELDS)
 
     def add(
         self,
@@ -132,12 +151,14 @@ class RoundBuffer:
         if most < math.inf and not all(float(vectors[name].abs().max()) < most for name in self._sums):
             self.skip(place)
             return False
+        started = time.perf_counter()
         squared, largest = 0.0, 0.0
         for number, (name, total) in enumerate(self._sums.items()):
             own_squared, own_largest = total.add(vectors[name], weight if number else weight * factor)
             squared = squared if number else own_squared * factor**2
             largest = max(largest, own_largest, key=lambda entry: (entry != entry, entry))  # NaN first
         self._clients[place] = DONE, _bits(largest), _bits(squared), _bits(loss_sum), steps
+        self.seconds["pack"] += time.perf_counter() - started
         return True
 
     def is_filled(self, place: int) -> bool:
@@ -154,25 +175,25 @@ class RoundBuffer:
 
     def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce."""
+        started = time.perf_counter()
         self._ranks[self._world.rank] = state_hash, asks, written, _bits(local_seconds)
         for total in self._sums.values():
             total.settle()
         vectors = self._on_device.numel()
+        tail = self._host[vectors:].numpy()
+        self._kind.write_slots(self._slots, tail)
+        packed = time.perf_counter()
+        self._sum_over_ranks(vectors)
+        reduced = time.perf_counter()
+        self._kind.read_slots(tail, self._slots)
         host = self._host[:vectors].view(self._on_device.shape)
-        if self._sum_on_device is not None:
-            whole = self._device_memory[: self._host.numel()]
-            whole[vectors:].copy_(self._host[vectors:])
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
-            self._sum_on_device(whole)
-            self._host.copy_(whole)
-        else:
-            if host.data_ptr() != self._on_device.data_ptr():
-                host.copy_(self._on_device)
-            self._world.sum_in_place(self._host.numpy())
+        summed = {name: self._kind.read(host[i], self._dtype) for i, name in enumerate(self._sums)}
+        self.seconds["pack"] += packed - started
+        self.seconds["allreduce"] = reduced - packed
+        self.seconds["unpack"] = time.perf_counter() - reduced
         as_float = self._clients.view(np.float64)
         return Sums(
-            vectors={name: to_float64(host[i], self._dtype) for i, name in enumerate(self._sums)},
+            vectors=summed,
             status=self._clients[:, 0].copy(),
             largest=as_float[:, 1].copy(),
             delta_sq=as_float[:, 2].copy(),
@@ -184,12 +205,27 @@ class RoundBuffer:
             local_seconds=self._ranks[:, 3].copy().view(np.float64),
         )
 
+    def _sum_over_ranks(self, vectors: int) -> None:
+        """Replace the host's buffer, whose first `vectors` words may still lie on the device, by its sum over ranks."""
+        if self._sum_on_device is not None:
+            whole = self._device_memory[: self._host.numel()]
+            whole[vectors:].copy_(self._host[vectors:])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
+            self._sum_on_device(whole)
+            self._host.copy_(whole)
+            return
+        host = self._host[:vectors].view(self._on_device.shape)
+        if host.data_ptr() != self._on_device.data_ptr():
+            host.copy_(self._on_device)
+        self._world.sum_in_place(self._host.numpy())
+
 
 def _at_least(memory: Tensor, words: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
     """Return `memory` where it holds that many words, else new memory that does."""
     if memory.numel() >= words:
         return memory
-    return torch.empty(words, dtype=torch.int64, device=device, pin_memory=pinned)
+    return torch.empty(words, dtype=memory.dtype, device=device, pin_memory=pinned)
 
 
 def _bits(number: float) -> int:

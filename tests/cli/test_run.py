@@ -88,7 +88,7 @@ def test_the_metrics_have_the_keys_and_types_of_the_contract(finished):
         assert list(row) == list(ROW)
         wrong = {key: row[key] for key, kind in ROW.items() if not isinstance(row[key], kind)}
         assert not wrong
-        assert set(row["seconds"]) == {"local", "wait", "reduce", "server", "evaluate", "total"}
+        assert set(row["seconds"]) == {*("local", "convert", "wait", "reduce", "server", "evaluate", "total", "cpu")}
         assert len(set(row["cohort"])) == 2
         assert row["params_up"] == row["params_down"] == row["round"] * 2 * SIZE
         assert row["gradients"] == row["round"] * 2 * 4

@@ -45,7 +45,8 @@ def test_nothing_optional_is_needed(tmp_path: Path) -> None:
         assert np.array_equal(y, Y[4:])
 
 
-def test_views_are_read_only_and_outlive_the_file(tmp_path: Path) -> None:
+def test_views_are_read_only_and_outlive_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcfed.data.access.NEIGHBOURHOOD", 0)  # else so few rows are read
     federation = Federation.open(write_minimal(tmp_path / "f.h5"))
     x, _ = federation.client(0)
     federation.close()

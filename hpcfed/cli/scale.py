@@ -1,0 +1,182 @@
+"""``hpcfed scale``: a recipe on more and more ranks, and what even more would do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcfed.cli.submit import TIME, job_options
+
+if TYPE_CHECKING:
+    from hpcfed.config.recipe import Recipe
+    from hpcfed.scaling.measure import Measured
+
+
+def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Read ``1,2,4`` as increasing numbers of ranks."""
+    try:
+        numbers = {int(word) for word in (text or "").split(",") if word.strip()}
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not numbers separated by commas") from None
+    if any(number < 1 for number in numbers):
+        raise click.BadParameter("numbers of ranks are at least 1")
+    return tuple(sorted(numbers))
+
+
+@click.command("scale")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--ranks", callback=_numbers, default="1,2", show_default=True, help="Numbers of ranks to measure.")
+@click.option("--mode", type=click.Choice(("strong", "weak")), default="strong", show_default=True,
+              help="The same cohort on all, or one that grows with the ranks.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(3), default=20, show_default=True, help="Rounds of each measurement.")
+@click.option("--output", type=click.Path(path_type=Path), help="Folder; default: runs/<name>-<mode>.")
+@click.option("--predict", callback=_numbers, help="Numbers of ranks to predict: 64,1024,4096.")
+@click.option("--cohort", type=click.IntRange(1), help="Cohort of the predictions.  [default: as measured]")
+@click.option("--clients", type=click.IntRange(1), help="Clients of the predictions.  [default: the recipe's]")
+@click.option("--here", is_flag=True, help="Measure on the ranks of this very job, for scripts of your own.")
+@click.option("--slurm", is_flag=True, help="Submit what is not measured yet as SLURM jobs, and show the rest.")
+@click.option("--time", help=f"With --slurm. {TIME}")
+@job_options
+def command(
+    recipe: Path,
+    overrides: tuple[str, ...],
+    ranks: tuple[int, ...],
+    mode: str,
+    rounds: int,
+    output: Path | None,
+    predict: tuple[int, ...],
+    cohort: int | None,
+    clients: int | None,
+    here: bool,
+    slurm: bool,
+    **job: Any,
+) -> None:
+    """Time rounds of RECIPE on several numbers of ranks, and predict others by a model of cost.
+
+    Left in the output folder: scaling.json and scaling.png, and what was measured, which is not measured again. Each
+    number of ranks also trains smaller cohorts, to fit the model and to test it. Nothing is evaluated.
+    """
+    from hpcfed.config.load import load_recipe
+    from hpcfed.errors import InputError
+    from hpcfed.scaling.measure import measure_here
+    from hpcfed.setup import resolve
+
+    loaded = load_recipe(recipe, overrides)
+    folder = (output or Path("runs") / f"{loaded.name}-{mode}").resolve()
+    if here:
+        from hpcfed.world import connect
+
+        measure_here(recipe, overrides, mode, rounds, folder, connect())
+        return
+    resolved = resolve(loaded)
+    if slurm and not job["time"]:
+        raise InputError("--slurm", expected="--time, the limit of each job", got="none")
+    sizes = _checked(resolved, mode, ranks)
+    found = _found(resolved, mode, rounds, folder, ranks)
+    words = ["scale", str(recipe.resolve()), *overrides, "--here", "--mode", mode, "--rounds", str(rounds)]
+    words += ["--output", str(folder)]
+    for count in ranks:
+        if count not in found and slurm:
+            _submit(resolved, folder, count, words, **job)
+        elif count not in found:
+            _measure(words, count)
+    found = _found(resolved, mode, rounds, folder, ranks)
+    missing = [str(count) for count in ranks if count not in found]
+    if missing:
+        click.echo(f"not measured yet: {', '.join(missing)} ranks; call this again when the jobs are done")
+    if found:
+        _tell(resolved, mode, list(found.values()), sizes, folder, predict, cohort, clients)
+
+
+def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
+    """Return the clients' sizes, (N,), after making sure that every measurement can be made."""
+    from hpcfed.data.format import Federation
+    from hpcfed.scaling.plan import settings
+
+    with Federation.open(recipe.data) as federation:
+        for count in ranks:
+            settings(recipe, federation.num_clients, mode, count)
+        return federation.sizes
+
+
+def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence[int]) -> dict[int, Measured]:
+    """Return what was measured already.
+
+    Raises:
+        InputError: it was measured of another recipe, or otherwise.
+    """
+    from hpcfed.errors import InputError
+    from hpcfed.scaling.measure import identity, path_of, read
+
+    found, asked = {}, (identity(recipe), mode, rounds)
+    for count in ranks:
+        measured = read(folder, count)
+        if measured is None:
+            continue
+        if (measured.recipe, measured.mode, measured.rounds) != asked:
+            expected, where = "a measurement of this recipe, mode and rounds", str(path_of(folder, count))
+            raise InputError("scale", where=where, expected=expected, got="another", remedy="choose another --output")
+        found[count] = measured
+    return found
+
+
+def _measure(words: Sequence[str], count: int) -> None:
+    """Measure on ranks of this machine."""
+    from hpcfed.bench.timing import mpirun, run_to_end
+
+    launch = [mpirun(), "-n", str(count)] if count > 1 else []
+    name = f"{count} rank{'s' if count > 1 else ''}"
+    done = run_to_end(f"scale on {name}", [*launch, sys.executable, "-m", "hpcfed", *words])
+    click.echo(f"{name}: measured in {done.seconds:.0f} s")
+
+
+def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **job: Any) -> None:
+    """Submit the measurement on so many ranks: on as few nodes as hold them."""
+    from hpcfed.cli.submit import submit_job
+    from hpcfed.errors import InputError
+    from hpcfed.scaling.measure import path_of
+
+    each = job.pop("ranks_per_node") or job["gpus_per_node"] or count
+    if count > each and count % each:
+        raise InputError("--ranks-per-node", expected=f"a number that divides {count} ranks", got=str(each))
+    nodes = max(1, count // each)
+    is_done: Callable[[], bool] = path_of(folder, count).exists
+    size = {
+        **job,
+        "nodes": nodes,
+        "ranks_per_node": min(each, count),
+        "chain": 1,
+    }  # what was interrupted is not requeued
+    submit_job(recipe, folder / f"ranks-{count}", words, is_done, **size)
+
+
+def _tell(
+    recipe: Recipe,
+    mode: str,
+    measured: Sequence[Measured],
+    sizes: Any,
+    folder: Path,
+    predict: Sequence[int],
+    cohort: int | None,
+    clients: int | None,
+) -> None:
+    """Print the study, and write it beside the measurements."""
+    from rich.console import Console
+
+    from hpcfed.files import write_whole
+    from hpcfed.scaling.figure import draw
+    from hpcfed.scaling.result import study
+    from hpcfed.scaling.tables import shown
+
+    told = study(recipe, mode, measured, sizes, predict, cohort, clients)
+    Console(width=140).print(shown(told))
+    write_whole(folder / "scaling.json", json.dumps(told.plain(), indent=1) + "\n")
+    write_whole(folder / "scaling.png", draw(told))
+    click.echo(f"\nsee {shlex.quote(str(folder))}: scaling.json, scaling.png")

@@ -1,0 +1,1 @@
+"""How the time of a round changes with the number of ranks: measured, modelled, and predicted beyond."""

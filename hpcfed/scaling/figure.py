@@ -1,0 +1,108 @@
+"""The picture of a scaling study: time, efficiency, communication and imbalance over the number of ranks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib import ticker
+from matplotlib.figure import Figure
+
+from hpcfed.report.style import LIGHT
+from hpcfed.scaling.result import Row, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+STYLE: dict[Any, Any] = {
+    "axes.edgecolor": LIGHT.text,
+    "axes.labelcolor": LIGHT.text,
+    "xtick.color": LIGHT.text,
+    "ytick.color": LIGHT.text,
+    "text.color": LIGHT.text,
+    "grid.color": LIGHT.helper,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.6,
+}
+MEASURED, MODEL, IDEAL = LIGHT.groups[0], LIGHT.groups[1], LIGHT.groups[-1]
+PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "markerfacecolor": "none"}
+
+
+def draw(study: Study) -> bytes:
+    """Return the picture as PNG: dots are measured, circles predicted, the dotted line would be ideal."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 6.0), layout="constrained")
+        panels = figure.subplots(2, 2).ravel()
+        _time(panels[0], study)
+        _share(panels[1], study, "efficiency", lambda row: row.efficiency)
+        _share(panels[2], study, "communication, share of a round", lambda row: row.communication)
+        _imbalance(panels[3], study)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
+        doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
+        figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": "hpcfed scale"})
+    return buffer.getvalue()
+
+
+def _time(axes: Axes, study: Study) -> None:
+    rows = study.rows
+    axes.plot(*_line(rows, lambda row: row.seconds or 0.0), "o", color=MEASURED, label="measured")
+    modelled = [row for row in rows if row.modelled is not None]
+    if modelled:
+        axes.plot(*_line(modelled, lambda row: row.modelled or 0.0), "--", color=MODEL, label="model of cost")
+    if study.predictions:
+        told = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in _ends(study.predictions))}"
+        axes.plot(*_line(study.predictions, lambda row: row.modelled or 0.0), **PREDICTED, label=told)
+    first = rows[0]
+    slope = 1 if study.mode == "strong" else 0
+    ideal = [(first.seconds or 0.0) * (first.ranks / row.ranks) ** slope for row in rows]
+    axes.plot([row.ranks for row in rows], ideal, ":", color=IDEAL, label="ideal")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    _ranks(axes, "time of a round")
+
+
+def _share(axes: Axes, study: Study, label: str, value: Callable[[Row], float]) -> None:
+    _values(axes, study, value)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
+    _ranks(axes, label)
+
+
+def _imbalance(axes: Axes, study: Study) -> None:
+    _values(axes, study, lambda row: row.imbalance)
+    axes.set_ylim(bottom=0)
+    _ranks(axes, "slowest rank's work over average")
+
+
+def _values(axes: Axes, study: Study, value: Callable[[Row], float]) -> None:
+    axes.plot(*_line(study.rows, value), "o", color=MEASURED)
+    if study.predictions:
+        axes.plot(*_line(study.predictions, value), **PREDICTED)
+
+
+def _ends(rows: Sequence[Row]) -> list[float]:
+    cohorts = {row.cohort for row in rows}
+    return sorted({min(cohorts), max(cohorts)})
+
+
+def _line(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[int], list[float]]:
+    ordered = sorted(rows, key=lambda row: row.ranks)
+    return [row.ranks for row in ordered], [value(row) for row in ordered]
+
+
+def _ranks(axes: Axes, label: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("ranks")
+    axes.set_ylabel(label)

@@ -1,0 +1,186 @@
+"""Measuring on the ranks that this process is one of, and reading what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.bench.machine import describe
+from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
+from hpcfed.files import write_whole
+from hpcfed.scaling.plan import Load, Setting, load, overrides, settings
+from hpcfed.setup import resolve
+from hpcfed.world import World
+
+if TYPE_CHECKING:
+    from hpcfed.api import Result
+
+TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
+PROBED = (8, 1 << 16, 1 << 20)
+"""Bytes of the Allreduces that are timed besides the round's own."""
+OUTSIDE = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "python_path")
+"""Keys of the recipe that a measurement changes, or that change nothing in it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rounds of one setting on P ranks.
+
+    Attributes:
+        ranks, hosts, cores: P, the hosts they were on, and the fewest cores that a host gave them.
+        cohort: clients of a round, on average.
+        held_out: whether the model is tested with it, not fitted to it.
+        load: the round's work, in samples visited.
+        vector_bytes, client_bytes, rank_bytes: of a round's Allreduce: for its vectors, for each member of the cohort
+            and for each rank.
+        seconds: of a round by timer, as the record has them, medians over rounds; and ``rest``, of the total less the
+            slowest rank's local work.
+        imbalance: the slowest rank's local seconds over the average, averaged over rounds.
+    """
+
+    ranks: int
+    hosts: int
+    cores: int
+    cohort: float
+    held_out: bool
+    load: Load
+    vector_bytes: int
+    client_bytes: int
+    rank_bytes: int
+    seconds: dict[str, float]
+    imbalance: float
+
+    @property
+    def crowded(self) -> bool:
+        """Whether ranks had to share cores, which no model of a rank to a core describes."""
+        return -(-self.ranks // self.hosts) > self.cores
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that one job measured on P ranks.
+
+    Attributes:
+        recipe: what was run, but for the keys in `OUTSIDE`.
+        mode, rounds: as asked for.
+        machine: what it was measured on.
+        samples: one a setting.
+        allreduce: (bytes, seconds) of bare Allreduces; empty on one rank.
+    """
+
+    ranks: int
+    recipe: dict[str, Any]
+    mode: str
+    rounds: int
+    machine: dict[str, Any]
+    samples: list[Sample]
+    allreduce: list[tuple[int, float]]
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """Return what of a resolved recipe must be the same in all that is compared."""
+    return {key: value for key, value in to_plain(recipe).items() if key not in OUTSIDE}
+
+
+def path_of(folder: Path, ranks: int) -> Path:
+    """Return the file with what was measured on so many ranks."""
+    return folder / f"ranks-{ranks}.json"
+
+
+def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> Measured:
+    """Measure all settings on the ranks of `world`, and leave the result in `folder`; called on every rank.
+
+    Raises:
+        InputError, EnvironmentFailure: the recipe cannot be run, or a rank failed; the same on every rank.
+    """
+    from hpcfed.api import run
+
+    with world.united():
+        recipe = world.on_root(lambda: resolve(load_recipe(source, changes)))
+        with Federation.open(recipe.data) as federation:
+            sizes = federation.sizes
+        samples = []
+        for setting in settings(recipe, len(sizes), mode, world.size):
+            output = folder / f"ranks-{world.size}" / f"cohort-{setting.cohort or 'own'}"
+            done = run(source, [*changes, *overrides(recipe, setting, rounds, output)], world=world, quiet=True)
+            work = load(done.recipe, sizes, world.size, None)
+            samples.append(_sample(setting, done, work, _bytes_of(done, sizes, world), world))
+        probed = _probe(world, samples[0].vector_bytes)
+        found = Measured(world.size, identity(recipe), mode, rounds, describe(), samples, probed)
+        world.on_root(lambda: write_whole(path_of(folder, world.size), json.dumps(asdict(found), indent=1) + "\n"))
+    return found
+
+
+def read(folder: Path, ranks: int) -> Measured | None:
+    """Return what was measured on so many ranks; None where nothing was yet.
+
+    Raises:
+        InputError: the file is not one that `measure_here` has written.
+    """
+    path = path_of(folder, ranks)
+    if not path.exists():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        samples = [Sample(**{**row, "load": Load(**row["load"])}) for row in told.pop("samples")]
+        probed = [(int(size), float(seconds)) for size, seconds in told.pop("allreduce")]
+        return Measured(**told, samples=samples, allreduce=probed)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise InputError("not a measurement", where=str(path), got=got, remedy="remove the file") from None
+
+
+def _sample(setting: Setting, done: Result, work: Load, num_bytes: tuple[int, int, int], world: World) -> Sample:
+    """Sum up a run's record, its first rounds left out."""
+    rows = world.on_root(lambda: done.metrics)
+    kept = rows[min(max(2, len(rows) // 5), len(rows) - 1) :]
+    vector_bytes, client_bytes, rank_bytes = num_bytes
+    rest = median(row["seconds"]["total"] - row["seconds"]["local"] for row in kept)
+    return Sample(
+        ranks=world.size,
+        hosts=len(set(world.hosts)),
+        cores=min(world.gather(describe()["cores"])),
+        cohort=fmean(len(row["cohort"]) for row in kept),
+        held_out=setting.held_out,
+        load=work,
+        vector_bytes=vector_bytes,
+        client_bytes=client_bytes,
+        rank_bytes=rank_bytes,
+        seconds={timer: median(row["seconds"][timer] for row in kept) for timer in TIMERS} | {"rest": rest},
+        imbalance=fmean(row["imbalance"] for row in kept),
+    )
+
+
+def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, int]:
+    """Return the bytes that a rank gives to a round's Allreduce: for vectors, for each client and for each rank."""
+    import torch
+
+    from hpcfed import algorithms
+    from hpcfed.flat import FlatModel
+    from hpcfed.reduce.fused import KINDS, RoundBuffer
+
+    recipe = done.recipe
+    dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
+    alike = recipe.budget is None and (recipe.local.steps is not None or len(np.unique(sizes)) == 1)
+    names = algorithms.build(recipe.algorithm, recipe.python_path).local.vectors(alike)
+    buffer = RoundBuffer(FlatModel(done.module, dtype, cpu).vector.numel(), dtype, cpu, world, kind=recipe.reduction)
+    vectors, client, ranks = (words * KINDS[recipe.reduction].word.itemsize for words in buffer.sizes(len(names), 1))
+    return vectors, client, ranks // world.size
+
+
+def _probe(world: World, vector_bytes: int) -> list[tuple[int, float]]:
+    from hpcfed.bench.reduction import allreduce_seconds
+
+    if world.size == 1:
+        return []
+    sizes = sorted({*PROBED, max(vector_bytes, 8)})
+    return list(zip(sizes, allreduce_seconds(world, sizes), strict=True))

@@ -1,0 +1,153 @@
+"""What a round costs on P ranks: a model of five parameters, fitted to measurements by least squares.
+
+    T(P, S) = fixed + member·S + sample·W + 2⌈log₂ P⌉·latency + 2(P − 1)/P·B·byte
+
+W are the samples that the slowest rank visits, S the cohort, B the bytes of the round's one Allreduce, which is taken
+for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. Every rank has a core, or a GPU, of its
+own; cores that share memory or power, and networks that are shared, are not in the model.
+
+`latency` and `byte` come from bare Allreduces, `sample` from the slowest rank's local seconds, `fixed` and `member`
+from these and from what is left of the round. No parameter is negative; errors count relative to the Allreduce, or to
+the round, that was measured.
+
+Reference: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.scaling.measure import Measured, Sample
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The fitted parameters.
+
+    Attributes:
+        fixed: seconds of every round, on every rank: server step, record, placement.
+        member: seconds for each member of the cohort, on every rank.
+        sample: seconds for each sample visited, on the rank that trains.
+        latency: seconds of a message.
+        byte: seconds for each byte sent; its inverse is the bandwidth.
+    """
+
+    fixed: float
+    member: float
+    sample: float
+    latency: float
+    byte: float
+
+    def allreduce(self, ranks: int, num_bytes: float) -> float:
+        """Return the seconds of an Allreduce."""
+        latency, volume = _allreduce_terms(ranks, num_bytes)
+        return self.latency * latency + self.byte * volume
+
+    def round(self, ranks: int, cohort: float, slowest: float, num_bytes: float) -> float:
+        """Return the seconds of a round whose slowest rank visits so many samples."""
+        return self.fixed + self.member * cohort + self.sample * slowest + self.allreduce(ranks, num_bytes)
+
+    def of(self, sample: Sample) -> float:
+        """Return what the model says of something measured."""
+        return self.round(sample.ranks, sample.cohort, sample.load.slowest, bytes_of(sample))
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A prediction of something that the fit did not know, beside its measurement, seconds a round."""
+
+    what: str
+    ranks: int
+    cohort: float
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to the measurement."""
+        return self.predicted / self.measured - 1
+
+
+def fit(measured: Sequence[Measured]) -> CostModel:
+    """Fit the model to all samples that are neither held out nor crowded.
+
+    Args:
+        measured: at least one that holds such a sample.
+    """
+    samples = [sample for one in measured for sample in one.samples if _fits(sample)]
+    probes = [(one.ranks, size, seconds) for one in measured if _fits_any(one) for size, seconds in one.allreduce]
+    probed = [seconds for *_, seconds in probes]
+    latency, byte = _least_squares([_allreduce_terms(ranks, size) for ranks, size, _ in probes], probed, probed)
+    network = CostModel(0.0, 0.0, 0.0, latency, byte)
+    total = [sample.seconds["total"] for sample in samples]
+    local = [sample.seconds["local"] for sample in samples]
+    begin, each = _least_squares([(1.0, sample.load.slowest) for sample in samples], local, total)
+    left = [sample.seconds["rest"] - network.allreduce(sample.ranks, bytes_of(sample)) for sample in samples]
+    end, member = _least_squares([(1.0, sample.cohort) for sample in samples], left, total)
+    return CostModel(begin + end, member, each, latency, byte)
+
+
+def held_out_errors(measured: Sequence[Measured]) -> list[Tested]:
+    """Return predictions of what a fit did not know: each number of ranks by the others, and cohorts held out."""
+    usable = [one for one in measured if _fits_any(one)]
+    tested = []
+    for one in usable if len(usable) > 1 else []:
+        model = fit([other for other in usable if other is not one])
+        what = f"{one.ranks} rank{'s' if one.ranks > 1 else ''}, by the others"
+        tested += [_tested(what, model, sample) for sample in one.samples if _fits(sample)]
+    if usable:
+        model = fit(usable)
+        held_out = [sample for one in usable for sample in one.samples if sample.held_out and not sample.crowded]
+        tested += [_tested("another cohort", model, sample) for sample in held_out]
+    return tested
+
+
+def bytes_of(sample: Sample) -> float:
+    """Return the bytes of a sample's Allreduce."""
+    return reduced_bytes(sample, sample.ranks, sample.cohort)
+
+
+def reduced_bytes(like: Sample, ranks: int, cohort: float) -> float:
+    """Return the bytes of a round's Allreduce on so many ranks, for a model and method as in a sample."""
+    return like.vector_bytes + like.client_bytes * cohort + like.rank_bytes * ranks
+
+
+def _fits(sample: Sample) -> bool:
+    return not (sample.held_out or sample.crowded)
+
+
+def _fits_any(one: Measured) -> bool:
+    return any(_fits(sample) for sample in one.samples)
+
+
+def _tested(what: str, model: CostModel, sample: Sample) -> Tested:
+    return Tested(what, sample.ranks, sample.cohort, sample.seconds["total"], model.of(sample))
+
+
+def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:
+    return 2.0 * math.ceil(math.log2(ranks)), 2.0 * (ranks - 1) / ranks * num_bytes
+
+
+def _least_squares(
+    terms: Sequence[tuple[float, float]], seconds: Sequence[float], scale: Sequence[float]
+) -> tuple[float, float]:
+    """Return the two factors ≥ 0 of two terms each that come nearest to `seconds`, (n,), in units of `scale`, (n,).
+
+    They are so few that every choice of those that are not 0 is tried.
+    """
+    if not terms:
+        return 0.0, 0.0
+    weights = 1 / np.array(scale)
+    weighted, wanted = np.array(terms) * weights[:, None], np.array(seconds) * weights
+    best, least = np.zeros(2), float(np.square(wanted).sum())
+    for chosen in ([0], [1], [0, 1]):
+        factors, *_ = np.linalg.lstsq(weighted[:, chosen], wanted, rcond=None)
+        residual = float(np.square(weighted[:, chosen] @ factors - wanted).sum())
+        if (factors >= 0).all() and residual < least * (1 - 1e-9):
+            best, least = np.zeros(2), residual
+            best[chosen] = factors
+    return float(best[0]), float(best[1])

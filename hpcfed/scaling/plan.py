@@ -1,0 +1,93 @@
+"""What is measured: on each number of ranks, cohorts to fit the model to, and one to test it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed import algorithms
+from hpcfed.cohort import Cohorts
+from hpcfed.config.recipe import Cohort, Recipe
+from hpcfed.errors import InputError
+from hpcfed.placement import homes, spread
+
+MODES = ("strong", "weak")
+"""``strong``: the same cohort on all numbers of ranks; ``weak``: one that grows with the ranks."""
+DRAWN = 10
+"""Rounds whose cohorts are drawn and placed, to know how much the slowest rank has to do."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing to measure: S, None for the recipe's own cohorts; and whether it is kept from the fit."""
+
+    cohort: int | None
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Load:
+    """A round's work in samples visited, averages over rounds: the slowest rank's and the average one's."""
+
+    slowest: float
+    average: float
+
+
+def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Setting]:
+    """Return what is measured on so many ranks: the cohort itself and a quarter of it for the fit, a half to test it.
+
+    Raises:
+        InputError: the cohort cannot grow with the ranks, or outgrows the federation.
+    """
+    base = _cohort_size(recipe, num_clients)
+    if base is None:
+        if mode == "weak":
+            raise InputError("--mode weak", expected="a cohort of some size or fraction", got="a schedule")
+        return [Setting(None)]
+    size = base * ranks if mode == "weak" else base
+    if size > num_clients:
+        got = f"{size} on {ranks} ranks"
+        raise InputError("--mode weak", expected=f"cohorts of at most the {num_clients} clients", got=got)
+    quarter, half = -(-size // 4), -(-size // 2)
+    chosen = [Setting(size), *(Setting(quarter) for _ in range(quarter < size))]
+    return [*chosen, *(Setting(half, held_out=True) for _ in range(quarter < half < size))]
+
+
+def overrides(recipe: Recipe, setting: Setting, rounds: int, output: Path) -> Iterator[str]:
+    """Yield what a measured run changes in its recipe: rounds of training and nothing else."""
+    yield from (f"rounds={rounds}", "evaluate.every=0", "evaluate.train.every=0", "stop={}", "checkpoint={every: 0}")
+    if setting.cohort is not None:
+        yield f"cohort={{size: {setting.cohort}, sampling: {recipe.cohort.sampling}}}"
+    yield f"output='{str(output).replace(chr(39), 2 * chr(39))}'"
+
+
+def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
+    """Return the work of a round on so many ranks, from cohorts drawn over clients of these sizes, (N,), and placed."""
+    if cohort is not None:
+        section = Cohort(size=cohort, sampling=recipe.cohort.sampling)
+        recipe = recipe.model_copy(update={"cohort": section})
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
+    stays = recipe.placement == "static" or method.local.stateful
+    drawn = Cohorts(recipe, sizes, recipe.weights or method.local.weights)
+    home, slowest, average = homes(sizes, ranks), [], []
+    for round in range(1, min(DRAWN, recipe.rounds) + 1):
+        members = drawn.round(round)
+        at_home = home[members.clients].tolist()
+        where = at_home if stays else spread(members.work.tolist(), at_home, ranks)
+        per_rank = np.bincount(where, weights=members.work, minlength=ranks)
+        slowest.append(per_rank.max())
+        average.append(per_rank.mean())
+    return Load(float(np.mean(slowest)), float(np.mean(average)))
+
+
+def _cohort_size(recipe: Recipe, num_clients: int) -> int | None:
+    """Return the size of the recipe's cohorts, None where a schedule says who takes part or how long."""
+    section = recipe.cohort
+    if section.schedule is not None or (recipe.budget is not None and recipe.budget.schedule is not None):
+        return None
+    if section.fraction is not None:
+        return max(1, round(section.fraction * num_clients))
+    return section.size or num_clients

@@ -1,0 +1,151 @@
+"""What a scaling study says: measurements beside the model, its tests, and its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.scaling.measure import Measured, Sample
+from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
+from hpcfed.scaling.plan import Load, load
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of ranks.
+
+    Attributes:
+        ranks, cohort: P and S.
+        seconds: of a round, measured; None for a prediction.
+        modelled: the same by the model; None where nothing could be fitted.
+        speed: rounds a second.
+        efficiency: strong: the least number of ranks' time × ranks over this one's; weak: without the ranks.
+        communication: share of the round in the Allreduce, what waits for slower ranks not counted.
+        imbalance: the slowest rank's work over the average.
+        note: what to mind.
+    """
+
+    ranks: int
+    cohort: float
+    seconds: float | None
+    modelled: float | None
+    speed: float
+    efficiency: float
+    communication: float
+    imbalance: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """All of it; `clients` is N of the predictions. `model` is None where every measurement had to share cores."""
+
+    name: str
+    mode: str
+    machine: dict[str, Any]
+    rows: list[Row]
+    model: CostModel | None
+    tested: list[Tested]
+    predictions: list[Row]
+    clients: int
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data for JSON; times in seconds."""
+        errors = [{**asdict(entry), "error": entry.error} for entry in self.tested]
+        return {**asdict(self), "tested": errors}
+
+
+def study(
+    recipe: Recipe,
+    mode: str,
+    measured: Sequence[Measured],
+    sizes: np.ndarray,
+    predict: Sequence[int] = (),
+    cohort: int | None = None,
+    clients: int | None = None,
+) -> Study:
+    """Put together what was measured, at least on one number of ranks, and predict the rest.
+
+    Args:
+        recipe: the resolved one that was measured.
+        mode: ``strong`` or ``weak``.
+        measured: in the order of ranks.
+        sizes: samples of the recipe's clients, (N,).
+        predict: numbers of ranks.
+        cohort: S of the predictions, that of all ranks together; by default as in `mode`.
+        clients: N of the predictions, of sizes like the recipe's; by default enough for the cohort.
+    """
+    usable = [one for one in measured if not one.samples[0].crowded]
+    model = fit(usable) if usable else None
+    first = measured[0].samples[0]
+    rows = [_row(one.samples[0], first, mode, model) for one in measured]
+    per_rank = first.cohort / first.ranks
+    asked = [(ranks, cohort or round(per_rank * ranks if mode == "weak" else first.cohort)) for ranks in predict]
+    num_clients = clients or max([len(sizes), *(size for _, size in asked)])
+    many = np.resize(sizes, num_clients)
+    predictions = []
+    if model is not None:
+        predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
+    return Study(
+        recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), predictions, num_clients
+    )
+
+
+def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> Row:
+    seconds, base = sample.seconds["total"], first.seconds["total"]
+    growth = sample.ranks / first.ranks if mode == "strong" else 1.0
+    return Row(
+        ranks=sample.ranks,
+        cohort=sample.cohort,
+        seconds=seconds,
+        modelled=model.of(sample) if model is not None and not sample.crowded else None,
+        speed=1 / seconds,
+        efficiency=base / (seconds * growth),
+        communication=sample.seconds["reduce"] / seconds,
+        imbalance=sample.imbalance,
+        note=f"{sample.ranks} ranks share {sample.cores * sample.hosts} cores: not fitted" if sample.crowded else "",
+    )
+
+
+def _predicted(
+    recipe: Recipe,
+    model: CostModel,
+    sizes: np.ndarray,
+    ranks: int,
+    cohort: int,
+    measured: Sequence[Measured],
+    mode: str,
+) -> Row:
+    first = measured[0].samples[0]
+    growth = ranks / first.ranks
+
+    def modelled(ranks: int, cohort: int) -> tuple[float, float, Load]:
+        work, num_bytes = load(recipe, sizes, ranks, cohort), reduced_bytes(first, ranks, cohort)
+        return model.round(ranks, cohort, work.slowest, num_bytes), model.allreduce(ranks, num_bytes), work
+
+    seconds, allreduce, work = modelled(ranks, cohort)
+    base, *_ = modelled(first.ranks, cohort if mode == "strong" else max(1, round(cohort / growth)))
+    return Row(
+        ranks=ranks,
+        cohort=cohort,
+        seconds=None,
+        modelled=seconds,
+        speed=1 / seconds,
+        efficiency=base / (seconds * (growth if mode == "strong" else 1.0)),
+        communication=allreduce / seconds,
+        imbalance=work.slowest / work.average if work.average else 1.0,
+        note=_doubt(ranks, measured),
+    )
+
+
+def _doubt(ranks: int, measured: Sequence[Measured]) -> str:
+    """Say what a prediction for so many ranks is not backed by."""
+    samples = [sample for one in measured for sample in one.samples if not sample.crowded]
+    hosts, largest = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)
+    if hosts == 1 and ranks > samples[0].cores:
+        return "not verified on a network"
+    return "" if ranks <= largest else f"beyond the {largest} ranks measured"

@@ -1,0 +1,78 @@
+"""A scaling study as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.scaling.model import CostModel
+from hpcfed.scaling.result import Row, Study
+
+
+def shown(study: Study) -> Group:
+    """Return the study's tables, with what they say in words."""
+    parts: list[Table | Text] = [Text(f"{study.name}, {study.mode} scaling, measured"), _rows(study.rows)]
+    if study.model is not None:
+        parts += [Text("\nmodel of cost, by least squares"), _model(study.model)]
+    if study.tested:
+        worst = max(abs(entry.error) for entry in study.tested)
+        parts += [Text(f"\nwhat the fit did not know: largest error {worst:.1%}"), _tested(study)]
+    if study.predictions:
+        parts += [Text(f"\npredicted, {study.clients:,} clients, a core or GPU of its own for each rank")]
+        parts += [_rows(study.predictions)]
+    return Group(*parts)
+
+
+def _rows(rows: Sequence[Row]) -> Table:
+    headings = ("ranks", "cohort", "ms a round", "by the model", "rounds/s", "efficiency", "communication", "imbalance")
+    table = _blank(*headings)
+    table.add_column("")
+    for row in rows:
+        table.add_row(
+            str(row.ranks),
+            f"{row.cohort:g}",
+            f"{1e3 * row.seconds:.3f}" if row.seconds is not None else "",
+            f"{1e3 * row.modelled:.3f}" if row.modelled is not None else "",
+            f"{row.speed:.3g}",
+            f"{row.efficiency:.2f}",
+            f"{row.communication:.1%}",
+            f"{row.imbalance:.2f}",
+            row.note,
+        )
+    return table
+
+
+def _model(model: CostModel) -> Table:
+    table = _blank("parameter", "value")
+    table.add_column("")
+    for name, value, meaning in _parameters(model):
+        table.add_row(name, value, meaning)
+    return table
+
+
+def _parameters(model: CostModel) -> Iterator[tuple[str, str, str]]:
+    yield "fixed", f"{1e3 * model.fixed:.4g} ms", "of every round, on every rank"
+    yield "member", f"{1e6 * model.member:.4g} µs", "for each member of the cohort, on every rank"
+    yield "sample", f"{1e6 * model.sample:.4g} µs", "for each sample visited, on its rank"
+    yield "latency", f"{1e6 * model.latency:.4g} µs", "of a message of the Allreduce"
+    bandwidth = f"{1e-9 / model.byte:.4g} GB/s" if model.byte else "not measured"
+    yield "bandwidth", bandwidth, "of its messages"
+
+
+def _tested(study: Study) -> Table:
+    table = _blank("predicted", "cohort", "measured ms", "predicted ms", "error")
+    for entry in study.tested:
+        times = (f"{1e3 * entry.measured:.3f}", f"{1e3 * entry.predicted:.3f}", f"{entry.error:+.1%}")
+        what = entry.what if "rank" in entry.what else f"{entry.what}, {entry.ranks} ranks"
+        table.add_row(what, f"{entry.cohort:g}", *times)
+    return table
+
+
+def _blank(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table

@@ -1,0 +1,87 @@
+"""``hpcfed bench``: fair turns, phases that add up, and a bare loop that does the same work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+from hpcfed.bench.phases import PHASES, phases_of
+from hpcfed.bench.timing import BARE, Done, in_turn, last_json, ours, own, run_to_end
+from hpcfed.bench.workloads import WORKLOADS
+from hpcfed.cli.bench import WORKLOADS as OFFERED
+from hpcfed.cli.bench import command
+from hpcfed.config.recipe import Model
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.models import spec
+
+SECONDS = {"local": 0.5, "convert": 0.1, "wait": 0.05, "reduce": 0.2, "server": 0.1, "evaluate": 0.0, "total": 0.9}
+
+
+def printing(milliseconds: float) -> list[str]:
+    told = json.dumps({"ms_med": milliseconds, "cpu_ms_med": milliseconds / 2})
+    return [sys.executable, "-S", "-c", f"print('bla'); print('RESULT', {told!r})"]
+
+
+def test_contenders_take_turns() -> None:
+    lines: list[str] = []
+    slow, fast = in_turn([own("slow", printing(30)), own("fast", printing(10))], 2, lines.append)
+    assert len(lines) == 2
+    assert (slow.wall, fast.wall) == (30, 10)
+    assert slow.over(fast) == (3, 3, 3)
+    assert slow.cpu_over(fast) == 3
+
+
+def test_a_contender_that_fails_ends_the_benchmark() -> None:
+    with pytest.raises(EnvironmentFailure, match="mine failed with exit code 3: got broken"):
+        run_to_end("mine", [sys.executable, "-S", "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
+    with pytest.raises(InputError, match="no JSON object"):
+        last_json("nothing here")
+
+
+def test_phases_add_up_to_the_round() -> None:
+    split = phases_of(SECONDS)
+    assert tuple(split) == PHASES
+    assert sum(split.values()) == pytest.approx(SECONDS["total"])
+    assert split["local"] == pytest.approx(0.35)
+
+
+def test_our_rounds_are_read_from_their_record(tmp_path: Path) -> None:
+    contender = ours(tmp_path, rounds=2, warm_up=1, ranks=1)
+    (tmp_path / "run-1").mkdir()
+    rows = [{"seconds": {**SECONDS, "total": total, "cpu": total / 2}} for total in (9.0, 0.9, 1.1)]
+    (tmp_path / "run-1" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    turn = contender.read(Done("", 5.0, 1 << 20))
+    assert (turn.wall, turn.cpu, turn.peak_bytes) == (pytest.approx(1000), pytest.approx(500), 1 << 20)
+    assert not (tmp_path / "run-1").exists()
+
+
+@pytest.fixture(scope="module")
+def bare_loop() -> ModuleType:
+    """jobs/bench/bare.py as a module."""
+    description = importlib.util.spec_from_file_location("bare", BARE)
+    module = importlib.util.module_from_spec(description)
+    description.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "logistic"])
+def test_the_bare_loop_trains_the_same_model(name: str, bare_loop: ModuleType) -> None:
+    work = WORKLOADS[name]
+    build, batch_size = bare_loop.MODELS[name]
+    mine = spec(Model.model_validate(work.model)).build(work.shape, work.classes)
+    assert [p.shape for p in build().parameters()] == [p.shape for p in mine.parameters()]
+    assert batch_size == work.batch_size
+
+
+def test_a_workload_that_is_not_one_is_refused() -> None:
+    assert tuple(WORKLOADS) == OFFERED
+    with pytest.raises(InputError, match="unknown workload 'mpl'; did you mean 'mlp'"):
+        raise CliRunner().invoke(command, ["mpl"]).exception
+    with pytest.raises(InputError, match="two ranks or more"):
+        raise CliRunner().invoke(command, ["reduce"]).exception

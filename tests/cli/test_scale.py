@@ -1,0 +1,189 @@
+"""``hpcfed scale``: the model finds what made the numbers, says how wrong it is, and doubts what was not measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hpcfed.cli.scale import command
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import InputError
+from hpcfed.scaling.measure import Measured, Sample, measure_here, read
+from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors
+from hpcfed.scaling.plan import Load, Setting, load, settings
+from hpcfed.scaling.result import study
+from hpcfed.setup import resolve
+from hpcfed.world import World
+from tests.launch import launch
+
+TRUTH = CostModel(fixed=2e-3, member=3e-6, sample=4e-6, latency=1.5e-6, byte=2e-10)
+CORES = 16
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def made(ranks: int, truth: CostModel = TRUTH, **changes) -> Measured:
+    """What a machine that obeys the model would measure: two cohorts to fit, one held out."""
+    samples = []
+    for cohort, held_out in ((96, False), (24, False), (48, True)):
+        sample = Sample(
+            ranks=ranks,
+            hosts=1,
+            cores=CORES,
+            cohort=cohort,
+            held_out=held_out,
+            load=Load(600.0 * -(-cohort // ranks), 600.0 * cohort / ranks),
+            vector_bytes=1_400_000,
+            client_bytes=40,
+            rank_bytes=32,
+            seconds={},
+            imbalance=1.0,
+        )
+        sample = replace(sample, **changes)
+        local = truth.fixed / 2 + truth.sample * sample.load.slowest
+        total = truth.of(sample)
+        reduce = truth.allreduce(ranks, bytes_of(sample))
+        times = {"total": total, "local": local, "rest": total - local, "reduce": reduce}
+        samples.append(replace(sample, seconds=times))
+    probed = [(size, truth.allreduce(ranks, size)) for size in (8, 1 << 16, 1 << 23)] if ranks > 1 else []
+    return Measured(ranks, {}, "strong", 20, {}, samples, probed)
+
+
+def test_the_fit_finds_what_made_the_numbers() -> None:
+    found = fit([made(ranks) for ranks in (1, 2, 4, 8)])
+    for name in ("fixed", "member", "sample", "latency", "byte"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
+
+
+def test_what_was_left_out_is_predicted() -> None:
+    told = held_out_errors([made(ranks) for ranks in (1, 2, 4, 8)])
+    assert {entry.what for entry in told} == {
+        "another cohort",
+        "1 rank, by the others",
+        *(f"{ranks} ranks, by the others" for ranks in (2, 4, 8)),
+    }
+    assert max(abs(entry.error) for entry in told) < 1e-6
+    slower = [made(1), made(2), made(4, replace(TRUTH, sample=2 * TRUTH.sample))]
+    assert max(abs(entry.error) for entry in held_out_errors(slower) if entry.ranks == 4) > 0.3
+
+
+def test_one_rank_says_nothing_of_the_network() -> None:
+    found = fit([made(1)])
+    assert (found.latency, found.byte) == (0.0, 0.0)
+    assert found.sample == pytest.approx(TRUTH.sample, rel=1e-6)
+
+
+def test_no_parameter_is_negative() -> None:
+    """A member that costs less than nothing is a member that costs nothing."""
+    found = fit([made(ranks, replace(TRUTH, member=-1e-6)) for ranks in (1, 2, 4)])
+    assert found.member == 0.0
+    assert found.fixed > 0
+
+
+def test_ranks_that_shared_cores_are_not_fitted() -> None:
+    crowded = made(4, replace(TRUTH, sample=9 * TRUTH.sample), cores=2)
+    alone = [made(1), made(2)]
+    assert fit([*alone, crowded]) == fit(alone)
+    assert all(entry.ranks != 4 for entry in held_out_errors([*alone, crowded]))
+
+
+def studied(**options):
+    recipe = resolve(load_recipe("recipe.yaml", ["cohort.size=4"]))
+    return study(recipe, "strong", [made(1), made(2)], np.full(5, 40), **options)
+
+
+def test_predictions_beyond_one_host_are_doubted() -> None:
+    told = studied(predict=(2, 4, 64, 4096), cohort=1000, clients=5000)
+    assert [row.note for row in told.predictions] == [
+        "",
+        "beyond the 2 ranks measured",
+        "not verified on a network",
+        "not verified on a network",
+    ]
+    assert [row.cohort for row in told.predictions] == [1000] * 4
+    assert told.clients == 5000
+    fast, slow = told.predictions[2].modelled, told.predictions[0].modelled
+    assert fast < slow / 10
+    assert told.predictions[3].efficiency < told.predictions[2].efficiency < 1
+    json.dumps(told.plain())
+
+
+def test_no_rank_trains_less_than_a_client() -> None:
+    recipe = resolve(load_recipe("recipe.yaml"))
+    one, many = (load(recipe, np.full(100, 40), ranks, 10) for ranks in (1, 1000))
+    assert (one.slowest, many.slowest) == (10 * 4 * 10, 4 * 10)  # clients × steps × batch
+    assert many.average == pytest.approx(0.4)
+
+
+def test_what_is_measured_on_each_number_of_ranks() -> None:
+    recipe = load_recipe("recipe.yaml", ["cohort.size=4"])
+    assert settings(recipe, 100, "strong", 8) == [Setting(4), Setting(1), Setting(2, held_out=True)]
+    assert settings(recipe, 100, "weak", 8) == [Setting(32), Setting(8), Setting(16, held_out=True)]
+    assert settings(load_recipe("recipe.yaml", ["cohort.size=1"]), 100, "strong", 8) == [Setting(1)]
+    with pytest.raises(InputError, match="at most the 100 clients, got 128 on 32 ranks"):
+        settings(recipe, 100, "weak", 32)
+    Path("cohorts.json").write_text("[[0, 1]]")
+    scheduled = load_recipe("recipe.yaml", ["cohort={schedule: cohorts.json}"])
+    assert settings(scheduled, 100, "strong", 8) == [Setting(None)]
+    with pytest.raises(InputError, match="got a schedule"):
+        settings(scheduled, 100, "weak", 8)
+
+
+def test_measurements_are_read_back_and_others_refused(folder: Path) -> None:
+    found = measure_here(folder / "recipe.yaml", ["cohort.size=4"], "strong", 3, folder / "out", World())
+    assert read(folder / "out", 1) == found
+    assert [sample.cohort for sample in found.samples] == [4, 1, 2]
+    assert found.samples[0].vector_bytes == 8 * (96 + 16 + 32 + 16)
+    assert all(sample.seconds["total"] > sample.seconds["local"] > 0 for sample in found.samples)
+    done = CliRunner().invoke(
+        command, ["recipe.yaml", "cohort.size=4", "--ranks=1", "--rounds=3", "--output=out", "--predict=2,512"]
+    )
+    assert done.exit_code == 0, done.output
+    assert done.output.count("not verified on a network") >= 1
+    assert "measured in" not in done.output
+    assert (folder / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "out" / "scaling.json").read_text())["rows"][0]["cohort"] == 4
+    other = CliRunner().invoke(command, ["recipe.yaml", "cohort.size=3", "--ranks=1", "--rounds=4", "--output=out"])
+    assert "choose another --output" in str(other.exception)
+    (folder / "out" / "ranks-1.json").write_text('{"ranks": 1}')
+    with pytest.raises(InputError, match="not a measurement"):
+        read(folder / "out", 1)
+
+
+def test_jobs_are_written_for_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "site.yaml").write_text("launch: srun --mpi=pmi2")
+    size = ["--ranks=2,8", "--slurm", "--time=10", "--ranks-per-node=4", "--site=site.yaml", "--dry-run"]
+    done = CliRunner().invoke(command, ["recipe.yaml", *size])
+    assert done.exit_code == 0, done.output
+    for line in (
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks-per-node=2",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=4",
+    ):
+        assert line in done.output
+    assert "not measured yet: 2, 8 ranks" in done.output
+    for wrong, message in (
+        (["--slurm"], "expected --time"),
+        (["--slurm", "--time=1", "--ranks=6", "--ranks-per-node=4", "--dry-run"], "divides 6 ranks"),
+    ):
+        refused = CliRunner().invoke(command, ["recipe.yaml", *wrong])
+        assert message in str(refused.exception)
+
+
+@pytest.mark.soak
+def test_it_measures_on_ranks_of_this_machine(folder: Path, environment: dict[str, str]) -> None:
+    done = launch(0, ["scale", "recipe.yaml", "--ranks", "1,2", "--rounds", "3"], cwd=folder, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads((folder / "runs" / "recipe-strong" / "scaling.json").read_text())
+    assert [row["ranks"] for row in told["rows"]] == [1, 2]
+    models = [folder / "runs" / "recipe-strong" / f"ranks-{n}" / "cohort-5" / "model.safetensors" for n in (1, 2)]
+    assert models[0].read_bytes() == models[1].read_bytes()

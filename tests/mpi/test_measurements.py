@@ -1,0 +1,35 @@
+"""What `hpcfed bench reduce` and `hpcfed scale` measure on several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcfed.bench.reduction import measure
+from hpcfed.scaling.measure import measure_here, read
+from tests.mpi.recipes import write_recipe, write_small
+
+
+@pytest.mark.ranks(2)
+def test_the_reduction_is_told_apart(world):
+    exact, fast = measure(world, 5_000, 2)
+    assert (exact.kind, fast.kind) == ("exact", "fast")
+    assert exact.num_bytes == 8 * (5_000 + (5 + 4) * world.size)
+    assert fast.num_bytes == 4 * (5_000 + 4 * (5 + 4) * world.size)
+    for row in (exact, fast):
+        assert row.whole > max(row.pack, row.unpack) > 0
+        assert min(row.bare, row.allreduce) > 0
+
+
+@pytest.mark.ranks(2)
+def test_ranks_measure_together(world, shared_tmp: Path):
+    world.on_root(lambda: write_small(shared_tmp))
+    world.on_root(lambda: write_recipe(shared_tmp))
+    found = measure_here(shared_tmp / "recipe.yaml", ["cohort.size=4"], "strong", 3, shared_tmp / "out", world)
+    kept = world.on_root(lambda: read(shared_tmp / "out", world.size))
+    assert kept.samples == world.on_root(lambda: found.samples)
+    assert [sample.ranks for sample in found.samples] == [world.size] * 3
+    assert found.samples[0].load.slowest >= found.samples[0].load.average > 0
+    assert [size for size, _ in kept.allreduce] == sorted(size for size, _ in kept.allreduce)
+    assert kept.allreduce[0][0] == 8
