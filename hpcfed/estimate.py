@@ -22,10 +22,11 @@ from hpcfed.cohort import Cohort, Cohorts
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Diverged, InputError
 from hpcfed.folder import RunFolder
+from hpcfed.parts import Parts
 from hpcfed.placement import homes, spread
 from hpcfed.reduce.fused import KINDS
 from hpcfed.setup import assemble, balances
-from hpcfed.simulation import Parts, Simulation
+from hpcfed.simulation import Simulation
 from hpcfed.world import World
 
 CLIENTS, ROUNDS = 2, 6

@@ -17,12 +17,13 @@ from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.evaluate import Evaluator, Scores
 from hpcfed.folder import RunFolder
 from hpcfed.observers import Observers
+from hpcfed.parts import Parts
 from hpcfed.personal import ClientEvaluator, ClientScores
 from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
 from hpcfed.setup import assemble
 from hpcfed.signals import Heard, heeded
-from hpcfed.simulation import Parts, Simulation
+from hpcfed.simulation import Simulation
 from hpcfed.stopping import Stopping, TimeLeft
 from hpcfed.types import Ask
 from hpcfed.world import World

@@ -19,7 +19,7 @@ from hpcfed.averaging import LAST
 from hpcfed.client.solver import Task
 from hpcfed.config.clients import EvaluateClients
 from hpcfed.evaluate import Evaluator
-from hpcfed.simulation import Parts
+from hpcfed.parts import Parts
 from hpcfed.types import Tilt
 
 COLUMNS = ("round", "client", "model", "split", "loss", "accuracy", "n")

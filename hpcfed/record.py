@@ -22,10 +22,11 @@ from hpcfed.errors import EnvironmentFailure
 from hpcfed.evaluate import Scores
 from hpcfed.flat import FlatModel
 from hpcfed.folder import RunFolder
+from hpcfed.parts import Parts
 from hpcfed.personal import COLUMNS, ClientScores
 from hpcfed.reduce.exact import units_of
 from hpcfed.reduce.fused import KINDS
-from hpcfed.simulation import Outcome, Parts
+from hpcfed.simulation import Outcome
 from hpcfed.version import __version__
 from hpcfed.world import World
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hpcfed.evaluate import Evaluator
     from hpcfed.flat import FlatModel
-    from hpcfed.simulation import Parts
+    from hpcfed.parts import Parts
 
 
 def resolve(recipe: Recipe) -> Recipe:
@@ -124,7 +124,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
     from hpcfed.data.shards import Shards
     from hpcfed.evaluate import Evaluator
     from hpcfed.losses import loss_for, metrics_for, try_own
-    from hpcfed.simulation import Parts
+    from hpcfed.parts import Parts
 
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.evaluate.model == "client-average":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,50 +14,15 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.averaging import evaluated_model
-from hpcfed.checks import LOWER, check_report, check_step, check_sums, whereabouts
-from hpcfed.client.solver import Engine, SequentialSolver, Stepping, Task
-from hpcfed.client.states import ClientStates
+from hpcfed.checks import LOWER, check_step, check_sums
 from hpcfed.client.work import Work, known_work
-from hpcfed.cohort import Cohort, Cohorts
-from hpcfed.data.format import Federation
-from hpcfed.data.shards import Shards
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
-from hpcfed.flat import FlatModel
-from hpcfed.moves import Move, Moves
-from hpcfed.placement import Placement
+from hpcfed.cohort import Cohort
+from hpcfed.errors import Diverged
+from hpcfed.parts import Parts
 from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
-from hpcfed.types import Ask, Means, Method, State, Who
-from hpcfed.watchdog import Watchdog
-from hpcfed.world import PATIENCE, World
-
-log = logging.getLogger("hpcfed")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a simulation is put together from (see `hpcfed.setup`)."""
-
-    method: Method
-    federation: Federation
-    model: FlatModel
-    engine: Engine
-    stepping: Stepping
-    tuner: SequentialSolver | None
-    """Takes the steps of ``evaluate.clients.fine_tune``."""
-    shards: Shards
-    cohorts: Cohorts
-    placement: Placement
-    clients: ClientStates
-    """States of clients that have taken part: of those at home here, or trained here last."""
-    evaluate_model: str
-    skips_bad: bool
-    """Whether a round goes on without a client whose training failed, instead of ending the run."""
-    watch: Watchdog
-    reduction: str
-    """Kind of the round's sums, ``exact`` or ``fast``."""
-    sum_on_device: Callable[[Tensor], None] | None
-    """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
-    world: World
+from hpcfed.training import Given, Training
+from hpcfed.types import Ask, Means, State
+from hpcfed.world import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -109,8 +72,7 @@ class Simulation:
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
-        self._initial = self.w.to(self._device, copy=True)
-        self._moves = Moves(parts.clients, parts.method.local.begin(self._initial), parts.world)
+        self._training = Training(parts, self._buffer)
 
     def round(self, round: int, *, asks: Ask = Ask.NOTHING, written: int = 0) -> Outcome:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
@@ -126,7 +88,16 @@ class Simulation:
         ranks = self._parts.placement.place(cohort.clients, cohort.work, self._parts.engine.inseparable)
         work = known_work(self._parts.method, self._parts.stepping, cohort, round)
         self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
-        states, failure = self._train(round, cohort, ranks, work)
+        given = Given(
+            round=round,
+            cohort=cohort,
+            ranks=ranks,
+            work=work,
+            w=self.w.to(self._device),
+            shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},
+            touched=self.touched,
+        )
+        states, failure = self._training(given)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
@@ -193,91 +164,6 @@ class Simulation:
         which = self._parts.evaluate_model
         return evaluated_model(which, self.w, self._previous, self._mean_delta, self.shared).to(self._dtype)
 
-    def _move(self, clients: np.ndarray, ranks: Sequence[int]) -> frozenset[int]:
-        """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""
-        home = self._parts.placement.home
-        if not (self._parts.placement.balanced and self._parts.method.local.stateful):
-            return frozenset()
-        placed = zip(clients.tolist(), home[clients].tolist(), ranks, strict=True)
-        moves = [Move(*move) for move in placed if move[1] != move[2] and self.touched[move[0]]]
-        home[clients] = ranks
-        return self._moves.begin(moves)
-
-    def _train(
-        self, round: int, cohort: Cohort, ranks: list[int], work: Work
-    ) -> tuple[dict[int, State], HpcfedError | None]:
-        """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
-        states: dict[int, State] = {}
-        w = self.w.to(self._device)
-        shared = {name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()}
-        mine = [place for place, rank in enumerate(ranks) if rank == self._world.rank]
-        arriving, together = self._move(cohort.clients, ranks), self._parts.engine.together
-        if self._parts.engine.inseparable > 1:
-            self._moves.finish()
-        else:  # those whose states are under way come last
-            mine.sort(key=lambda place: int(cohort.clients[place]) in arriving)
-        groups = deque(mine[first : first + together] for first in range(0, len(mine), together))
-        while groups:
-            group = groups.popleft()
-            client = int(cohort.clients[group[0]])
-            self._parts.watch.stage(f"{whereabouts(self._parts.federation, round, client)}: training")
-            try:
-                if arriving.intersection(cohort.clients[group].tolist()):
-                    self._moves.finish()
-                self._train_group(round, group, cohort, w, shared, work, states)
-            except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
-                left = [place for place in group if not self._buffer.is_filled(place)]
-                if len(left) > 1 and self._parts.engine.inseparable == 1:
-                    groups.extendleft([place] for place in reversed(left))  # one by one, to tell which
-                    continue
-                explained = self._explain(error, round, int(cohort.clients[left[0]]))
-                if not self._parts.skips_bad or isinstance(error, InputError):
-                    self._buffer.fail(left[0])
-                    self._moves.finish()
-                    return {}, explained
-                for place in left:
-                    self._buffer.skip(place)
-        self._moves.finish()
-        return states, None
-
-    def _train_group(
-        self,
-        round: int,
-        places: Sequence[int],
-        cohort: Cohort,
-        w: Tensor,
-        shared: State,
-        work: Work,
-        states: dict[int, State],
-    ) -> None:
-        """Train some clients, add their reports to the buffer, and their next states to `states`."""
-        method, sizes = self._parts.method.local, self._parts.federation.sizes
-        members, tasks = [], []
-        for place in places:
-            client = int(cohort.clients[place])
-            who = Who(client, int(sizes[client]), self._parts.federation.mean_size)
-            state = self._parts.clients.get(client) or method.begin(self._initial)
-            samples, tilt = self._parts.shards.client(client), method.tilt(w, shared, state, who)
-            tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
-            members.append((place, who, state))
-        for (place, who, state), local in zip(members, self._parts.engine.solve(w, tasks, round), strict=True):
-            told = method.report(replace(local, displacement=work.displacements[place]), w, shared, state, who)
-            check_report(self._parts.method.name, told, self._buffer.names, local.delta)
-            added = self._buffer.add(
-                place,
-                float(cohort.shares[place]),
-                told.vectors,
-                factor=float(work.factors[place]),
-                loss_sum=local.loss_sum,
-                steps=local.steps,
-                most=self._buffer.range / len(cohort.clients) if self._parts.skips_bad else math.inf,
-            )
-            if added and told.state is not None:
-                states[who.client] = told.state
-            elif not added:
-                what = "skipped, its update is not finite or too large"
-                log.warning("%s: %s", whereabouts(self._parts.federation, round, who.client), what)
-
     def _means(self, round: int, cohort: Cohort, sums: Sums, work: Work) -> Means:
         done = sums.status != SKIPPED
         kept = 1.0 if done.all() else float(cohort.shares[done].sum())
@@ -301,13 +187,3 @@ class Simulation:
             for name in sorted(state):
                 digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
         return int(np.uint64(digest.intdigest()).view(np.int64))
-
-    def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
-        """Write the traceback to this rank's log, and return the line that all ranks will end with."""
-        where = whereabouts(self._parts.federation, round, client)
-        place = f"{where}, rank {self._world.rank} on {self._world.hosts[self._world.rank]}"
-        log.error("%s: training raised", place, exc_info=error)
-        if isinstance(error, HpcfedError):
-            return type(error)(f"{place}: {error}")
-        what = f"{place}: {type(error).__name__}: {error}"
-        return EnvironmentFailure(what, remedy=f"see the run folder's logs/rank-{self._world.rank}.log")

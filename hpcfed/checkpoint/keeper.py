@@ -19,7 +19,8 @@ from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.folder import RunFolder, identity
-from hpcfed.simulation import Parts, Simulation
+from hpcfed.parts import Parts
+from hpcfed.simulation import Simulation
 from hpcfed.types import Ask
 
 

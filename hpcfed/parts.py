@@ -1,0 +1,46 @@
+"""What a simulation is put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcfed.client.solver import Engine, SequentialSolver, Stepping
+from hpcfed.client.states import ClientStates
+from hpcfed.cohort import Cohorts
+from hpcfed.data.format import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.flat import FlatModel
+from hpcfed.placement import Placement
+from hpcfed.types import Method
+from hpcfed.watchdog import Watchdog
+from hpcfed.world import World
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run, as `hpcfed.setup` builds them from a recipe on every rank."""
+
+    method: Method
+    federation: Federation
+    model: FlatModel
+    engine: Engine
+    stepping: Stepping
+    tuner: SequentialSolver | None
+    """Takes the steps of ``evaluate.clients.fine_tune``."""
+    shards: Shards
+    cohorts: Cohorts
+    placement: Placement
+    clients: ClientStates
+    """States of clients that have taken part: of those at home here, or trained here last."""
+    evaluate_model: str
+    skips_bad: bool
+    """Whether a round goes on without a client whose training failed, instead of ending the run."""
+    watch: Watchdog
+    reduction: str
+    """Kind of the round's sums, ``exact`` or ``fast``."""
+    sum_on_device: Callable[[Tensor], None] | None
+    """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
+    world: World
