@@ -131,8 +131,8 @@ def test_the_numbers_are_those_of_each_client(world, folder):
 
 def test_training_does_not_know_of_it(world, folder):
     """With a model that draws, whose stream fine-tuning must not move."""
-    world.on_root(lambda: (folder / "own.py").write_text(DROPOUT))
-    changes = {"model": {"factory": "own:model"}, "rounds": 4}
+    world.on_root(lambda: (folder / "own_dropout.py").write_text(DROPOUT))
+    changes = {"model": {"factory": "own_dropout:model"}, "rounds": 4}
     runs = []
     for output, clients in (("with", {**ALL, "every": 1}), ("without", {"every": 0})):
         changed = recipe(output, **changes, evaluate={**EVALUATE, "clients": clients})

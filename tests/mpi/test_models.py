@@ -52,9 +52,9 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "own-loss-and-metrics": {
         "data": "colours.h5",
         "model": {"name": "logistic"},
-        "loss": {"factory": "own:focal", "args": {"gamma": 2.0}},
+        "loss": {"factory": "own_loss:focal", "args": {"gamma": 2.0}},
         "evaluate": {
-            "metrics": {"top2": "own:top2", "zeros": "own:of_class_0"},
+            "metrics": {"top2": "own_loss:top2", "zeros": "own_loss:of_class_0"},
             "train": {"every": 1},
             "batch_size": 3,
         },
@@ -90,7 +90,7 @@ def write_all(folder: Path) -> None:
     write("colours.h5", (3, 16, 16), 256)
     write("tokens.h5", (9,), 30, task="next-token")
     write("labels.h5", (5,), 256, (3,), task="multi-label")
-    (folder / "own.py").write_text(OWN, encoding="utf-8")
+    (folder / "own_loss.py").write_text(OWN, encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class Mute:
 def broken():
     raise OSError("no space")
 '''.replace("\\\\n", "\\n")
-MODEL = {"factory": "own:Dropped"}
+MODEL = {"factory": "own_observers:Dropped"}
 DROPPED = """
 import torch
 
@@ -97,7 +97,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 
     def write() -> None:
         write_small(shared_tmp)
-        (shared_tmp / "own.py").write_text(OBSERVERS + DROPPED)
+        (shared_tmp / "own_observers.py").write_text(OBSERVERS + DROPPED)
 
     world.on_root(write)
     monkeypatch.chdir(shared_tmp)
@@ -119,9 +119,9 @@ def diary(path: Path) -> list[list[Any]]:
 def test_bits_and_record_are_those_of_a_run_without(world, folder):
     without = left_by(run(world, "without"))
     observers = [
-        {"factory": "own:Vandal"},
-        {"factory": "own:Diary", "args": {"path": str(folder / "diary")}},
-        {"factory": "own:Vandal"},
+        {"factory": "own_observers:Vandal"},
+        {"factory": "own_observers:Diary", "args": {"path": str(folder / "diary")}},
+        {"factory": "own_observers:Vandal"},
     ]
     observed = run(world, "with", observers=observers)
     assert left_by(observed) == without
@@ -138,7 +138,7 @@ def test_a_run_goes_on_with_other_observers(world, folder):
     checkpoint = {"every": 1, "keep": 1}
     first = small("parts", model=MODEL, rounds=2, cohort={"size": 3}, checkpoint=checkpoint)
     hpcfed.run(first, world=world, quiet=True)
-    observer = {"factory": "own:Diary", "args": {"path": str(folder / "diary")}}
+    observer = {"factory": "own_observers:Diary", "args": {"path": str(folder / "diary")}}
     parts = run(world, "parts", checkpoint=checkpoint, observers=observer)
     assert left_by(parts) == whole
     told = diary(folder / "diary")
@@ -151,11 +151,11 @@ def test_a_run_goes_on_with_other_observers(world, folder):
 @pytest.mark.parametrize(
     ("observers", "message"),
     [
-        ([{"factory": "own:Dairy"}], "did you mean 'Diary'"),
-        ([{"factory": "own:Diary"}], "own:Diary' raised TypeError"),
-        ([{"factory": "own:broken"}], "own:broken' raised OSError: no space; check its args"),
-        ([{"factory": "own:Mute"}], "expected an object with start, round, end, or one of them, got a Mute"),
-        ([{"factory": "own:Diary", "arg": {}}], "unknown key 'observers.0.arg'; did you mean 'args'"),
+        ([{"factory": "own_observers:Dairy"}], "did you mean 'Diary'"),
+        ([{"factory": "own_observers:Diary"}], "own_observers:Diary' raised TypeError"),
+        ([{"factory": "own_observers:broken"}], "own_observers:broken' raised OSError: no space; check its args"),
+        ([{"factory": "own_observers:Mute"}], "expected an object with start, round, end, or one of them, got a Mute"),
+        ([{"factory": "own_observers:Diary", "arg": {}}], "unknown key 'observers.0.arg'; did you mean 'args'"),
         (["tensorbord"], "observers.0.name: expected 'tensorboard' or 'wandb', got 'tensorbord'"),
         ([{}], "exactly one of 'name' and 'factory'"),
     ],
