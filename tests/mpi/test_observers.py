@@ -130,7 +130,7 @@ def test_bits_and_record_are_those_of_a_run_without(world, folder):
     assert [entry[1] for entry in told[1:-1]] == observed.metrics
     assert told[-1] == ["end", "finished"]
     log = (observed.folder / "logs" / "rank-0.log").read_text()
-    assert log.count("observer own:Vandal: round raised; it is not called again") == 2
+    assert log.count("observer own_observers:Vandal: round raised; it is not called again") == 2
 
 
 def test_a_run_goes_on_with_other_observers(world, folder):
