@@ -85,11 +85,17 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Loc
         InputError: the recipe says nowhere how much a client works, or its engine cannot do it.
     """
     engine = recipe.local.engine
+    hindrances = {
+        "augmentation": recipe.local.augment is not None,
+        f"dropout, which {recipe.model.name!r} has": spec is not None and spec.draws,
+        f"precision: {recipe.precision}": recipe.precision != "float32",
+        "compile: true": recipe.local.compile,
+    }
     if engine == "auto":
-        stacks = spec is not None and spec.stacks and recipe.loss.factory is None and recipe.local.augment is None
+        stacks = spec is not None and spec.stacks and recipe.loss.factory is None and not any(hindrances.values())
         engine = "batched" if stacks else "sequential"
-    if engine == "batched" and (recipe.local.augment is not None or (spec is not None and spec.draws)):
-        why = "augmentation" if recipe.local.augment is not None else f"dropout, which {recipe.model.name!r} has"
+    if engine == "batched" and any(hindrances.values()):
+        why = next(why for why, is_so in hindrances.items() if is_so)
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
     recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update={"engine": engine})})
     if method.local.full_gradient:
@@ -150,7 +156,16 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         method=method,
         federation=federation,
         model=model,
-        engine=engine_for(recipe.local, model, loss, recipe.seed.batches, like, draws=draws, movable=balanced),
+        engine=engine_for(
+            recipe.local,
+            model,
+            loss,
+            recipe.seed.batches,
+            like,
+            precision=recipe.precision,
+            draws=draws,
+            movable=balanced,
+        ),
         stepping=Stepping(recipe.local),
         tuner=tuner_for(fine_tune, model, loss, recipe.seed.batches, draws=draws) if fine_tune is not None else None,
         shards=shards,

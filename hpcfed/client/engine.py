@@ -15,7 +15,15 @@ from hpcfed.rng import Purpose
 
 
 def engine_for(
-    section: Local, model: FlatModel, loss: Loss, seed: int, like: Samples, *, draws: bool, movable: bool
+    section: Local,
+    model: FlatModel,
+    loss: Loss,
+    seed: int,
+    like: Samples,
+    *,
+    precision: str = "float32",
+    draws: bool,
+    movable: bool,
 ) -> Engine:
     """Return the engine that a resolved recipe names.
 
@@ -23,14 +31,19 @@ def engine_for(
         section, model, loss: how clients train, what, and on what.
         seed: the recipe's ``seed.batches``.
         like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
+        precision: the recipe's.
         draws: whether the model draws random numbers of its own.
         movable: whether a cohort can be cut into groups before it is placed on ranks.
 
     Raises:
-        InputError: the batched engine cannot take the model.
+        InputError: the batched engine cannot take the model, it cannot be compiled, or the device knows no such
+            precision.
     """
     if section.engine != "batched":
-        return SequentialSolver(model, loss, section, seed, draws=draws)
+        solver = SequentialSolver(model, loss, section, seed, precision=precision, draws=draws)
+        if section.compile:
+            try_compiled(solver, like)
+        return solver
     network: Network = perceptron_of(model.module, loss) or Vectorized(model.module, loss)
     if isinstance(network, Vectorized):
         try_vectorized(network, model, like)
@@ -42,6 +55,19 @@ def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, d
     section = Local(steps=fine_tune.steps, batch_size=fine_tune.batch_size, lr=fine_tune.lr)
     streams = Purpose.TUNING_BATCHES, Purpose.TUNING_DROPOUT
     return SequentialSolver(model, loss, section, seed, draws=draws, streams=streams)
+
+
+def try_compiled(solver: SequentialSolver, like: Samples) -> None:
+    """Take one step, so that what cannot be compiled is known before the first round.
+
+    Raises:
+        InputError: it cannot.
+    """
+    try:
+        solver.try_step(*like)
+    except Exception as error:  # a compiler may raise anything
+        what = f"local.compile: true does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+        raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error
 
 
 def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from hpcfed.client.augment import augmented
 from hpcfed.client.displacement import displacement
 from hpcfed.client.optimizers import optimizer_for
+from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import minibatches
 from hpcfed.data.shards import Samples
@@ -102,6 +103,7 @@ class SequentialSolver:
         model, loss, section: what is trained, on what, and how (the recipe's ``local``).
         seed: the recipe's ``seed.batches``.
         draws: whether the model draws random numbers of its own, which then come from the client's stream.
+        precision: the recipe's.
         streams: what the minibatches, and what the model draws, come from.
     """
 
@@ -115,9 +117,12 @@ class SequentialSolver:
         seed: int,
         *,
         draws: bool,
+        precision: str = "float32",
         streams: tuple[Purpose, Purpose] = (Purpose.BATCHES, Purpose.DROPOUT),
     ):
         self._model = model
+        self._module = torch.compile(model.module) if section.compile else model.module
+        self._computing = computing(precision, model.vector.device)
         self._loss = loss
         self._section = section
         self._stepping = Stepping(section)
@@ -130,6 +135,10 @@ class SequentialSolver:
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
         """Train clients one after another; see `Engine`."""
         return (self._solve(w, task, round) for task in tasks)
+
+    def try_step(self, x: Tensor, y: Tensor) -> None:
+        """Compute a gradient, and forget it."""
+        self._add_gradient(x, y)
 
     def _solve(self, w: Tensor, task: Task, round: int) -> Local:
         y, tilt = self._model.vector, task.tilt
@@ -173,8 +182,9 @@ class SequentialSolver:
 
     def _add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the flat gradient, and return its loss."""
-        loss = self._loss.batch(self._model.module(x), y)
-        loss.backward()
+        with self._computing():
+            loss = self._loss.batch(self._module(x), y)
+            loss.backward()
         return loss.detach()
 
     def _descend(self, lr: float, after_clip: float) -> None:

@@ -167,6 +167,7 @@ class Local(Section):
     eps: float = Field(1e-8, gt=0)
     augment: Augment | None = None
     engine: Literal["auto", "sequential", "batched"] = "auto"
+    compile: bool = False
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Local:
@@ -242,7 +243,7 @@ class Recipe(Section):
     model: Model
     loss: Loss = Loss()
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Literal["float32"] = "float32"
+    precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(1, ge=1)
     rounds: int = Field(ge=1)
@@ -273,6 +274,8 @@ class Recipe(Section):
             raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
+        if self.precision != "float32" and self.dtype != "float32":
+            raise ValueError("'dtype: float32' beside 'precision'")
         if self.evaluate.every == 0 and (self.stop.test_accuracy or self.stop.patience):
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

@@ -47,9 +47,8 @@ def test_the_ten_minutes_work(environment, tmp_path):
 def test_the_recipe_page_names_every_key():
     table = README.split("## The recipe")[1].split("\nThe methods and their keys")[0]
     told = set(re.findall(r"^\| `(\w+)", table, flags=re.MULTILINE))
-    neutral = {"precision"}  # a key with one value so far
     of_the_record = {"data_content", "python_path"}  # keys that a resolved recipe adds
-    assert told == set(Recipe.model_fields) - neutral - of_the_record
+    assert told == set(Recipe.model_fields) - of_the_record
 
 
 def test_the_recipe_page_names_every_method_with_its_keys():

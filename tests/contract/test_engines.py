@@ -39,7 +39,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def built(which: tuple, local: dict, dtype: torch.dtype, *, movable: bool = True) -> tuple[Engine, FlatModel]:
+def built(
+    which: tuple, local: dict, dtype: torch.dtype, *, movable: bool = True, precision: str = "float32"
+) -> tuple[Engine, FlatModel]:
     """Return an engine and its model; the loss is the task's own."""
     section, features, classes = which
     torch.manual_seed(1)
@@ -49,7 +51,8 @@ def built(which: tuple, local: dict, dtype: torch.dtype, *, movable: bool = True
     task = "classification" if classes else "regression"
     loss = loss_for(LossSection(), task, [])
     like = torch.zeros(1, *features, dtype=dtype), torch.zeros(1, dtype=torch.int64 if classes else dtype)
-    return engine_for(Local(**local), model, loss, 0, like, draws=False, movable=movable), model
+    engine = engine_for(Local(**local), model, loss, 0, like, precision=precision, draws=False, movable=movable)
+    return engine, model
 
 
 def near_zero(model: FlatModel, draws: torch.Generator) -> torch.Tensor:
@@ -174,6 +177,37 @@ def test_what_cannot_be_stacked_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"local\.engine: batched cannot take this model") as refused:
         engine_for(Local(engine="batched"), model, loss, 0, like, draws=False, movable=True)
     assert "\n" not in str(refused.value)
+
+
+def test_bfloat16_is_for_products_alone():
+    which, local = MODELS["images"], {"batch_size": 8, "steps": 1, "engine": "sequential"}
+    mixed, model = built(which, local, torch.float32, precision="bf16-mixed")
+    whole, _ = built(which, local, torch.float32)
+    w = model.vector.clone()
+    tasks = tasks_for(which, model, [12], [3], 0.0)
+    ((delta, loss),), ((their_delta, their_loss),) = solved(mixed, w, tasks), solved(whole, w, tasks)
+    assert delta.dtype == torch.float32
+    assert not torch.equal(delta, their_delta)
+    assert loss == pytest.approx(their_loss, rel=2e-2)  # bfloat16 has eight bits
+    assert float((delta - their_delta).norm()) < 0.05 * float(their_delta.norm())
+
+
+def test_tf32_needs_a_gpu():
+    with pytest.raises(InputError, match="precision: tf32: expected a GPU, got device cpu"):
+        built(MODELS["logistic"], {"engine": "sequential", "steps": 1}, torch.float32, precision="tf32")
+
+
+@pytest.mark.soak
+@pytest.mark.deadline(400)
+def test_a_compiled_model_learns_the_same():
+    which, local = MODELS["images"], {"batch_size": 8, "steps": 1, "engine": "sequential"}
+    compiled, model = built(which, local | {"compile": True}, torch.float64)
+    whole, _ = built(which, local, torch.float64)
+    tasks = tasks_for(which, model, [12], [3], 0.0)
+    w = model.vector.clone()
+    ((delta, loss),), ((their_delta, their_loss),) = solved(compiled, w, tasks), solved(whole, w, tasks)
+    torch.testing.assert_close(delta, their_delta, rtol=1e-10, atol=1e-12)
+    assert loss == pytest.approx(their_loss, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,40 @@
+"""In what precision the local solve multiplies: weights, Δ, sums and evaluation stay as they are.
+
+float32      as it says
+tf32         float32 with products in TensorFloat-32, on GPUs that have it
+bf16-mixed   products in bfloat16, all that adds up and the weights in float32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+import torch
+
+from hpcfed.errors import InputError
+
+
+def computing(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Return what a forward and backward pass is done within.
+
+    Raises:
+        InputError: the device knows no such precision.
+    """
+    if precision == "tf32":
+        if device.type != "cuda":
+            raise InputError("precision: tf32", expected="a GPU", got=f"device {device.type}", remedy="use float32")
+        return _tf32
+    if precision == "bf16-mixed":
+        return partial(torch.autocast, device.type, torch.bfloat16)
+    return nullcontext
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
