@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hpcfed.checkpoint.keeper import Checkpoints
@@ -23,7 +24,7 @@ from hpcfed.progress import Reporter
 from hpcfed.record import Recorder, environment
 from hpcfed.setup import assemble
 from hpcfed.signals import Heard, heeded
-from hpcfed.simulation import Simulation
+from hpcfed.simulation import Outcome, Simulation
 from hpcfed.stopping import Stopping, TimeLeft
 from hpcfed.types import Ask
 from hpcfed.world import World
@@ -43,7 +44,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
         parts, evaluator = assemble(recipe, world, seat)
         observers = Observers(recipe, world)
         with parts.clients:
-            evaluators = evaluator, ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
+            of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
             done, progress = checkpoints.restore(reporter.say)
             world.on_root(lambda: folder.claim(recipe, done))
@@ -60,28 +61,43 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
                     _nothing_old_collected(),
                     parts.watch.watching(),
                 ):
-                    ending.stopped = _rounds(
-                        recipe, parts, evaluators, checkpoints, recorder, reporter, observers, heard, progress
+                    session = Session(
+                        recipe, parts, evaluator, of_clients, checkpoints, heard, recorder, reporter, observers
                     )
+                    ending.stopped = _rounds(session, progress)
 
 
-def _rounds(
-    recipe: Recipe,
-    parts: Parts,
-    evaluators: tuple[Evaluator, ClientEvaluator],
-    checkpoints: Checkpoints,
-    recorder: Recorder,
-    reporter: Reporter,
-    observers: Observers,
-    heard: Heard,
-    progress: Mapping[str, Any],
-) -> str | None:
+@dataclass(frozen=True)
+class Session:
+    """What the rounds of a run are done with: who trains and measures, who is heard, and who is told."""
+
+    recipe: Recipe
+    parts: Parts
+    evaluator: Evaluator
+    of_clients: ClientEvaluator
+    checkpoints: Checkpoints
+    heard: Heard
+    recorder: Recorder
+    reporter: Reporter
+    observers: Observers
+
+    def tell(
+        self, round: int, outcome: Outcome, scores: tuple[Scores, ClientScores | None], seconds: dict[str, float]
+    ) -> None:
+        """Record a round, and tell of it whoever looks on."""
+        row = self.recorder.add(round, outcome, *scores, seconds)
+        self.reporter.update(row)
+        self.observers.round(row)
+
+
+def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
     """Run the rounds that are not done yet; return why they ended before the last one, if they did.
 
     Raises:
         Stopped: they ended early, and the same command goes on.
     """
-    simulation, world = checkpoints.simulation, parts.world
+    recipe, checkpoints, heard = session.recipe, session.checkpoints, session.heard
+    simulation, world, watch = checkpoints.simulation, session.parts.world, session.parts.watch
     stopping, time_left = Stopping(recipe.stop, progress.get("stopping")), TimeLeft(recipe.stop)
     ended, worked, early, round = time.perf_counter(), time.process_time(), Ask.NOTHING, checkpoints.done
     while round < recipe.rounds and stopping.reason is None and not early:
@@ -92,20 +108,18 @@ def _rounds(
             asks |= Ask.TIME_IS_UP
         outcome = simulation.round(round, asks=asks, written=checkpoints.written)
         trained = time.perf_counter()
-        parts.watch.stage(f"round {round}: evaluation", waits=True)
-        scores, of_clients = _evaluate(recipe, round, simulation, evaluators, world)
+        watch.stage(f"round {round}: evaluation", waits=True)
+        scores = _evaluate(session, round)
         ended = time.perf_counter()
         time_left.add(ended - started)
         before, worked = worked, time.process_time()
         seconds = {"evaluate": ended - trained, "total": ended - started, "cpu": worked - before}
-        row = recorder.add(round, outcome, scores, of_clients, seconds)
-        reporter.update(row)
-        observers.round(row)
-        stopping.add(scores)
+        session.tell(round, outcome, scores, seconds)
+        stopping.add(scores[0])
         done = round == recipe.rounds or stopping.reason is not None
         early = Ask.NOTHING if done else outcome.asks & (Ask.STOP | Ask.TIME_IS_UP)
-        kept = {"totals": dict(recorder.totals), "stopping": stopping.progress()}
-        parts.watch.stage(f"round {round}: checkpoint", waits=True)
+        kept = {"totals": dict(session.recorder.totals), "stopping": stopping.progress()}
+        watch.stage(f"round {round}: checkpoint", waits=True)
         checkpoints.after(round, outcome.asks, outcome.written, kept, last=done or bool(early), early=bool(early))
     checkpoints.finish()
     if early:
@@ -114,8 +128,9 @@ def _rounds(
             f"{recipe.name} stopped after round {round}: {what}", remedy="the same command goes on from there"
         )
     if stopping.reason is not None:
-        reporter.say(f"{recipe.name}: stopped after round {round}, {stopping.reason}")
-    world.on_root(lambda: recorder.keep_models(parts.model, simulation.w, simulation.evaluated()))
+        session.reporter.say(f"{recipe.name}: stopped after round {round}, {stopping.reason}")
+    models = session.parts.model, simulation.w, simulation.evaluated()
+    world.on_root(lambda: session.recorder.keep_models(*models))
     return stopping.reason
 
 
@@ -130,25 +145,20 @@ def _nothing_old_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(
-    recipe: Recipe,
-    round: int,
-    simulation: Simulation,
-    evaluators: tuple[Evaluator, ClientEvaluator],
-    world: World,
-) -> tuple[Scores, ClientScores | None]:
+def _evaluate(session: Session, round: int) -> tuple[Scores, ClientScores | None]:
     """Measure the round's model where the recipe asks for it; the last round always counts as asked for."""
 
     def due(every: int) -> bool:
-        return every > 0 and (round % every == 0 or round == recipe.rounds)
+        return every > 0 and (round % every == 0 or round == session.recipe.rounds)
 
-    section, (evaluator, of_clients) = recipe.evaluate, evaluators
+    section, world = session.recipe.evaluate, session.parts.world
     test, train, clients = due(section.every), due(section.train.every), due(section.clients.every)
     if not (test or train or clients):
-        return evaluator.nothing, None
+        return session.evaluator.nothing, None
     try:
-        w = simulation.evaluated()
-        return evaluator(w, test=test, train=train), of_clients(w, round) if clients else None
+        w = session.checkpoints.simulation.evaluated()
+        scores = session.evaluator(w, test=test, train=train)
+        return scores, session.of_clients(w, round) if clients else None
     except HpcfedError:
         raise
     except Exception as error:  # a user's model or a device may raise anything

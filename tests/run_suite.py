@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -28,13 +30,18 @@ ONE_MORE = ("-m", "not soak and not one_mpi")
 NUMERICS = tuple(
     f"tests/numerics/test_{part}.py" for part in ("client", "closed_problems", "models", "quadratics", "tasks")
 )
+OF_ONE_RANK = tuple(
+    f"tests/contract/test_{part}.py" for part in ("add_a_method", "engines", "layers", "methods", "products")
+)
+STARTING = ("tests/cli", "tests/faults", "tests/harness")
+"""Folders whose tests start processes, and mostly wait for them."""
 LEFT_OUT = {
     1: ("tests/mpi",),
-    2: ("tests/contract", *NUMERICS),
-    3: ("tests/numerics/test_client.py",),
-    4: ("tests/contract", "tests/numerics"),
+    2: ("tests/contract", "tests/numerics"),
+    3: (*OF_ONE_RANK, *NUMERICS),
+    4: ("tests/contract", "tests/numerics", *(f"tests/mpi/test_{part}.py" for part in ("models", "observers"))),
 }
-"""What says nothing new at a rank count: references are followed on 1, 2 and 3 ranks, tests/mpi shows equal bits."""
+"""What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi shows equal bits."""
 ELSEWHERE = "tests/slurm"
 """They need a SLURM of their own: ``make test-slurm``."""
 
@@ -66,35 +73,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all launches, print a line for each and their sum, and return the exit code."""
     options = _parse(arguments)
     total: Counter[str] = Counter()
-    for planned in plan(options):
-        ending = run(planned, LONG if options.soak else options.timeout)
-        total += ending.counts
-        if ending.trouble:
-            print(ending.output)
-        outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
-        print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
+    for side_by_side in plan(options):
+        with ThreadPoolExecutor(len(side_by_side)) as pool:
+            endings = pool.map(partial(run, timeout=LONG if options.soak else options.timeout), side_by_side)
+            for planned, ending in zip(side_by_side, endings, strict=True):
+                total += ending.counts
+                if ending.trouble:
+                    print(ending.output)
+                outcome = f"{_closing_line(ending.counts)}  {ending.trouble}".rstrip()
+                print(f"{planned.label}  {ending.seconds:6.1f} s  {outcome}", flush=True)
     print(_closing_line(total))
     return 1 if total["failed"] else 0
 
 
-def plan(options: argparse.Namespace) -> Iterator[Launch]:
-    """Yield the launches in order."""
+def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
+    """Yield the launches in order, together those that run side by side; ranks that wait spin, so they run alone."""
     of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
     if options.soak:
         for ranks in options.ranks * options.soak:
             for python in filter(None, (sys.executable, options.openmpi)):
-                yield Launch(
-                    python,
-                    ranks,
-                    ("-m", "", *(of_the_mpi if python == options.openmpi else (f"--ignore={ELSEWHERE}",))),
-                )
+                what = of_the_mpi if python == options.openmpi else (f"--ignore={ELSEWHERE}",)
+                yield (Launch(python, ranks, ("-m", "", *what)),)
         return
     for ranks in options.ranks:
         left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), ELSEWHERE)
-        yield Launch(sys.executable, ranks, (*options.paths, *(f"--ignore={path}" for path in left_out)))
+        whole = Launch(sys.executable, ranks, (*options.paths, *(f"--ignore={path}" for path in left_out)))
+        if ranks > 1 or options.paths:
+            yield (whole,)
+        else:
+            rest = (*whole.arguments, *(f"--ignore={path}" for path in STARTING))
+            yield Launch(sys.executable, 1, STARTING), Launch(sys.executable, 1, rest)
     if options.openmpi and of_the_mpi:
-        yield Launch(options.openmpi, 1, (*ONE_MORE, *of_the_mpi, "--ignore=tests/mpi"))
-        yield Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi))
+        yield (Launch(options.openmpi, 1, (*ONE_MORE, *of_the_mpi, "--ignore=tests/mpi")),)
+        yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi)),)
 
 
 def run(planned: Launch, timeout: float) -> Ending:

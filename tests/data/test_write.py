@@ -91,14 +91,11 @@ def test_content_is_the_hash_of_the_data_alone(tmp_path: Path, images: Dataset) 
             assert content_hash(file) != first, name
 
 
-def test_arrays_are_mapped_on_cache_lines(tmp_path: Path, images: Dataset) -> None:
+def test_arrays_begin_on_cache_lines(tmp_path: Path, images: Dataset) -> None:
     write(tmp_path / "f.h5", images, owner_of(images), 7, partition=RECORD)
     with h5py.File(tmp_path / "f.h5") as file:
         for name in ("train/x", "train/y", "test/x", "test/y"):
             assert file[name].id.get_offset() % 64 == 0, name
-    with Federation.open(tmp_path / "f.h5") as federation:
-        base = federation.client(0)[0].ctypes.data
-        assert federation.client(3)[0].ctypes.data - base == 20 * federation.offsets[3]
 
 
 def test_existing_file_is_kept(tmp_path: Path, images: Dataset) -> None:
