@@ -84,45 +84,26 @@ class Simulation:
             EnvironmentFailure: a client's training raised, or the ranks' states differ.
         """
         started = time.perf_counter()
-        cohort = self._parts.cohorts.round(round)
-        ranks = self._parts.placement.place(cohort.clients, cohort.work, self._parts.engine.inseparable)
-        work = known_work(self._parts.method, self._parts.stepping, cohort, round)
-        self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
-        given = Given(
-            round=round,
-            cohort=cohort,
-            ranks=ranks,
-            work=work,
-            w=self.w.to(self._device),
-            shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},
-            touched=self.touched,
-        )
+        given = self._begin(round)
         states, failure = self._training(given)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
             sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
         reduced = time.perf_counter()
+        cohort, ranks, local = given.cohort, given.ranks, sums.local_seconds
         check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._buffer.range)
-        means = self._means(round, cohort, sums, work)
-        stepped = self._parts.method.server.step(self.w.double(), self.server, means)
-        check_step(self._parts.method.name, stepped, self.w)
-        self.shared = self._parts.method.local.share(self.shared, means)
-        self._previous, self._mean_delta = self.w, means.delta
-        self.w, self.server = stepped.w.to(self._dtype), stepped.state
+        self._parts.placement.learn(ranks, cohort.work, local)
+        means = self._means(round, cohort, sums, given.work)
+        server_lr = self._step(means)
         self._parts.clients.commit(states)
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
-        if not math.isfinite(float(self.w.sum())):
-            raise Diverged(f"round {round}: the server's model is not finite", remedy=LOWER)
-        local = sums.local_seconds
-        self._parts.placement.learn(ranks, cohort.work, local)
-        waited = float(local.max() - local[self._world.rank])
-        steps = int(sums.steps.sum())
+        waited, steps = float(local.max() - local[self._world.rank]), int(sums.steps.sum())
         return Outcome(
             cohort=cohort,
             means=means,
-            server_lr=stepped.server_lr,
+            server_lr=server_lr,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
             asks=Ask(int(np.bitwise_or.reduce(sums.asks))),
@@ -137,6 +118,37 @@ class Simulation:
             },
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
         )
+
+    def _begin(self, round: int) -> Given:
+        """Draw and place the round's cohort, and open the buffer for its reports."""
+        cohort = self._parts.cohorts.round(round)
+        work = known_work(self._parts.method, self._parts.stepping, cohort, round)
+        self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
+        return Given(
+            round=round,
+            cohort=cohort,
+            ranks=self._parts.placement.place(cohort.clients, cohort.work, self._parts.engine.inseparable),
+            work=work,
+            w=self.w.to(self._device),
+            shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},
+            touched=self.touched,
+        )
+
+    def _step(self, means: Means) -> float | None:
+        """Take the server's step; return its η_g, where there is one.
+
+        Raises:
+            Diverged: the model is not finite afterwards.
+        """
+        method = self._parts.method
+        stepped = method.server.step(self.w.double(), self.server, means)
+        check_step(method.name, stepped, self.w)
+        self.shared = method.local.share(self.shared, means)
+        self._previous, self._mean_delta = self.w, means.delta
+        self.w, self.server = stepped.w.to(self._dtype), stepped.state
+        if not math.isfinite(float(self.w.sum())):
+            raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
+        return stepped.server_lr
 
     def replicated(self) -> dict[str, Tensor]:
         """Return all that every rank holds alike after a round: what a checkpoint needs besides the clients' states."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -104,9 +104,7 @@ def submit_job(
     from hpcfed.submit.site import read_site
 
     cluster = read_site(Path(site) if site else None)
-    named = {"account": account, "partition": partition, "gpus-per-node": gpus_per_node}
-    options: dict[str, str | int | None] = {key: value for key, value in named.items() if value is not None}
-    options |= {key: value if equals else None for key, equals, value in (text.partition("=") for text in more)}
+    options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
     if recipe.device == "cuda" and not any(key.startswith(("gpu", "gres")) for key in {**cluster.options, **options}):
         raise InputError("device: cuda", where=words[1], expected="GPUs", got="none", remedy="add --gpus-per-node")
     job = Job(
@@ -138,6 +136,12 @@ def submit_job(
     numbers = submit(job.script, chain or 1)
     click.echo(text, nl=False)
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(job.script))}")
+
+
+def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict[str, str | int | None]:
+    """Return sbatch's options: those named that are given, then ``key=value`` and ``flag`` texts, which override."""
+    options = {key: value for key, value in named.items() if value is not None}
+    return options | {key: value if equals else None for key, equals, value in (text.partition("=") for text in more)}
 
 
 def _write(path: Path, text: str) -> None:
