@@ -210,6 +210,6 @@ def remove_remains(folder: Path, done: int) -> None:
     checkpoints, which are those after the last round that is `done`.
     """
     whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
-    for path in (*folder.glob("round-*"), *folder.glob(".round-*")):
+    for path in (*folder.glob("round-*"), *folder.glob(".round-*"), *folder.glob(".tmp*")):  # the last are safetensors'
         if path.stem not in whole:
             path.unlink(missing_ok=True)

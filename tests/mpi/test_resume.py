@@ -209,7 +209,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_again(world, folder):
 def test_what_a_killed_job_left_is_removed(world, folder):
     run = stopped(of("scaffold"), world)
     remains = [".round-00000006.0123abcd.server", ".round-00000006.0123abcd.clients", ".round-00000006.json.77.tmp"]
-    remains += ["round-00000006.server", "round-00000006.clients"]
+    remains += ["round-00000006.server", "round-00000006.clients", ".tmpAb12Cd"]
 
     def leave() -> None:
         for name in remains:
