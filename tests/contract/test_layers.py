@@ -24,7 +24,7 @@ LEVELS = (
     {"loop"},
     {"api"},
     {"doctor", "bench", "estimate", "watch", "cite", "loaded", "sweep"},
-    {"submit"},
+    {"submit", "reproduce"},
     {"cli"},
     {"__main__"},
 )
