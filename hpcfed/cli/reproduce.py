@@ -7,17 +7,16 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from hpcfed.report.tables import Table
     from hpcfed.reproduce.experiment import Experiment
     from hpcfed.reproduce.inputs import Places
-    from hpcfed.reproduce.plan import Layout
-    from hpcfed.world import World
+    from hpcfed.reproduce.session import Session
 
 
 @click.command("reproduce")
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
               help="Folder with a folder of raw files for each data set: mnist, cifar10, … [$HPCFED_RAW].")  # fmt: skip
 @click.option("--case", "cases", multiple=True, help="Only this case of the experiment; repeatable.")
 @click.option("--rounds", type=click.IntRange(1), help="At most so many rounds now; a later call goes on to more.")
+@click.option("--to-targets", is_flag=True, help="End each run at its highest target; its figures end there, too.")
 @click.option("--seeds", type=click.IntRange(1), help="At most so many seeds now.")
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--table", is_flag=True, help="Run nothing; print what there is.")
@@ -45,6 +45,7 @@ def command(
     raw: Path | None,
     cases: tuple[str, ...],
     rounds: int | None,
+    to_targets: bool,
     seeds: int | None,
     groups: int | None,
     table: bool,
@@ -67,12 +68,16 @@ def command(
     if ranks is not None and not table:
         _start(ranks)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
+    from hpcfed.reproduce.session import Session
     from hpcfed.world import connect
 
-    world = connect()
+    session = Session(connect(), places, scale, rounds, to_targets, groups, retry)
+    world = session.world
+    present = world.on_root(lambda: session.available(wanted, prepared=table))
     stopped = False
-    for experiment in wanted:
-        stopped = stopped or _reproduce(experiment, scale, places, world, rounds, groups, runs=not table, retry=retry)
+    for experiment in present:
+        stopped = stopped or (not table and session.run(experiment))
+        world.on_root(partial(_show, session, experiment))
     if stopped:
         from hpcfed.errors import Stopped
 
@@ -127,90 +132,9 @@ def _start(ranks: int) -> None:
     os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-m", "hpcfed", *words])
 
 
-def _reproduce(
-    experiment: Experiment,
-    scale: str,
-    places: Places,
-    world: World,
-    rounds: int | None,
-    groups: int | None,
-    *,
-    runs: bool,
-    retry: bool,
-) -> bool:
-    """Prepare, run and report one experiment; return whether it was stopped early.
-
-    Raises:
-        InputError: none of its data is there.
-    """
-    from hpcfed.reproduce.plan import lay_out
-    from hpcfed.sweep.run import run_sweep
-
-    kept = world.on_root(lambda: _prepare(experiment, places, runs=runs))
-    if not kept.methods:
-        world.on_root(lambda: _show_classes(kept, scale, places))
-        return False
-    layout = world.on_root(lambda: lay_out(kept, scale, places, rounds))
-    stopped = run_sweep(layout.plan, world, groups, retry=retry) if runs else False
-    world.on_root(lambda: _show(kept, layout, scale, places))
-    return stopped
-
-
-def _prepare(experiment: Experiment, places: Places, *, runs: bool) -> Experiment:
-    """Return the experiment with the cases whose data is there, prepared.
-
-    Raises:
-        InputError: there is none.
-    """
-    from hpcfed.errors import InputError
-    from hpcfed.reproduce.inputs import is_prepared, lacking, prepare
-
-    waiting = lacking(experiment, places)
-    for case, words in waiting.items():
-        click.echo(f"{experiment.name}: {experiment.cases[case].title} waits for {words}")
-    kept = [case for case in experiment.cases if case not in waiting]
-    if not runs:
-        kept = [case for case in kept if is_prepared(experiment, case, places)]
-    if not kept:
-        what = "no data" if runs else "nothing has been run"
-        raise InputError(what, where=experiment.name, remedy="see --list, and name the raw data's folder by --raw")
-    for case in kept if runs else ():
-        for seed in range(experiment.seeds):
-            for line in prepare(experiment.cases[case].data, seed, places):
-                click.echo(line)
-    return experiment.limited(kept)
-
-
-def _show(experiment: Experiment, layout: Layout, scale: str, places: Places) -> None:
-    """Print the table, and leave it and the figures in the experiment's folder."""
-    from hpcfed.reproduce.figures import draw
-    from hpcfed.reproduce.measure import read_settings
-    from hpcfed.reproduce.plan import folder_of
-    from hpcfed.reproduce.table import make_table
-
-    measured = read_settings(experiment, layout)
-    folder = folder_of(experiment, scale, places)
-    _write(make_table(experiment, measured), folder, draw(experiment, measured, folder / "figures"))
-
-
-def _show_classes(experiment: Experiment, scale: str, places: Places) -> None:
-    from hpcfed.reproduce.classes import compare_classes
-    from hpcfed.reproduce.plan import folder_of
-
-    folder = folder_of(experiment, scale, places)
-    table, pictures = compare_classes(experiment, places, folder / "figures")
-    _write(table, folder, pictures)
-
-
-def _write(table: Table, folder: Path, pictures: Sequence[Path]) -> None:
+def _show(session: Session, experiment: Experiment) -> None:
     from hpcfed.cli.report import print_table
-    from hpcfed.errors import EnvironmentFailure
-    from hpcfed.files import write_whole
-    from hpcfed.reproduce.table import markdown
 
-    try:
-        write_whole(folder / "table.md", markdown(table))
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
-    print_table(table)
-    click.echo("\n".join(map(str, [folder / "table.md", *pictures])))
+    shown = session.show(experiment)
+    print_table(shown.table)
+    click.echo("\n".join(map(str, shown.files)))

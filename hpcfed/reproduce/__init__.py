@@ -1,1 +1,1 @@
-"""The papers' experiments: declared in one YAML file each under ``experiments``, prepared, run, and set beside the paper."""
+"""The papers' experiments, one YAML file each under ``experiments``: prepared, run, and set beside the paper's numbers."""

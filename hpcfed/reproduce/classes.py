@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, shar
         share: of a client's samples, in (0, 1].
     """
     counts = []
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in itertools.pairwise(offsets):
         sizes = np.sort(np.bincount(labels[start:end], minlength=num_classes))[::-1]
         counts.append(int(np.searchsorted(np.cumsum(sizes), share * (end - start) - 1e-9) + 1))
     return np.array(counts)

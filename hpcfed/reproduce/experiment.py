@@ -189,7 +189,9 @@ class Experiment(Section):
         named = [case for cases in self.shows.values() for case in cases] + (self.small.cases if self.small else [])
         unknown = [name for name in named if name not in self.cases]
         for case in self.cases.values():
-            unknown += [name for name in (*case.methods, *case.grids, *case.only, *case.paper) if name not in self.methods]
+            unknown += [
+                name for name in (*case.methods, *case.grids, *case.only, *case.paper) if name not in self.methods
+            ]
         if unknown:
             raise ValueError(f"names of cases and methods: {', '.join(unknown)} are none")
         return self
@@ -227,7 +229,6 @@ class Experiment(Section):
         for part in parts:
             merged = merge(merged, part)
         return merged
-
 
 
 def merge(first: Content, second: Content) -> Content:

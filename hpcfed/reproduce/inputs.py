@@ -23,7 +23,7 @@ from hpcfed.reproduce.experiment import Data, Experiment
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are: `output` of all experiments, and `raw`, the folder of the data sets' folders, if it is known."""
+    """Where things are: `output` of all experiments, and `raw`, with a folder of files for each data set; or None."""
 
     output: Path
     raw: Path | None = None
@@ -42,7 +42,7 @@ class Places:
         return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
 
     def raw_of(self, data: Data) -> Path | None:
-        """Return the folder of a source's files: the one in `raw` of its name, in whatever spelling; None: not there."""
+        """Return the folder in `raw` with a source's files, its name in whatever spelling; None where there is none."""
         if self.raw is None or not self.raw.is_dir():
             return None
         named = [child for child in sorted(self.raw.iterdir()) if child.is_dir() and _plain(child.name) == data.raw]

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.format import Federation
-from hpcfed.reproduce.experiment import Case, Content, Entry, Experiment
+from hpcfed.reproduce.experiment import Case, Content, Entry, Experiment, Goal
 from hpcfed.reproduce.inputs import Places
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Point, parse_grids, points
@@ -43,19 +43,32 @@ def folder_of(experiment: Experiment, scale: str, places: Places) -> Path:
     return places.output / (experiment.name if scale == "full" else f"{experiment.name}-{scale}")
 
 
-def lay_out(experiment: Experiment, scale: str, places: Places, rounds: int | None = None) -> Layout:
-    """Return the runs of an experiment, whose data is prepared; `rounds` limits all of them.
+def lay_out(
+    experiment: Experiment, scale: str, places: Places, rounds: int | None = None, *, to_targets: bool = False
+) -> Layout:
+    """Return the runs of an experiment, whose data is prepared.
+
+    Args:
+        experiment: at the scale, with the cases whose data is there.
+        scale: ``full`` or ``small``.
+        places: where the data is, and the runs go.
+        rounds: limits all runs; None for as many as the experiment has.
+        to_targets: whether a run ends once it has its case's highest test accuracy.
 
     Raises:
         InputError: a recipe cannot be run.
     """
     folder = folder_of(experiment, scale, places) / "sweep"
-    settings, units = [], []
+    settings: list[Setting] = []
+    units: list[Unit] = []
     for name, case in experiment.cases.items():
         for method, entry in experiment.methods_of(case).items():
             content = experiment.recipe_of(case, method, scale)
             if rounds is not None:
                 content = {**content, "rounds": min(rounds, content["rounds"])}
+            highest = max((goal for goal in case.targets if not isinstance(goal, Goal)), default=None)
+            if to_targets and highest is not None and experiment.measure.column == "test_accuracy":
+                content = {**content, "stop": {"test_accuracy": highest}}
             for point in points(parse_grids(_grids(case, method, entry))):
                 recipes = [
                     _recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places)
@@ -77,9 +90,7 @@ def _grids(case: Case, method: str, entry: Entry) -> list[str]:
     return [f"{key}={values}" for key, values in grids.items()]
 
 
-def _recipe(
-    name: str, seed: int, content: Content, case: Case, point: Point, runs: Path, places: Places
-) -> Recipe:
+def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, runs: Path, places: Places) -> Recipe:
     data, start = places.federation(case.data, seed), places.start(case.data, seed)
     words = f",{point.label}".replace(", ", ",") if point.keys else ""
     whole = {

@@ -63,7 +63,7 @@ def _references(experiment: Experiment) -> dict[str, str]:
 
 def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
     criterion, references = criterion_of(experiment), _references(experiment)
-    rows = []
+    rows: list[Row] = []
     for number, target in enumerate(case.targets):
         costs = {one.setting.method: reached(experiment, one, settings, target) for one in settings}
         papers = {one.setting.method: _nth(case.paper.get(one.setting.method), number) for one in settings}
@@ -86,7 +86,7 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
 
 def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
     criterion = criterion_of(experiment)
-    rows = []
+    rows: list[Row] = []
     for one in settings:
         value = final_of(experiment, one)
         words = criterion_text(value, criterion) if value else "not run"
@@ -97,7 +97,7 @@ def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> 
 
 
 def _tuned(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for method, entry in experiment.methods_of(case).items():
         grid = [one for one in settings if one.setting.method == method]
         ranked = best_of(experiment, grid)
