@@ -1,4 +1,7 @@
-"""The experiments on data that is not at hand: two rounds of each on files of the published formats, from raw to table."""
+"""The experiments on data that is not at hand: from raw files of the published formats to a table, in two short rounds.
+
+A round has fewer clients and steps than the experiment's; data, models, methods and settings are the experiment's own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.experiment import Content, Experiment, merge
 from hpcfed.reproduce.inputs import Places
 from hpcfed.reproduce.session import Session
 from hpcfed.world import World
@@ -38,10 +42,19 @@ def raw(tmp_path_factory) -> Path:
     return folder
 
 
+def shortened(experiment: Experiment) -> Experiment:
+    """The experiment with one seed, 4 clients a round where their number is given, and 1 step or epoch of each."""
+    recipe = experiment.recipe
+    short: Content = {"cohort": {"size": 4}} if "size" in recipe.get("cohort", {}) else {}
+    if "budget" not in recipe:
+        short["local"] = {key: 1 for key in ("steps", "epochs") if key in recipe["local"]}
+    return experiment.model_copy(update={"seeds": 1, "recipe": merge(recipe, short)})
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TRIALS)
 def test_two_rounds_of_every_kind_of_data(name, raw, tmp_path):
-    experiment = experiments()[name].limited(TRIALS[name]).model_copy(update={"seeds": 1})
+    experiment = shortened(experiments()[name].limited(TRIALS[name]))
     session = Session(World(), Places(tmp_path, raw), "full", rounds=2)
     (present,) = session.available([experiment], prepared=False)
     assert not session.run(present)
