@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "inspect": "Show what is in a federation file.",
     "run": "Run a recipe, alone or under mpirun or srun.",
     "sweep": "Run a recipe over a grid of settings and seeds, and compare.",
+    "reproduce": "Run an experiment of a paper, and set its table beside ours.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
     "cite": "Print BibTeX for what a run used.",

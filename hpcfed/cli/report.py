@@ -53,11 +53,12 @@ def command(
     page = write_comparison(comparison, output, figures=not page_only)
     for table in (*comparison.results, comparison.differences):
         if table is not None:
-            _print_table(table)
+            print_table(table)
     click.echo(str(page) if page_only else f"{page}\n{page.parent / 'figures'}")
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Print a table of a report on the terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table as Grid

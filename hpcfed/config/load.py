@@ -46,7 +46,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         content.setdefault("name", "run")
     else:
         path = Path(source)
-        where, folder, content = str(path), path.resolve().parent, _read_yaml(path)
+        where, folder, content = str(path), path.resolve().parent, read_yaml(path)
         content.setdefault("name", path.stem)
     for override in overrides:
         _override(content, override)
@@ -115,7 +115,12 @@ def _checked_seeds(seeds: Any, where: str) -> list[int]:
     return seeds
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return what a YAML file maps.
+
+    Raises:
+        InputError: there is none, or it is not a mapping.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

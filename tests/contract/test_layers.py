@@ -25,7 +25,7 @@ LEVELS = (
     {"loop"},
     {"api"},
     {"doctor", "bench", "estimate", "watch", "cite", "loaded", "sweep"},
-    {"submit", "scaling"},
+    {"submit", "scaling", "reproduce"},
     {"cli"},
     {"__main__"},
 )

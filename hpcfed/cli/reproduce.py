@@ -1,0 +1,140 @@
+"""``hpcfed reproduce``: a paper's experiment, from its data to its table with ours beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcfed.reproduce.experiment import Experiment
+    from hpcfed.reproduce.inputs import Places
+    from hpcfed.reproduce.session import Session
+
+
+@click.command("reproduce")
+@click.argument("name", required=False)
+@click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
+              help="small: the protocol on smaller data, in minutes on two cores.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(1), help="Start this many MPI ranks here; else as mpirun or srun did.")
+@click.option("--list", "listed", is_flag=True, help="Print all experiments: cost, and what data they wait for.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("runs/reproduce"), show_default=True,
+              help="Folder of the data, runs, tables and figures of all experiments.")  # fmt: skip
+@click.option("--raw", type=click.Path(path_type=Path), envvar="HPCFED_RAW",
+              help="Folder with a folder of raw files for each data set: mnist, cifar10, … [$HPCFED_RAW].")  # fmt: skip
+@click.option("--case", "cases", multiple=True, help="Only this case of the experiment; repeatable.")
+@click.option("--rounds", type=click.IntRange(1), help="At most so many rounds now; a later call goes on to more.")
+@click.option("--to-targets", is_flag=True, help="End each run at its highest target; its figures end there, too.")
+@click.option("--seeds", type=click.IntRange(1), help="At most so many seeds now.")
+@click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
+@click.option("--table", is_flag=True, help="Run nothing; print what there is.")
+@click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
+def command(
+    name: str | None,
+    scale: str,
+    ranks: int | None,
+    listed: bool,
+    output: Path,
+    raw: Path | None,
+    cases: tuple[str, ...],
+    rounds: int | None,
+    to_targets: bool,
+    seeds: int | None,
+    groups: int | None,
+    table: bool,
+    retry: bool,
+) -> None:
+    """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8.
+
+    It prepares the data, runs what has not run yet, and draws the figures. Stopped or killed, the same command goes on,
+    and several jobs may share one experiment.
+    """
+    from hpcfed.reproduce.inputs import Places
+
+    places = Places(output.absolute(), raw)
+    if listed:
+        _list(places)
+        return
+    if name is None:
+        raise click.UsageError("no NAME: --list shows all", click.get_current_context())
+    wanted = _chosen(name, scale, cases, seeds)
+    if ranks is not None and not table:
+        _start(ranks)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
+    from hpcfed.reproduce.session import Session
+    from hpcfed.world import connect
+
+    session = Session(connect(), places, scale, rounds, to_targets, groups, retry)
+    world = session.world
+    present = world.on_root(lambda: session.available(wanted, prepared=table))
+    stopped = False
+    for experiment in present:
+        stopped = stopped or (not table and session.run(experiment))
+        world.on_root(partial(_show, session, experiment))
+    if stopped:
+        from hpcfed.errors import Stopped
+
+        raise Stopped(f"{name} stopped, runs are left", remedy="the same command goes on from there")
+
+
+def _list(places: Places) -> None:
+    from hpcfed.reproduce.catalogue import experiments
+    from hpcfed.reproduce.inputs import lacking
+
+    for one in experiments().values():
+        waits = list(dict.fromkeys(lacking(one, places).values()))
+        click.echo(f"{one.name:<24} {one.title}")
+        click.echo(f"{'':<24} shows   {', '.join(f'{one.paper}-{item}' for item in one.shows)}")
+        click.echo(f"{'':<24} full    {one.cost.full}")
+        if one.small:
+            click.echo(f"{'':<24} small   {one.cost.small}: {one.small.says}")
+        click.echo(f"{'':<24} data    {'waits for ' + ', '.join(waits) if waits else 'there, or made from a seed'}")
+        click.echo("")
+
+
+def _chosen(name: str, scale: str, cases: Sequence[str], seeds: int | None) -> list[Experiment]:
+    """Return what is to be run.
+
+    Raises:
+        InputError: a name is unknown, or there is no small variant.
+    """
+    from hpcfed.errors import InputError, nearest
+    from hpcfed.reproduce.catalogue import find
+
+    found = [experiment.at(scale) for experiment in find(name)]
+    known = [case for experiment in found for case in experiment.cases]
+    for case in cases:
+        if case not in known:
+            raise InputError(f"{name} has no case {case!r}", remedy=nearest(case, known))
+    limited = [experiment.limited(list(cases)) for experiment in found]
+    kept = [experiment for experiment in limited if experiment.cases]
+    return [one.model_copy(update={"seeds": min(one.seeds, seeds or one.seeds)}) for one in kept]
+
+
+def _start(ranks: int) -> None:
+    """Become mpirun with this very command on so many ranks."""
+    from hpcfed.errors import InputError
+
+    launcher = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if launcher is None:
+        raise InputError("--ranks", expected="mpirun on the PATH", got="none", remedy="leave --ranks out")
+    words = [word for word in sys.argv[1:] if not word.startswith("--ranks=")]
+    if "--ranks" in words:
+        place = words.index("--ranks")
+        del words[place : place + 2]
+    os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-m", "hpcfed", *words])
+
+
+def _show(session: Session, experiment: Experiment) -> None:
+    from hpcfed.cli.report import print_table
+
+    shown = session.show(experiment)
+    print_table(shown.table)
+    click.echo("\n".join(map(str, shown.files)))

@@ -1,0 +1,70 @@
+"""FedDyn's figure 3: how many classes hold 40, 60 and 80 % of a client's data, as a table and histograms."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.data.format import Federation
+from hpcfed.files import write_whole
+from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
+from hpcfed.report.tables import Table
+from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.inputs import Places
+
+SHARES = (0.4, 0.6, 0.8)
+
+
+def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, share: float) -> np.ndarray:
+    """Return (N,) the fewest classes that hold at least `share` of each client's samples.
+
+    Args:
+        labels: (n,) of all samples, those of a client adjacent.
+        offsets: (N+1,) where each client's begin.
+        num_classes: labels are below it.
+        share: of a client's samples, in (0, 1].
+    """
+    counts = []
+    for start, end in itertools.pairwise(offsets):
+        sizes = np.sort(np.bincount(labels[start:end], minlength=num_classes))[::-1]
+        counts.append(int(np.searchsorted(np.cumsum(sizes), share * (end - start) - 1e-9) + 1))
+    return np.array(counts)
+
+
+def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tuple[Table, list[Path]]:
+    """Return the table of all prepared cases, and the figures written into `folder`, one a share."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {case.title: _of_file(places.federation(case.data, 0)) for case in experiment.cases.values()}
+    rows = []
+    for case in experiment.cases.values():
+        for share, counts in found[case.title].items():
+            rows.append((case.title, f"{share:.0%}", f"{counts.mean():.2f} ± {counts.std(ddof=1):.2f}"))
+    header = ("Case", "Share of the data", "Classes")
+    note = f"Mean ± standard deviation over clients. {experiment.note}".strip()
+    pictures = [_draw(found, share, folder) for share in SHARES]
+    return Table(experiment.title, header, tuple(rows), note), pictures
+
+
+def _of_file(path: Path) -> dict[float, np.ndarray]:
+    with Federation.open(path) as federation:
+        labels = federation.train()[1]
+        return {share: class_counts(labels, federation.offsets, federation.num_classes or 0, share) for share in SHARES}
+
+
+def _draw(found: Mapping[str, Mapping[float, np.ndarray]], share: float, folder: Path) -> Path:
+    figure, axes = blank(PAPER)
+    for index, (title, counts) in enumerate(found.items()):
+        values, clients = np.unique(counts[share], return_counts=True)
+        axes.plot(
+            values, clients, marker="o", label=title, color=LIGHT.groups[index], linestyle=DASHES[index % len(DASHES)]
+        )
+    axes.set_xlabel(f"classes that hold {share:.0%} of a client's data")
+    axes.set_ylabel("clients")
+    axes.legend(frameon=False)
+    name = f"classes-{share:.0%}".rstrip("%")
+    for suffix, content in to_files(figure).items():
+        write_whole(folder / (name + suffix), content)
+    return folder / f"{name}.png"

@@ -1,0 +1,248 @@
+"""What an experiment of a paper consists of, as its file under ``experiments/<paper>/`` declares it.
+
+An experiment is cases (what data, at what setting) × methods × seeds. The recipe of a run is the experiment's, with the
+case's, the method's and the case's own for that method merged over it, in this order. A file without anything to run
+(``measure.kind: classes``) only looks at data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hpcfed.config.limits import Section
+from hpcfed.errors import InputError, nearest
+
+PAPERS = {
+    "fedexp": "Jhunjhunwala, Wang, Joshi, FedExP, ICLR 2023",
+    "feddyn": "Acar et al., FedDyn, ICLR 2021",
+    "gel": "Boukhari et al., GeL, arXiv 2110.11486 v3",
+}
+WHOLE = ("model", "algorithm")
+"""Sections of a recipe that a new name replaces as a whole, since their keys belong to the name."""
+Content = dict[str, Any]
+Number = int | float | str
+"""A number of a paper; in words where it is a bound, such as ``1000+``."""
+
+
+class Data(Section):
+    """How ``hpcfed prepare`` makes a case's federation.
+
+    Attributes:
+        source: a name of `data_prep.catalogue.SOURCES`.
+        raw: the folder of the source's files, inside that of all raw data; "" for a source without files.
+        partition, clients: as the command takes them.
+        options: of the source and the partition.
+        seed: None for the source's own; ``run`` draws the data anew for every seed of the experiment.
+        test: what becomes the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d
+            numbers): then the test loss of a linear model is ‖w − w*‖²/2d.
+        start: the initial parameters of a linear model: all ``0``, or the d weights; None for the usual random ones.
+    """
+
+    source: str
+    raw: str = ""
+    partition: str | None = None
+    clients: int | None = None
+    options: Content = Field(default_factory=dict)
+    seed: int | Literal["run"] | None = None
+    test: Literal["own", "training"] | list[float] = "own"
+    start: Literal[0] | list[float] | None = None
+
+
+class Goal(Section):
+    """A target that is not a number: what the method `of` has reached at `round`, with the same seed."""
+
+    of: str
+    round: int
+
+
+class Case(Section):
+    """A setting of the experiment, a block of rows in the table and a panel of the figure.
+
+    Attributes:
+        title: in the paper's words.
+        data: how it is made.
+        recipe: merged over the experiment's.
+        methods: recipe keys that a method has in this case alone.
+        grids: in place of the methods' own.
+        only: methods that take part; default: all.
+        targets: of the measured column.
+        paper: method → the paper's numbers: one a target, or the one final value, or the base-10 logarithms it chose.
+    """
+
+    title: str
+    data: Data
+    recipe: Content = Field(default_factory=dict)
+    methods: dict[str, Content] = Field(default_factory=dict)
+    grids: dict[str, dict[str, str]] = Field(default_factory=dict)
+    only: list[str] = Field(default_factory=list)
+    targets: list[float | Goal] = Field(default_factory=list)
+    paper: dict[str, list[Number | None]] = Field(default_factory=dict)
+
+
+class Entry(Section):
+    """A method of the experiment.
+
+    Attributes:
+        title: as tables and figures call it.
+        recipe: merged over the experiment's and the case's.
+        models: how many models it sends a round and client, each way: SCAFFOLD two.
+        reference: the method whose rounds its own are divided by; default: the experiment's.
+        grids: key → values, as ``hpcfed sweep --grid`` takes them; what is compared is then the best of them.
+    """
+
+    title: str
+    recipe: Content = Field(default_factory=dict)
+    models: int = 1
+    reference: str | None = None
+    grids: dict[str, str] = Field(default_factory=dict)
+
+
+class Measure(Section):
+    """What is measured, and drawn.
+
+    Attributes:
+        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``tuned``: the grid's value
+            with the best such mean; ``classes``: how many classes fill a client's data.
+        column: of the record.
+        last, window: evaluations that are averaged, at the end, and as a moving average for targets.
+        unit: what the paper counts up to a target: rounds, or models that are sent.
+        reference: the method whose numbers the others' are divided by; "" for no such column.
+        figures: columns of the record that are drawn against rounds, a figure a case.
+    """
+
+    kind: Literal["rounds", "final", "tuned", "classes"]
+    column: str = "test_accuracy"
+    last: int = 1
+    window: int = 1
+    unit: Literal["rounds", "models"] = "rounds"
+    reference: str = ""
+    figures: list[str] = Field(default_factory=list)
+
+
+class Small(Section):
+    """The variant that takes minutes on two cores: the protocol on smaller data.
+
+    Attributes:
+        says: what is smaller, for the reader of its table.
+        cases: those that it has; default: all.
+        seeds: default: the experiment's.
+        data: keys that replace those of every case's data.
+        recipe: merged over all else.
+        targets: in place of the cases' own.
+    """
+
+    says: str
+    cases: list[str] = Field(default_factory=list)
+    seeds: int | None = None
+    data: Content = Field(default_factory=dict)
+    recipe: Content = Field(default_factory=dict)
+    targets: list[float | Goal] = Field(default_factory=list)
+
+    def of(self, case: Case) -> Case:
+        """Return the case in small; the paper's numbers, which are for its own data, are left out."""
+        data = Data.model_validate({**case.data.model_dump(), **self.data})
+        return case.model_copy(update={"data": data, "targets": self.targets or case.targets, "paper": {}})
+
+
+class Cost(Section):
+    """What it takes, in words: the paper's scale and the small one."""
+
+    full: str
+    small: str = ""
+
+
+class Experiment(Section):
+    """One file under ``experiments/<paper>/``.
+
+    Attributes:
+        name: ``<paper>-<file>``.
+        title, note: what it shows, and what differs from the paper and why.
+        shows: table or figure of the paper → the cases it is made of; none: all.
+        seeds: how many, from 0.
+        small: None where no smaller data keeps the protocol.
+    """
+
+    name: str
+    title: str
+    paper: str
+    shows: dict[str, list[str]]
+    note: str = ""
+    cost: Cost
+    seeds: int = Field(1, ge=1)
+    recipe: Content = Field(default_factory=dict)
+    cases: dict[str, Case]
+    methods: dict[str, Entry] = Field(default_factory=dict)
+    measure: Measure
+    small: Small | None = None
+
+    @field_validator("paper")
+    @classmethod
+    def _known(cls, paper: str) -> str:
+        if paper not in PAPERS:
+            raise ValueError(nearest(paper, PAPERS))
+        return paper
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Experiment:
+        named = [case for cases in self.shows.values() for case in cases] + (self.small.cases if self.small else [])
+        unknown = [name for name in named if name not in self.cases]
+        for case in self.cases.values():
+            unknown += [
+                name for name in (*case.methods, *case.grids, *case.only, *case.paper) if name not in self.methods
+            ]
+        if unknown:
+            raise ValueError(f"names of cases and methods: {', '.join(unknown)} are none")
+        return self
+
+    def at(self, scale: str) -> Experiment:
+        """Return the experiment at its ``full`` or ``small`` scale.
+
+        Raises:
+            InputError: it has no small variant.
+        """
+        if scale == "full":
+            return self
+        if self.small is None:
+            remedy = "run it with --scale full, or --rounds 2 to try it"
+            raise InputError(f"{self.name} has no small variant", remedy=remedy)
+        chosen = {name: self.cases[name] for name in self.small.cases or self.cases}
+        cases = {name: self.small.of(case) for name, case in chosen.items()}
+        changes = {"cases": cases, "seeds": self.small.seeds or self.seeds, "note": self.small.says}
+        return self.model_copy(update=changes)
+
+    def limited(self, names: list[str]) -> Experiment:
+        """Return the experiment with these of its cases; all where none is named."""
+        return self.model_copy(update={"cases": {n: c for n, c in self.cases.items() if not names or n in names}})
+
+    def methods_of(self, case: Case) -> dict[str, Entry]:
+        """Return the methods that take part in a case."""
+        return {name: entry for name, entry in self.methods.items() if not case.only or name in case.only}
+
+    def recipe_of(self, case: Case, method: str, scale: str) -> Content:
+        """Return the recipe of a run, without its data, seed and output."""
+        parts = [self.recipe, case.recipe, self.methods[method].recipe, case.methods.get(method, {})]
+        if scale == "small" and self.small:
+            parts.append(self.small.recipe)
+        merged: Content = {}
+        for part in parts:
+            merged = merge(merged, part)
+        return merged
+
+
+def merge(first: Content, second: Content) -> Content:
+    """Return `first` with what `second` says over it, section by section; null takes a key away.
+
+    A section of `WHOLE` in which `second` names something new is replaced.
+    """
+    merged = dict(first)
+    for key, value in second.items():
+        section = merged.get(key)
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict) and isinstance(section, dict) and not (key in WHOLE and "name" in value):
+            merged[key] = merge(section, value)
+        else:
+            merged[key] = value
+    return merged

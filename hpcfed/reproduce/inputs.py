@@ -1,0 +1,139 @@
+"""What the runs of an experiment start from: federation files, and the zeros of its linear models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from data_prep.catalogue import SOURCES
+from data_prep.dataset import Dataset
+from data_prep.split import split
+from data_prep.write import write
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import write_whole
+from hpcfed.reproduce.experiment import Data, Experiment
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are: `output` of all experiments, and `raw`, with a folder of files for each data set; or None."""
+
+    output: Path
+    raw: Path | None = None
+
+    def federation(self, data: Data, seed: int) -> Path:
+        """Return the file of a case's federation; one for all seeds, unless each draws its own."""
+        wanted = data.model_dump(exclude={"start", "raw"}) | {"seed": seed if data.seed == "run" else data.seed}
+        words = [data.source, data.partition, *(str(value) for value in data.options.values())]
+        words += [str(data.clients or ""), str(seed) if data.seed == "run" else ""]
+        digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:8]
+        readable = re.sub(r"[^\w.]+", "-", "-".join(word for word in words if word))
+        return self.output / "data" / f"{readable}-{digest}.h5"
+
+    def start(self, data: Data, seed: int) -> Path | None:
+        """Return the file of the initial parameters, None where they are the usual ones."""
+        return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
+
+    def raw_of(self, data: Data) -> Path | None:
+        """Return the folder in `raw` with a source's files, its name in whatever spelling; None where there is none."""
+        if self.raw is None or not self.raw.is_dir():
+            return None
+        named = [child for child in sorted(self.raw.iterdir()) if child.is_dir() and _plain(child.name) == data.raw]
+        return named[0] if named else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def missing(data: Data, places: Places) -> str:
+    """Return in words what lacks for a case's data; nothing where it is prepared, is made, or its folder is there."""
+    if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
+        return ""
+    return f"{data.source} (put its files into {places.raw or 'RAW'}/{data.raw})"
+
+
+def lacking(experiment: Experiment, places: Places) -> dict[str, str]:
+    """Return case → what lacks, for the cases that cannot be run."""
+    found = {name: missing(case.data, places) for name, case in experiment.cases.items()}
+    return {name: words for name, words in found.items() if words}
+
+
+def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
+    """Tell whether the federations of a case are there, for all seeds."""
+    data = experiment.cases[case].data
+    return all(places.federation(data, seed).exists() for seed in range(experiment.seeds))
+
+
+def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
+    """Make a case's files where they are not there yet, and yield what was made.
+
+    Raises:
+        InputError: the raw files are not what they should be, or not there.
+        EnvironmentFailure: the disk refuses.
+    """
+    path, start = places.federation(data, seed), places.start(data, seed)
+    made = [file for file in (path, start) if file is not None and not file.exists()]
+    if not made:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dataset = _with_test(_load(data, seed, places), data)
+        if path in made:
+            asked = SOURCES[data.source].seed if data.seed is None else seed if data.seed == "run" else data.seed
+            options = {key: value for key, value in data.options.items() if not _takes(data, key)}
+            write(path, dataset, **vars(split(dataset, data.partition, _clients(data), asked, options)))
+        if start is not None and start in made:
+            write_whole(start, _start(dataset, data))
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(path.parent), got=error.strerror or "") from None
+    yield from (f"prepared {file}" for file in made)
+
+
+def _takes(data: Data, key: str) -> bool:
+    return SOURCES[data.source].takes(key)
+
+
+def _clients(data: Data) -> int | None:
+    """Return the number of clients for the partition, None where the source makes them."""
+    return None if _takes(data, "clients") else data.clients
+
+
+def _load(data: Data, seed: int, places: Places) -> Dataset:
+    if data.source not in SOURCES:
+        raise InputError(f"unknown source {data.source!r}", where="an experiment's data")
+    raw = places.raw_of(data)
+    if data.raw and raw is None:
+        raise InputError("no raw data", expected=missing(data, places), remedy="name the folder above it by --raw")
+    own = SOURCES[data.source].seed if data.seed is None else seed if data.seed == "run" else data.seed
+    given = {"raw": raw, "seed": own, "clients": data.clients, **data.options}
+    return SOURCES[data.source].load(
+        **{key: value for key, value in given.items() if _takes(data, key) and value is not None}
+    )
+
+
+def _with_test(dataset: Dataset, data: Data) -> Dataset:
+    """Return the data set with the test set that the case measures on."""
+    if data.test == "own":
+        return dataset
+    if data.test == "training":
+        return replace(dataset, test_x=dataset.x, test_y=dataset.y, test_owner=None)
+    optimum = np.asarray(data.test, dtype=dataset.x.dtype)[:, None]
+    return replace(dataset, test_x=np.eye(len(optimum), dtype=dataset.x.dtype), test_y=optimum)
+
+
+def _start(dataset: Dataset, data: Data) -> bytes:
+    """Return the parameters of a linear model, with a bias where it classifies, as a safetensors file."""
+    features = int(np.prod(dataset.x.shape[1:]))
+    if dataset.num_classes is not None:
+        shape, kind = (dataset.num_classes, features), np.dtype(np.float32)
+        return save({"weight": np.zeros(shape, kind), "bias": np.zeros(shape[0], kind)})
+    values = np.zeros(features) if data.start == 0 else np.asarray(data.start, np.float64)
+    return save({"weight": values.reshape(1, features).astype(dataset.x.dtype)})

@@ -1,0 +1,131 @@
+"""What the runs of an experiment have come to: rounds to a target, final values, and the best of a grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.report.group import Group
+from hpcfed.report.measure import CRITERIA, Criterion, Spread, final, round_reached, spread
+from hpcfed.report.read import RECORD, Run, is_run_folder, read_run
+from hpcfed.reproduce.experiment import Case, Experiment, Goal
+from hpcfed.reproduce.plan import Layout, Setting
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The runs of one setting that have a record, by seed.
+
+    Attributes:
+        setting: what was run.
+        title: of the method.
+        runs: seed → its run.
+    """
+
+    setting: Setting
+    title: str
+    runs: dict[int, Run]
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that even the shortest run has; 0 where a seed has none."""
+        if len(self.runs) < len(self.setting.folders):
+            return 0
+        return min(run.num_rounds for run in self.runs.values())
+
+    @property
+    def group(self) -> Group:
+        """As figures want it."""
+        return Group(self.title, tuple(self.runs.values()))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What it took a setting's runs to get to a target.
+
+    Attributes:
+        rounds, params: over the runs that got there; None where none did.
+        arrived, runs: how many did, of how many.
+    """
+
+    rounds: Spread | None
+    params: Spread | None
+    arrived: int
+    runs: int
+
+    @property
+    def mean(self) -> float:
+        """Mean rounds, nan unless all runs got there."""
+        return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
+
+
+def read_settings(experiment: Experiment, layout: Layout) -> list[Measured]:
+    """Return what there is of each setting.
+
+    Raises:
+        InputError: a record is damaged.
+    """
+    found = []
+    for setting in layout.settings:
+        runs = {seed: read_run(path) for seed, path in enumerate(setting.folders) if _has_rounds(path)}
+        found.append(Measured(setting, experiment.methods[setting.method].title, runs))
+    return found
+
+
+def _has_rounds(folder: Path) -> bool:
+    return is_run_folder(folder) and (folder / RECORD).stat().st_size > 0
+
+
+def criterion_of(experiment: Experiment) -> Criterion:
+    """Return how the measured column is compared."""
+    column = experiment.measure.column
+    known = {one.column: one for one in CRITERIA}
+    title = column.replace("train_", "training ").replace("_", " ")
+    return known.get(column, Criterion(column, title, higher_is_better=column.endswith("accuracy")))
+
+
+def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], target: float | Goal) -> Reached:
+    """Return what it took a setting to get to a target, which may be another method's value with the same seed."""
+    criterion, window = criterion_of(experiment), experiment.measure.window
+    rounds: list[float] = []
+    params: list[float] = []
+    for seed, run in one.runs.items():
+        goal = _goal(target, of_case, seed, criterion)
+        number = None if math.isnan(goal) else round_reached(run, criterion, goal, window)
+        if number is not None:
+            rounds.append(number)
+            params.append(float(run.column("params")[number - 1]))
+    return Reached(spread(rounds), spread(params), len(rounds), len(one.setting.folders))
+
+
+def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterion: Criterion) -> float:
+    if isinstance(target, float | int):
+        return target
+    run = next((one.runs.get(seed) for one in of_case if one.setting.method == target.of), None)
+    if run is None or run.num_rounds < target.round:
+        return math.nan
+    return float(run.column(criterion.column)[target.round - 1])
+
+
+def final_of(experiment: Experiment, one: Measured) -> Spread | None:
+    """Return the mean of the last evaluations of the measured column, over the runs."""
+    return spread(final(run, experiment.measure.column, experiment.measure.last) for run in one.runs.values())
+
+
+def best_of(experiment: Experiment, grid: Sequence[Measured]) -> list[Measured]:
+    """Return the points of a grid whose runs all finished with a number, the best first."""
+    criterion = criterion_of(experiment)
+    scores = [(final_of(experiment, one), one) for one in grid]
+    whole = [(value.mean, one) for value, one in scores if value and value.count == len(one.setting.folders)]
+    finished = [(mean, one) for mean, one in whole if all(run.status != "diverged" for run in one.runs.values())]
+    ordered = sorted(finished, key=lambda entry: -entry[0] if criterion.higher_is_better else entry[0])
+    return [one for _, one in ordered]
+
+
+def by_case(experiment: Experiment, measured: Sequence[Measured]) -> dict[str, tuple[Case, list[Measured]]]:
+    """Return the settings of each case."""
+    return {
+        name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
+    }

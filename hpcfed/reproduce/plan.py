@@ -1,0 +1,115 @@
+"""From an experiment to the runs of a sweep, so that it goes on where it was left, on any number of ranks and jobs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.format import Federation
+from hpcfed.reproduce.experiment import Case, Content, Entry, Experiment, Goal
+from hpcfed.reproduce.inputs import Places
+from hpcfed.setup import resolve
+from hpcfed.sweep.grid import Point, parse_grids, points
+from hpcfed.sweep.plan import Plan, Unit
+
+STEPS_OF_AVERAGE = "average_client"
+"""In ``local.steps``: as many as ``local.epochs`` are for a client of average size."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One method in one case, at one point of its grids; its folders are those of its seeds."""
+
+    case: str
+    method: str
+    point: Point
+    rounds: int
+    folders: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An experiment's runs: as a sweep has them, and by setting."""
+
+    plan: Plan
+    settings: tuple[Setting, ...]
+
+
+def folder_of(experiment: Experiment, scale: str, places: Places) -> Path:
+    """Return the folder of an experiment's runs, tables and figures."""
+    return places.output / (experiment.name if scale == "full" else f"{experiment.name}-{scale}")
+
+
+def lay_out(
+    experiment: Experiment, scale: str, places: Places, rounds: int | None = None, *, to_targets: bool = False
+) -> Layout:
+    """Return the runs of an experiment, whose data is prepared.
+
+    Args:
+        experiment: at the scale, with the cases whose data is there.
+        scale: ``full`` or ``small``.
+        places: where the data is, and the runs go.
+        rounds: limits all runs; None for as many as the experiment has.
+        to_targets: whether a run ends once it has its case's highest test accuracy.
+
+    Raises:
+        InputError: a recipe cannot be run.
+    """
+    folder = folder_of(experiment, scale, places) / "sweep"
+    settings: list[Setting] = []
+    units: list[Unit] = []
+    for name, case in experiment.cases.items():
+        for method, entry in experiment.methods_of(case).items():
+            content = experiment.recipe_of(case, method, scale)
+            if rounds is not None:
+                content = {**content, "rounds": min(rounds, content["rounds"])}
+            highest = max((goal for goal in case.targets if not isinstance(goal, Goal)), default=None)
+            if to_targets and highest is not None and experiment.measure.column == "test_accuracy":
+                content = {**content, "stop": {"test_accuracy": highest}}
+            for point in points(parse_grids(_grids(case, method, entry))):
+                recipes = [
+                    _recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places)
+                    for seed in range(experiment.seeds)
+                ]
+                own = [
+                    Unit(recipe.output.name, len(settings), str(seed), recipe) for seed, recipe in enumerate(recipes)
+                ]
+                units += own
+                outputs = tuple(unit.recipe.output for unit in own)
+                settings.append(Setting(name, method, point, content["rounds"], outputs))
+    units.sort(key=lambda unit: int(unit.seed))  # all settings of one seed before the next
+    labels = tuple(setting.point for setting in settings)
+    return Layout(Plan(folder.parent.name, folder, (), labels, tuple(units)), tuple(settings))
+
+
+def _grids(case: Case, method: str, entry: Entry) -> list[str]:
+    grids = case.grids.get(method, entry.grids)
+    return [f"{key}={values}" for key, values in grids.items()]
+
+
+def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, runs: Path, places: Places) -> Recipe:
+    data, start = places.federation(case.data, seed), places.start(case.data, seed)
+    words = f",{point.label}".replace(", ", ",") if point.keys else ""
+    whole = {
+        **content,
+        "name": name,
+        "seed": seed,
+        "data": str(data),
+        "model": {**content["model"], **({"init": str(start)} if start else {})},
+        "local": _local(content["local"], data),
+        "output": str(runs / f"{name}{words}.{seed}"),
+    }
+    return resolve(load_recipe(whole, point.overrides))
+
+
+def _local(local: Content, data: Path) -> Content:
+    """Return ``local`` with a number of steps, 1 epoch being ⌈n̄/B⌉ of them, where it is that of an average client."""
+    if local.get("steps") != STEPS_OF_AVERAGE:
+        return local
+    with Federation.open(data) as federation:
+        average = int(federation.sizes.sum()) / federation.num_clients
+    steps = local["epochs"] * math.ceil(average / local["batch_size"])
+    return {**{key: value for key, value in local.items() if key != "epochs"}, "steps": steps}

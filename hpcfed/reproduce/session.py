@@ -1,0 +1,135 @@
+"""One call of ``hpcfed reproduce``: prepare what is there to prepare, run what has not run, show what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import write_whole
+from hpcfed.report.tables import Table
+from hpcfed.reproduce.classes import compare_classes
+from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.figures import draw
+from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
+from hpcfed.reproduce.measure import read_settings
+from hpcfed.reproduce.plan import Layout, folder_of, lay_out
+from hpcfed.reproduce.table import make_table, markdown
+from hpcfed.sweep.claims import AGAIN, Claims
+from hpcfed.sweep.run import run_sweep, stand
+from hpcfed.world import World
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What an experiment has come to: its table, and the files that hold it and its figures."""
+
+    table: Table
+    files: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Session:
+    """How much of the experiments is done in this call.
+
+    Attributes:
+        world: all ranks of the job.
+        places: where data and runs are.
+        scale: ``full`` or ``small``.
+        rounds, to_targets: see `lay_out`.
+        groups: of ranks, a run each at a time; None for one a rank.
+        retry: whether runs that were refused or failed are tried again.
+    """
+
+    world: World
+    places: Places
+    scale: str
+    rounds: int | None = None
+    to_targets: bool = False
+    groups: int | None = None
+    retry: bool = False
+
+    def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
+        """Return the experiments with the cases whose data is there, or is `prepared` already; name the others.
+
+        Raises:
+            InputError: there is none.
+        """
+        found = []
+        for experiment in experiments:
+            waiting = lacking(experiment, self.places)
+            for case, words in waiting.items():
+                print(f"{experiment.name}: {experiment.cases[case].title} waits for {words}")
+            kept = [case for case in experiment.cases if case not in waiting]
+            if prepared:
+                kept = [case for case in kept if is_prepared(experiment, case, self.places)]
+            if kept:
+                found.append(experiment.limited(kept))
+        if not found:
+            where = ", ".join(experiment.name for experiment in experiments)
+            what = "nothing has been run" if prepared else "no data"
+            raise InputError(what, where=where, remedy="--list shows what is needed; name its folder by --raw")
+        return found
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Make the federations of all cases, on rank 0 alone."""
+        for case in experiment.cases.values():
+            for seed in range(experiment.seeds):
+                for line in prepare(case.data, seed, self.places):
+                    print(line, flush=True)
+
+    def run(self, experiment: Experiment) -> bool:
+        """Run what is left of an experiment on all ranks; return whether it was stopped early.
+
+        Raises:
+            InputError: a recipe cannot be run.
+            EnvironmentFailure: runs came to nothing.
+        """
+        self.world.on_root(lambda: self.prepare(experiment))
+        if not experiment.methods:
+            return False
+        layout = self.world.on_root(lambda: self._layout(experiment))
+        stopped = run_sweep(layout.plan, self.world, self.groups, retry=self.retry)
+        self.world.on_root(lambda: _check(layout))
+        return stopped
+
+    def show(self, experiment: Experiment) -> Shown:
+        """Write the table and the figures into the experiment's folder, on rank 0 alone.
+
+        Raises:
+            EnvironmentFailure: the disk refuses.
+        """
+        folder = folder_of(experiment, self.scale, self.places)
+        if experiment.methods:
+            measured = read_settings(experiment, self._layout(experiment))
+            table, pictures = make_table(experiment, measured), draw(experiment, measured, folder / "figures")
+        else:
+            table, pictures = compare_classes(experiment, self.places, folder / "figures")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "table.md", markdown(table))
+        except OSError as error:
+            raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
+        return Shown(table, [folder / "table.md", *pictures])
+
+    def _layout(self, experiment: Experiment) -> Layout:
+        return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets)
+
+
+def _check(layout: Layout) -> None:
+    """Say by an error that some runs came to nothing.
+
+    Raises:
+        EnvironmentFailure: naming how many, and the first.
+    """
+    standing = stand(layout.plan, Claims(layout.plan.folder, "report"))
+    broken = {name: one.claim for name, one in standing.items() if one.claim.ending in AGAIN}
+    if broken:
+        name, claim = next(iter(broken.items()))
+        raise EnvironmentFailure(
+            f"{len(broken)} of {len(standing)} runs came to nothing, the first was {claim.ending}",
+            where=str(layout.plan.folder / "runs" / name),
+            got=claim.message,
+            remedy="the same command with --retry tries them again",
+        )

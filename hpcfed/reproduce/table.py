@@ -1,0 +1,163 @@
+"""The paper's table with ours beside it, one row a method in a case, and at a target where there are targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hpcfed.report.group import ABSENT
+from hpcfed.report.measure import Spread
+from hpcfed.report.tables import Table
+from hpcfed.report.text import count_text, criterion_text, rounds_text, target_text
+from hpcfed.reproduce.experiment import Case, Experiment, Goal, Number
+from hpcfed.reproduce.measure import (
+    Measured,
+    Reached,
+    best_of,
+    by_case,
+    criterion_of,
+    final_of,
+    reached,
+)
+
+Row = tuple[str, ...]
+
+
+def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
+    """Return the table of what there is; what was not run, or did not get there, is said in its cell."""
+    rows_of = {"rounds": _rounds, "final": _final, "tuned": _tuned}[experiment.measure.kind]
+    header, words = _head(experiment)
+    rows: list[Row] = []
+    for case, settings in by_case(experiment, measured).values():
+        rows += rows_of(experiment, case, settings)
+    return Table(experiment.title, header, tuple(rows), " ".join(filter(None, [words, experiment.note])))
+
+
+def _head(experiment: Experiment) -> tuple[Row, str]:
+    measure, criterion = experiment.measure, criterion_of(experiment)
+    deviation = "± one standard deviation over seeds."
+    if measure.kind == "final":
+        what = "the last evaluation" if measure.last == 1 else f"the last {measure.last} evaluations"
+        words = f"Mean {criterion.title} over {what}, {deviation}"
+        return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
+    if measure.kind == "tuned":
+        what = f"{criterion.title} over the last {measure.last} evaluations"
+        words = f"The grid's best by its mean {what}, and the place of the paper's choice in our grid."
+        return ("Case", "Method", "Best", "Score", "Paper's choice", "Its score", "Place"), words
+    counted = ("Rounds", "Models") if measure.unit == "models" else ("Rounds",)
+    words = f"To the first evaluation with this {criterion.title} or better, {deviation}"
+    if measure.unit == "models":
+        words += " Models: rounds × models sent in one (SCAFFOLD: 2), as the paper counts."
+    references = {experiment.methods[name].title for name in _references(experiment).values()}
+    if references:
+        words += f" Ratio: the method's {counted[-1].lower()} over those of {' or '.join(sorted(references))}."
+    head = ("Case", "Target", "Method", *counted, "Params sent", "Ratio", f"Paper: {counted[-1].lower()}", "Ratio")
+    return head, words
+
+
+def _references(experiment: Experiment) -> dict[str, str]:
+    """Return method → the one that its numbers are divided by."""
+    found = {name: entry.reference or experiment.measure.reference for name, entry in experiment.methods.items()}
+    return {name: reference for name, reference in found.items() if reference and reference != name}
+
+
+def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
+    criterion, references = criterion_of(experiment), _references(experiment)
+    rows: list[Row] = []
+    for number, target in enumerate(case.targets):
+        costs = {one.setting.method: reached(experiment, one, settings, target) for one in settings}
+        papers = {one.setting.method: _nth(case.paper.get(one.setting.method), number) for one in settings}
+        goal = f"{experiment.methods[target.of].title}'s at {target.round}" if isinstance(target, Goal) else ""
+        for one in settings:
+            method, reference = one.setting.method, references.get(one.setting.method, "")
+            models = {name: experiment.methods[name].models for name in (method, reference) if name}
+            counted = {name: costs[name].mean * sent for name, sent in models.items() if name in costs}
+            cells = [_reached_text(one, costs[method])]
+            if experiment.measure.unit == "models":
+                cells.append(_number(counted[method]))
+            params = costs[method].params
+            cells += [count_text(params) if params else ABSENT, _ratio(counted[method], counted.get(reference))]
+            paper = papers[method]
+            theirs = _ratio(_exact(paper), _exact(papers.get(reference)))
+            row = (case.title, goal or target_text(target, criterion) if not isinstance(target, Goal) else goal)
+            rows.append((*row, one.title, *cells, _paper(paper), theirs))
+    return rows
+
+
+def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
+    criterion = criterion_of(experiment)
+    rows: list[Row] = []
+    for one in settings:
+        value = final_of(experiment, one)
+        words = criterion_text(value, criterion) if value else "not run"
+        seeds = f"{len(one.runs)} of {len(one.setting.folders)}"
+        rounds = f"{one.rounds} of {one.setting.rounds}"
+        rows.append((case.title, one.title, words, rounds, seeds, _paper(_nth(case.paper.get(one.setting.method), 0))))
+    return rows
+
+
+def _tuned(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
+    rows: list[Row] = []
+    for method, entry in experiment.methods_of(case).items():
+        grid = [one for one in settings if one.setting.method == method]
+        ranked = best_of(experiment, grid)
+        chosen = case.paper.get(method)
+        theirs = next((one for one in grid if chosen and _logarithms(one) == chosen), None)
+        cells = [_point(ranked[0]), _score(experiment, ranked[0])] if ranked else ["not run", ABSENT]
+        place = f"{ranked.index(theirs) + 1} of {len(grid)}" if theirs in ranked else ABSENT
+        cells += [_point(theirs) if theirs else ABSENT, _score(experiment, theirs) if theirs else ABSENT, place]
+        rows.append((case.title, entry.title, *cells))
+    return rows
+
+
+def _logarithms(one: Measured) -> list[float]:
+    """Return the base-10 logarithms of a point's values."""
+    numbers = [value.number for value in one.setting.point.values]
+    return [round(math.log10(number), 3) for number in numbers if number]
+
+
+def _point(one: Measured) -> str:
+    pairs = zip(one.setting.point.keys, one.setting.point.values, strict=True)
+    return ", ".join(f"{key.rpartition('.')[2]} {value.label}" for key, value in pairs)
+
+
+def _score(experiment: Experiment, one: Measured) -> str:
+    value = final_of(experiment, one)
+    return criterion_text(value, criterion_of(experiment)) if value else ABSENT
+
+
+def _reached_text(one: Measured, cost: Reached) -> str:
+    if not one.runs:
+        return "not run"
+    if cost.rounds is None:
+        return f"not in {max(run.num_rounds for run in one.runs.values())}"
+    words = rounds_text(cost.rounds)
+    return words if cost.arrived == cost.runs else f"{cost.arrived} of {cost.runs}: {words}"
+
+
+def _number(value: float) -> str:
+    return ABSENT if math.isnan(value) else rounds_text(Spread(value, None, 1))
+
+
+def _ratio(number: float, reference: float | None) -> str:
+    return ABSENT if reference is None or math.isnan(number / reference) else f"{number / reference:.2f}"
+
+
+def _exact(paper: Number | None) -> float:
+    """Return a number of the paper, nan for a bound."""
+    return float(paper) if isinstance(paper, int | float) else math.nan
+
+
+def _paper(number: Number | None) -> str:
+    return ABSENT if number is None else str(number)
+
+
+def _nth(numbers: Sequence[Number | None] | None, index: int) -> Number | None:
+    return numbers[index] if numbers and index < len(numbers) else None
+
+
+def markdown(table: Table) -> str:
+    """Return a table in Markdown, its title above and its note below."""
+    head, *body = (f"| {' | '.join(row)} |" for row in (table.header, *table.rows))
+    rule = "|" + " --- |" * len(table.header)
+    return "\n".join([f"**{table.title}**", "", head, rule, *body, "", table.note, ""])

@@ -1,0 +1,48 @@
+"""A folder of raw data for all experiments: files in the published formats, of noise, just large enough to be split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.sources import cifar
+from data_prep.sources.text import LEAF_LETTERS, WINDOW
+from tests.data import raw_formats
+from tests.data.raw import idx_bytes
+
+NUM_CLIENTS = 24
+"""Of the sets that come split; a cohort takes 20."""
+
+
+def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write ``mnist``, ``emnist``, ``cifar10``, ``cifar100``, ``cinic10``, ``femnist`` and ``leafshakespeare``."""
+    monkeypatch.setattr(raw_formats, "CIFAR_BATCH", 220)  # 1100 and 220 to train on, for 1000 and 100 clients
+    raw_formats.write_cifar_binary(folder / "cifar10", cifar.CIFAR10)
+    monkeypatch.setattr(raw_formats, "CIFAR_BATCH", 1000)
+    raw_formats.write_cifar_binary(folder / "CIFAR-100", cifar.CIFAR100)
+    monkeypatch.setattr(raw_formats, "CINIC_PER_CLASS", 20)
+    raw_formats.write_cinic(folder / "cinic10")
+    rng = np.random.default_rng(0)
+    for name, prefix in (("mnist", ""), ("emnist", "emnist-letters-")):
+        _write_idx(folder / name, prefix, rng)
+    writers = raw_formats.leaf_images(clients=tuple(f"f{k:04}_00" for k in range(NUM_CLIENTS)))
+    roles = {f"ROLE_{k}": _lines(rng, 6) for k in range(NUM_CLIENTS)}
+    for name, clients in (("femnist", writers), ("leafshakespeare", roles)):
+        for part in ("train", "test"):
+            raw_formats.write_leaf(folder / name / part / f"all_data_{part}.json", clients)
+
+
+def _write_idx(folder: Path, prefix: str, rng: np.random.Generator) -> None:
+    folder.mkdir(parents=True)
+    for part, size in (("train", 400), ("test" if prefix else "t10k", 40)):
+        images = rng.integers(0, 256, (size, 28, 28), np.uint8)
+        labels = (np.arange(size) % 10 + bool(prefix)).astype(np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            (folder / f"{prefix}{part}-{kind}-ubyte").write_bytes(idx_bytes(array))
+
+
+def _lines(rng: np.random.Generator, number: int) -> tuple[list[str], list[str]]:
+    text = "".join(rng.choice(list(LEAF_LETTERS), number + WINDOW))
+    return [text[i : i + WINDOW] for i in range(number)], [text[i + WINDOW] for i in range(number)]

@@ -1,0 +1,91 @@
+"""``hpcfed reproduce``: from nothing to a table with the paper's numbers, and on from where it was left."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from hpcfed.report.read import read_run
+from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.classes import class_counts
+from hpcfed.reproduce.inputs import Places, lacking
+from tests.launch import launch
+
+TORCHLESS = """
+import sys
+from hpcfed.cli.main import cli
+cli.main(["reproduce", "--list"], prog_name="hpcfed", standalone_mode=False)
+assert "torch" not in sys.modules and "mpi4py" not in sys.modules
+"""
+
+
+def test_the_list_needs_neither_torch_nor_mpi():
+    done = launch(0, [TORCHLESS], program=["-c"])
+    assert done.returncode == 0, done.stderr
+    assert "fedexp-table1" in done.stdout
+    assert "waits for mnist (put its files into RAW/mnist)" in done.stdout
+
+
+def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(command, tmp_path):
+    first = command(["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"], tmp_path)
+    assert first.returncode == 0, first.stderr
+    again = command(["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "3"], tmp_path)
+    assert "0 done" in again.stdout
+    assert "3 of 3" in again.stdout
+    folder = tmp_path / "out" / "fedexp-toy"
+    loss = {name: read_run(folder / f"sweep/runs/toy.{name}.0").column("train_loss") for name in ("fedavg", "last")}
+    # From (0, 0) by exact projections, F = F_1 + F_2 over 2: FedAvg at (1.2, 0.9), (1.2, 1.05), (1.14, 1.155); FedExP
+    # with η_g = 1.2, 6, 1.2 at (1.44, 1.08), (0, 1.08), (0.9216, 1.7712).
+    np.testing.assert_allclose(loss["fedavg"], np.array([1.53, 1.6425, 1.488825]) / 2, rtol=1e-6)
+    np.testing.assert_allclose(loss["last"][:2], np.array([2.9952, 3.6864]) / 2, rtol=1e-6)
+    assert (folder / "figures" / "toy-train_loss.pdf").read_bytes().startswith(b"%PDF")
+    assert "| toy in the plane | FedAvg |" in (folder / "table.md").read_text()
+
+
+def test_ranks_are_started_and_what_is_done_is_not_run_again(command, tmp_path):
+    asked = ["reproduce", "feddyn-table6", "--scale", "small", "--case", "models", "--rounds", "2"]
+    done = launch(0, [*asked, "--ranks", "2"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks in 2 groups" in done.stdout
+    assert "not in 2" in done.stdout
+    again = command(asked, tmp_path)
+    assert "4 runs, 4 done" in again.stdout
+    shown = command([*asked, "--table"], tmp_path)
+    assert "runs" not in shown.stdout.partition("Models sent")[0]
+    assert "not in 2" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no NAME"),
+        (["fedexp-tabel1"], "did you mean 'fedexp-table1'"),
+        (["fedexp-table3", "--case", "cifar"], "did you mean 'cifar10'"),
+        (["feddyn-table5", "--case", "iid-1"], "no data"),
+        (["fedexp-figure2", "--table"], "nothing has been run"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(command, tmp_path, arguments, words):
+    done = command(["reproduce", *arguments], tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_raw_data_is_found_under_any_spelling_of_its_name(tmp_path):
+    experiment = experiments()["feddyn-mnist"]
+    assert lacking(experiment, Places(tmp_path / "out", tmp_path)).keys() == experiment.cases.keys()
+    (tmp_path / "M-NIST").mkdir()
+    assert lacking(experiment, Places(tmp_path / "out", tmp_path)) == {}
+    shutil.rmtree(tmp_path / "M-NIST")
+    assert lacking(experiment, Places(tmp_path / "out")).keys() == experiment.cases.keys()
+
+
+def test_classes_are_counted_from_the_largest():
+    labels, offsets = np.array([0, 0, 0, 1, 2, 1, 1, 1, 1, 1]), np.array([0, 5, 10])
+    assert class_counts(labels, offsets, 3, 0.6).tolist() == [1, 1]
+    assert class_counts(labels, offsets, 3, 0.8).tolist() == [2, 1]
+    assert class_counts(labels, offsets, 3, 1.0).tolist() == [3, 1]

@@ -1,0 +1,99 @@
+"""The experiments' files: each can be prepared and run as far as its data lets it, and names what the papers have."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep import partition
+from data_prep.catalogue import SOURCES
+from data_prep.split import NATURAL
+from hpcfed import algorithms, models
+from hpcfed.config.load import load_recipe, validated
+from hpcfed.errors import InputError
+from hpcfed.reproduce.catalogue import experiments, find
+from hpcfed.reproduce.experiment import Data, Experiment, merge
+from hpcfed.sweep.grid import parse_grids, points
+
+SHOWN = {
+    "fedexp": [*(f"table{n}" for n in (1, 3, 4, 5, 6)), "figure3a", *(f"figure{n}" for n in (2, 3, 4, *range(6, 18)))],
+    "feddyn": [*(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
+    "gel": ["table1", "table2", "table6", *(f"figure{n}" for n in (2, 4, 5, 6, 7, 8, 9))],
+}
+"""Of each paper, the tables and figures that come from runs; GeL's figure 3 is a formula."""
+SCALES = [
+    (name, scale) for name, one in experiments().items() for scale in ("full", "small") if scale == "full" or one.small
+]
+
+
+@pytest.mark.parametrize("paper", SHOWN)
+def test_every_table_and_figure_of_a_paper_is_shown(paper):
+    shown = {item for one in experiments().values() if one.paper == paper for item in one.shows}
+    assert shown == set(SHOWN[paper])
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_recipe_is_sound(name, scale):
+    experiment = experiments()[name].at(scale)
+    for case in experiment.cases.values():
+        for method, entry in experiment.methods_of(case).items():
+            content = experiment.recipe_of(case, method, scale)
+            local = {key: value for key, value in content["local"].items() if value != "average_client"}
+            grid = points(parse_grids([f"{key}={values}" for key, values in entry.grids.items()]))
+            for point in {grid[0], grid[-1]}:
+                whole = {**content, "local": local, "data": "data.h5", "output": "run"}
+                recipe = load_recipe(whole, point.overrides)
+                algorithms.build(recipe.algorithm, [])
+                assert models.spec(recipe.model) is not None
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_source_takes_its_options(name, scale):
+    for case in experiments()[name].at(scale).cases.values():
+        source, scheme = SOURCES[case.data.source], case.data.partition
+        assert source.takes("raw") == bool(case.data.raw), case.title
+        known = {"min_samples"}
+        if scheme not in (None, NATURAL):
+            known |= set(partition.options(partition.SCHEMES[scheme]))
+        assert [key for key in case.data.options if not source.takes(key) and key not in known] == [], case.title
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_case_has_what_is_measured(name, scale):
+    experiment = experiments()[name].at(scale)
+    for case in experiment.cases.values():
+        assert bool(case.targets) == (experiment.measure.kind == "rounds"), case.title
+        if experiment.measure.kind == "rounds":
+            assert {len(numbers) for numbers in case.paper.values()} <= {len(case.targets)}, case.title
+
+
+def test_a_table_of_the_paper_is_made_of_the_cases_that_it_shows():
+    found = {experiment.name: list(experiment.cases) for experiment in find("feddyn-table5")}
+    assert found["feddyn-mnist"] == ["iid-1", "dir06-1", "dir03-1"]
+    assert set(found) == {f"feddyn-{data}" for data in ("cifar10", "cifar100", "mnist", "emnist-l", "shakespeare")}
+    assert [experiment.name for experiment in find("gel-femnist")] == ["gel-femnist"]
+
+
+def test_a_wrong_name_is_answered_with_the_nearest():
+    with pytest.raises(InputError, match="did you mean 'fedexp-table1'"):
+        find("fedexp-tabel1")
+
+
+def test_a_new_name_replaces_its_section_and_null_takes_a_key_away():
+    first = {"model": {"name": "mlp", "hidden": [64]}, "local": {"lr": 0.1, "augment": {"crop": 4}}, "rounds": 3}
+    second = {"model": {"name": "logistic"}, "local": {"augment": None, "steps": 2}}
+    assert merge(first, second) == {"model": {"name": "logistic"}, "local": {"lr": 0.1, "steps": 2}, "rounds": 3}
+    assert merge(first, {"model": {"hidden": [9]}})["model"] == {"name": "mlp", "hidden": [9]}
+
+
+def test_a_case_that_names_an_unknown_method_is_refused():
+    content = experiments()["gel-synthetic"].model_dump()
+    content["cases"]["tuned"]["paper"]["fedavgcm-guess"] = [1]
+    with pytest.raises(InputError, match="fedavgcm-guess"):
+        validated(Experiment, content, "gel.yaml")
+
+
+def test_small_numbers_are_not_compared_with_the_papers():
+    small = experiments()["feddyn-mnist"].at("small")
+    assert all(case.paper == {} for case in small.cases.values())
+    assert isinstance(small.cases["dir03-10"].data, Data)
+    assert small.cases["dir03-10"].data.source == "digits"
