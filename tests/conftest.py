@@ -32,6 +32,8 @@ SERIAL = {"cli", "data", "faults", "harness", "report", "reproduce", "slurm", "s
 """Folders whose tests start their own jobs or need one process only; they run in a world of one."""
 DEADLINE = float(os.environ.get("MPI_TEST_DEADLINE", "45"))
 SERIAL_DEADLINE = 6 * DEADLINE
+THINNED = 4
+"""On several ranks one in so many of the tests marked `thinned` runs, outside the soak."""
 """Tests that start jobs give each of them a limit of its own."""
 ON_CI = os.environ.get("CI") == "true"
 NEXT = {"setup": "call", "call": "teardown"}
@@ -98,9 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("serial")
         _skip_if_too_few(item)
     if RANKS.size > 1:
-        serial = [item for item in items if item.get_closest_marker("serial")]
-        config.hook.pytest_deselected(items=serial)
-        items[:] = [item for item in items if item not in serial]
+        left_out = [item for item in items if item.get_closest_marker("serial")]
+        if "not soak" in config.option.markexpr:
+            many = [item for item in items if item.get_closest_marker("thinned")]
+            left_out += [item for number, item in enumerate(many) if number % THINNED]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
         _agree_on_collection(config, items)
 
 

@@ -25,23 +25,37 @@ LONG = 4 * 3600.0
 """Seconds that a launch with the soak tests may take."""
 OF_THE_MPI = ("tests/mpi", "tests/faults", "tests/cli")
 """Folders whose tests depend on the MPI library and its launcher."""
+OF_A_LAUNCHER = (
+    "tests/faults",
+    "tests/cli/test_run.py",
+    "tests/cli/test_allreduce_count.py",
+    "tests/cli/test_doctor.py",
+)
+"""Of those, what starts jobs by that MPI's launcher."""
 ONE_MORE = ("-m", "not soak and not one_mpi")
 """On a second MPI: the tests that may tell it from the first."""
-NUMERICS = tuple(
-    f"tests/numerics/test_{part}.py" for part in ("client", "closed_problems", "models", "quadratics", "tasks")
-)
-OF_ONE_RANK = tuple(
-    f"tests/contract/test_{part}.py" for part in ("add_a_method", "engines", "layers", "methods", "products")
-)
 STARTING = ("tests/cli", "tests/faults", "tests/harness")
 """Folders whose tests start processes, and mostly wait for them."""
+
+
+def _files(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{folder}/test_{name}.py" for name in names)
+
+
 LEFT_OUT = {
     1: ("tests/mpi",),
     2: ("tests/contract", "tests/numerics"),
-    3: (*OF_ONE_RANK, *NUMERICS),
-    4: ("tests/contract", "tests/numerics", *(f"tests/mpi/test_{part}.py" for part in ("models", "observers"))),
+    3: (
+        *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),
+        *_files("numerics", "client", "closed_problems", "models", "quadratics", "tasks"),
+        *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers"),
+    ),
+    4: (
+        *("tests/contract", "tests/numerics"),
+        *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
+    ),
 }
-"""What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi shows equal bits."""
+"""What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi whole on 2."""
 ELSEWHERE = "tests/slurm"
 """They need a SLURM of their own: ``make test-slurm``."""
 
@@ -104,7 +118,7 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
             rest = (*whole.arguments, *(f"--ignore={path}" for path in STARTING))
             yield Launch(sys.executable, 1, STARTING), Launch(sys.executable, 1, rest)
     if options.openmpi and of_the_mpi:
-        yield (Launch(options.openmpi, 1, (*ONE_MORE, *of_the_mpi, "--ignore=tests/mpi")),)
+        yield (Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER)),)
         yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi)),)
 
 

@@ -149,6 +149,7 @@ def check(case: dict, folder: Path, world: World, rounds: int) -> None:
         np.testing.assert_allclose(found, case["eta_g"][:rounds], rtol=TOLERANCE)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("case", cases())
 def test_agrees_with_the_reference(case, softmax, world):
     check(case, softmax, world, 10)
@@ -161,6 +162,7 @@ def test_agrees_with_the_reference_after_fewer_rounds(case, rounds, softmax, wor
     check(case, softmax, world, rounds)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("which", "key"), [("cohort-average", "w_sel"), ("client-average", "w_all")])
 @pytest.mark.parametrize("case", [param for param in cases() if param.values[0] is None or "w_all" in param.values[0]])
 def test_feddyn_averages_agree_with_the_reference(case, which, key, softmax, world, shared_tmp):
