@@ -97,7 +97,7 @@ def _list(places: Places) -> None:
             click.echo(f"{'':<24} small   {one.cost.small}: {one.small.says}")
         click.echo(f"{'':<24} data    {'waits for ' + ', '.join(waits) if waits else 'there, or made from a seed'}")
         click.echo("")
-    click.echo("Costs are expectations. A table or figure is named as `shows` has it, an experiment as its line begins.")
+    click.echo("Costs are expectations. NAME is an experiment, or one of the tables and figures that it shows.")
 
 
 def _chosen(name: str, scale: str, cases: Sequence[str], seeds: int | None) -> list[Experiment]:

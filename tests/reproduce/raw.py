@@ -18,9 +18,8 @@ NUM_CLIENTS = 24
 
 def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write ``mnist``, ``emnist``, ``cifar10``, ``cifar100``, ``cinic10``, ``femnist`` and ``leafshakespeare``."""
-    monkeypatch.setattr(raw_formats, "CIFAR_BATCH", 220)  # 1100 and 220 to train on, for 1000 and 100 clients
+    monkeypatch.setattr(raw_formats, "CIFAR_BATCH", 210)  # 1050 and 210 to train on, for 1000 and 100 clients
     raw_formats.write_cifar_binary(folder / "cifar10", cifar.CIFAR10)
-    monkeypatch.setattr(raw_formats, "CIFAR_BATCH", 1000)
     raw_formats.write_cifar_binary(folder / "CIFAR-100", cifar.CIFAR100)
     monkeypatch.setattr(raw_formats, "CINIC_PER_CLASS", 20)
     raw_formats.write_cinic(folder / "cinic10")
