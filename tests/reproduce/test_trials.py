@@ -16,22 +16,27 @@ from hpcfed.reproduce.session import Session
 from hpcfed.world import World
 from tests.reproduce.raw import write_all
 
-TRIALS = {
-    "fedexp-neural": ["emnist", "cifar10", "cifar100", "cinic10"],
-    "fedexp-averaging": ["cifar10"],
-    "fedexp-momentum": ["cifar100"],
-    "feddyn-cifar10": ["dir03-many", "iid-unbalanced"],
-    "feddyn-cifar100": ["dir03-unbalanced"],
-    "feddyn-emnist-l": ["dir06-1"],
-    "feddyn-mnist": ["dir03-10"],
-    "feddyn-shakespeare": ["iid-10", "roles-10"],
-    "feddyn-fedsplit": ["tenth"],
-    "feddyn-resnet": ["cifar10"],
-    "gel-femnist": ["tuned"],
-    "gel-shakespeare": ["untuned"],
-    "gel-fedopt": ["femnist"],
-    "gel-budgets": ["b4-20"],
-}
+TRIALS = [
+    ("fedexp-neural", "emnist"),
+    ("fedexp-neural", "cifar10"),
+    ("fedexp-neural", "cifar100"),
+    ("fedexp-neural", "cinic10"),
+    ("fedexp-averaging", "cifar10"),
+    ("fedexp-momentum", "cifar100"),
+    ("feddyn-cifar10", "dir03-many"),
+    ("feddyn-cifar10", "iid-unbalanced"),
+    ("feddyn-cifar100", "dir03-unbalanced"),
+    ("feddyn-emnist-l", "dir06-1"),
+    ("feddyn-mnist", "dir03-10"),
+    ("feddyn-shakespeare", "iid-10"),
+    ("feddyn-shakespeare", "roles-10"),
+    ("feddyn-fedsplit", "tenth"),
+    ("feddyn-resnet", "cifar10"),
+    ("gel-femnist", "tuned"),
+    ("gel-shakespeare", "untuned"),
+    ("gel-fedopt", "femnist"),
+    ("gel-budgets", "b4-20"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +48,24 @@ def raw(tmp_path_factory) -> Path:
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """The experiment with one seed, 4 clients a round where their number is given, and 1 step or epoch of each."""
+    """The experiment with one seed, one evaluation, 4 clients where their number is given, and 1 step or epoch of each."""
     recipe = experiment.recipe
-    short: Content = {"cohort": {"size": 4}} if "size" in recipe.get("cohort", {}) else {}
+    short: Content = {"evaluate": {"every": 2}}
+    if "size" in recipe.get("cohort", {}):
+        short["cohort"] = {"size": 4}
     if "budget" not in recipe:
         short["local"] = {key: 1 for key in ("steps", "epochs") if key in recipe["local"]}
     return experiment.model_copy(update={"seeds": 1, "recipe": merge(recipe, short)})
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", TRIALS)
-def test_two_rounds_of_every_kind_of_data(name, raw, tmp_path):
-    experiment = shortened(experiments()[name].limited(TRIALS[name]))
+@pytest.mark.parametrize(("name", "case"), TRIALS)
+def test_two_rounds_of_every_kind_of_data(name, case, raw, tmp_path):
+    experiment = shortened(experiments()[name].limited([case]))
     session = Session(World(), Places(tmp_path, raw), "full", rounds=2)
     (present,) = session.available([experiment], prepared=False)
     assert not session.run(present)
     shown = session.show(present)
     cells = [cell for row in shown.table.rows for cell in row]
     assert "not run" not in cells
-    assert sum(file.suffix == ".png" for file in shown.files) >= len(TRIALS[name])
+    assert any(file.suffix == ".png" for file in shown.files)
