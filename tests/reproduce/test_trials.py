@@ -48,7 +48,7 @@ def raw(tmp_path_factory) -> Path:
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """The experiment with one seed, one evaluation, 4 clients where their number is given, and 1 step or epoch of each."""
+    """The experiment with one seed, one evaluation, 4 clients where they are counted, and 1 step or epoch of each."""
     recipe = experiment.recipe
     short: Content = {"evaluate": {"every": 2}}
     if "size" in recipe.get("cohort", {}):
