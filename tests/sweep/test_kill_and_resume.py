@@ -81,6 +81,11 @@ def check_whole(place: Path, runs: int) -> None:
         assert [json.loads(line)["round"] for line in lines] == list(range(1, int(row["rounds"]) + 1))
 
 
+def has_rounds(run: Path) -> bool:
+    """Whether a run has a record that would be put aside if it began anew."""
+    return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0
+
+
 @pytest.mark.parametrize(("number", "ranks"), [(signal.SIGKILL, 3), (signal.SIGUSR1, 2)])
 def test_a_sweep_goes_on(place, command, number, ranks):
     """One rank of one group is killed, or alone hears that it is to stop; the rest is done without MPI."""
@@ -99,14 +104,14 @@ def test_a_sweep_goes_on(place, command, number, ranks):
         assert left["None"] == 0
         assert left["stopped"] > 0
     assert left["finished"] < 8
+    unfinished = [run for run in (place / "run-sweep").glob("runs/*/*") if not (run / "model.safetensors").exists()]
+    lost = {run for run in unfinished if not any(run.glob("checkpoints/*.json")) and has_rounds(run)}
+    assert len(lost) <= 2 * (number == signal.SIGKILL)  # each group's, killed before its first checkpoint
     again = command([*SWEEP, "--quiet"], place)
     assert again.returncode == 0, again.stderr
     check_whole(place, 8)
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    begun_anew = len(
-        list((place / "run-sweep").rglob("previous-*"))
-    )  # the other group's may have had no checkpoint yet
-    assert begun_anew <= (number == signal.SIGKILL)
+    assert {aside.parent for aside in (place / "run-sweep").rglob("previous-*")} == lost
     alone = hpcfed.run(
         place / "recipe.yaml",
         ["local.lr=0.01", "algorithm.server_lr=1", "seed=0", f"output={place / 'alone'}"],
