@@ -47,6 +47,10 @@ RECORD = (
     "logs",
 )
 """What is put aside when a run starts again."""
+BEFORE = (".lock", "logs", "checkpoints")
+"""What there may be before a run has written its recipe."""
+REMAINS = ".*.tmp"
+"""What a job may leave that is killed while it writes a file (`hpcfed.files.write_whole`)."""
 
 
 class RunFolder:
@@ -126,7 +130,7 @@ class RunFolder:
             InputError: the folder cannot be written.
         """
         try:
-            for remains in self.path.glob(".*.tmp"):  # of a job that was killed
+            for remains in self.path.glob(REMAINS):
                 remains.unlink()
             if done:
                 self._cut(done)
@@ -169,7 +173,7 @@ class RunFolder:
         """Whether there is more than what a job leaves that ends before it has begun, or a place for checkpoints."""
         if not self.path.exists():
             return False
-        return any(entry.name not in (".lock", "logs", "checkpoints") for entry in self.path.iterdir())
+        return any(entry.name not in BEFORE and not entry.match(REMAINS) for entry in self.path.iterdir())
 
     def _read_recipe(self) -> dict[str, Any]:
         path = self.path / "recipe.yaml"
