@@ -67,6 +67,10 @@ class Cohorts:
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
         return Cohort(clients, shares, fraction, steps, self._guessed(steps), work)
 
+    def after(self, round: int) -> np.ndarray:
+        """Return the clients of the round that follows, in order; none after the last one."""
+        return self._draw(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
+
     def _sampler(self) -> Callable[[int], np.ndarray]:
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
         if section.schedule is not None:

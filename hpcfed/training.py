@@ -63,10 +63,16 @@ class Training:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
         states: dict[int, State] = {}
         arriving = self._move(given)
+        self._parts.shards.expect(lambda: self._next(given.round))
         try:
             return states, self._train(given, arriving, states)
         finally:
             self._moves.finish()
+
+    def _next(self, round: int) -> list[int]:
+        """Return the clients of the next round that are at home here."""
+        clients = self._parts.cohorts.after(round)
+        return clients[self._parts.placement.home[clients] == self._parts.world.rank].tolist()
 
     def _move(self, given: Given) -> frozenset[int]:
         """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""

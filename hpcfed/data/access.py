@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from contextlib import suppress
 
 import h5py
 import numpy as np
@@ -61,6 +62,12 @@ class Storage:
         target = bytearray(stop - start)
         self._read(start, memoryview(target))
         return bytes(target)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Let the system begin to read the bytes ``start:stop`` from disk, where it can be told; returns at once."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a file system may not know the advice
+                os.posix_fadvise(self._raw.fileno(), start, stop - start, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close the descriptor; arrays handed out before stay valid."""
@@ -124,6 +131,12 @@ class Rows:
                 where = f"{self._storage.path}: {self._dataset.name}"
                 raise EnvironmentFailure("can't be read", where=where, got=str(error), remedy=_AGAIN) from error
         return self._storage.array(self._start + start * self._row_bytes, shape, self.dtype)
+
+    def expect(self, rows: slice) -> None:
+        """Let the system begin to read adjacent rows from disk; those that h5py must unpack are left to it."""
+        start, stop, _ = rows.indices(len(self))
+        if self._start is not None and start < stop:
+            self._storage.expect(self._start + start * self._row_bytes, self._start + stop * self._row_bytes)
 
 
 def is_numbers(dtype: np.dtype) -> bool:

@@ -133,6 +133,12 @@ class Federation:
             self._check_values(y, f"/train/y of client {k}")
         return self._x[rows], y
 
+    def expect(self, k: int) -> None:
+        """Let the system begin to read the samples of client k from disk, so that `client` need not wait for them."""
+        rows = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
+        self._x.expect(rows)
+        self._y.expect(rows)
+
     def train(self) -> tuple[np.ndarray, np.ndarray]:
         """Return x (n, ...) and y (n, ...) of all clients, one after another, as `client` does."""
         return self._x[:], self._y[:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -40,11 +40,24 @@ class Shards:
         self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
         self._room = capacity
         self._held: OrderedDict[tuple[str, int], Samples] = OrderedDict()
+        self._missed = True
         self._centre = self._per_channel(federation)
 
     def client(self, client: int) -> Samples:
         """Return all samples of a client, in the file's order."""
         return self._get(("train", client), lambda: self._federation.client(client))
+
+    def expect(self, clients: Callable[[], Iterable[int]]) -> None:
+        """Let the system read from disk, meanwhile, what clients have that is not held yet.
+
+        `clients` is asked only if samples have been read since the last call: once all are held, nothing is expected.
+        """
+        if not self._missed:
+            return
+        self._missed = False
+        for client in clients():
+            if ("train", client) not in self._held:
+                self._federation.expect(client)
 
     def client_test(self, client: int) -> Samples:
         """Return all samples of a client's own test set, in the file's order, of a federation that has such sets."""
@@ -59,6 +72,7 @@ class Shards:
         if key in self._held:
             self._held.move_to_end(key)
             return self._held[key]
+        self._missed = True
         x, y = read()
         samples = self._prepare_x(x), self._to_device(y, self._y_dtype)
         self._room -= _nbytes(samples)

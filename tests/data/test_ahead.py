@@ -1,0 +1,84 @@
+"""What the next round needs is read from disk while a round trains."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.cohort import Cohorts
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.format import Federation
+from hpcfed.data.shards import Shards
+from tests.federations import write_federation
+from tests.mpi.recipes import small
+
+FEATURES, SAMPLES, CLIENTS = 1024, 512, 6  # 2 MiB a client
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    """Clients whose data no memory holds yet; skips where the system's memory cannot be told to forget a file."""
+    samples = [(np.full((SAMPLES, FEATURES), k, np.float32), np.full(SAMPLES, k, np.float64)) for k in range(CLIENTS)]
+    path = write_federation(tmp_path / "large.h5", samples)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    federation = Federation.open(path)
+    if any(in_memory(federation, k) for k in range(CLIENTS)):
+        pytest.skip(f"{tmp_path} is on a file system that is memory itself")
+    return federation
+
+
+def in_memory(federation: Federation, client: int) -> bool:
+    """Whether the page in the middle of a client's samples can be had without a disk; looking does not fetch it."""
+    mapped, page = np.memmap(federation.path, mode="r"), mmap.PAGESIZE
+    place = (2 * client + 1) * SAMPLES * FEATURES * 2 // page * page
+    found = ctypes.c_ubyte()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mincore(ctypes.c_void_p(mapped.ctypes.data + place), ctypes.c_size_t(page), ctypes.byref(found)):
+        raise OSError(ctypes.get_errno(), "mincore")
+    return bool(found.value & 1)
+
+
+def test_what_is_expected_is_read_and_nothing_else(federation):
+    federation.expect(4)
+    deadline = time.monotonic() + 10
+    while not in_memory(federation, 4):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not in_memory(federation, 1)
+
+
+def test_once_all_samples_are_held_nobody_asks_who_comes_next(federation):
+    shards, asked = Shards(federation, torch.float32, torch.device("cpu"), 1 << 30), []
+
+    def expected(*clients: int) -> list[int]:
+        def comes_next() -> tuple[int, ...]:
+            asked.append(clients)
+            return clients
+
+        shards.expect(comes_next)
+        return asked
+
+    expected(0, 1)
+    shards.client(0)
+    expected(1)
+    shards.client(0)
+    assert expected(2) == [(0, 1), (1,)]
+
+
+@pytest.mark.parametrize("cohort", [{"size": 3}, {"fraction": 0.5, "sampling": "bernoulli"}])
+def test_who_comes_after_a_round(cohort):
+    sections = small(None, cohort=cohort, rounds=4)
+    recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
+    cohorts = Cohorts(recipe, np.full(9, 20), "uniform")
+    for number in range(1, 4):
+        assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
+    assert cohorts.after(4).tolist() == []
