@@ -77,7 +77,7 @@ class StackedSolver:
     def _solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> list[Local]:
         """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
         lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
-        places = sorted(range(size), key=lambda place: -tasks[place].steps)  # so that those still at work are the first
+        places = sorted(range(size), key=lambda place: _order(tasks[place]))
         rows = [tasks[place] for place in places]
         self._start(w, rows)
         constant = _constants(w, rows)
@@ -201,7 +201,7 @@ class StackedSolver:
             return False
         w, tasks = self._model.vector.clone(), []
         for client in range(self.together):
-            count = size + client % 3  # of equal sizes and of others, so that a group falls into several runs
+            count = size + 3 * client // self.together  # three sizes, so that a group falls into several runs
             tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), Tilt(), 2, 0.0))
         together = solved(tasks)
         for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
@@ -209,6 +209,11 @@ class StackedSolver:
                 if not torch.equal(one[0], other[0]) or one[1] != other[1]:
                     return False
         return True
+
+
+def _order(task: Task) -> tuple[int, int]:
+    """What clients are stacked by: those that work longest first, and next to each other those of the same size."""
+    return -task.steps, len(task.samples[1])
 
 
 def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
