@@ -5,7 +5,7 @@ Clients are stacked along a first axis: R of them have each parameter as one ten
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -47,6 +47,11 @@ class Perceptron:
             raise ValueError("a loss without a slope")
         self._has_bias = tuple(has_bias)
         self._loss, self._slope = loss, loss.slope
+
+    @property
+    def kind(self) -> Hashable:
+        """What tells it from others of the same shapes."""
+        return self._has_bias, self._slope, self._loss.reduction
 
     def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
         """Write the gradients; see `Network`."""

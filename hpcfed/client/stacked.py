@@ -7,7 +7,7 @@ in another order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -30,6 +30,8 @@ MOST = 256
 """Clients trained together at most."""
 TRIED = 64
 """Samples in a minibatch of the group that is tried out, at most."""
+_FOUND: dict[Hashable, bool] = {}
+"""Whether clients' bits are their own, as it was found in this process."""
 GATHERED_BYTES = 1 << 22
 """Minibatches are gathered together up to this size, all clients' together."""
 
@@ -63,7 +65,7 @@ class StackedSolver:
             self._parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
             self._optimizer = optimizer_for(section, self._y)
         self.inseparable = 1
-        if not (isinstance(network, Perceptron) and self._keeps_clients_apart(like)):
+        if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
             self.inseparable, self.together = (self.together, self.together) if movable else (1, 1)
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
@@ -182,6 +184,15 @@ class StackedSolver:
             if rows[row].guessed:
                 own = slice(row, row + 1)
                 self._optimizer.guess(self._y[own], lr, rows[row].guessed, own)
+
+    def _is_known_to_keep_clients_apart(self, network: Perceptron, like: Samples) -> bool:
+        """Try it out, once in a process for networks, shapes and work of a kind."""
+        shapes = tuple(stack.shape for stack in self._parameters)
+        kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
+        of_a_kind = network.kind, shapes, kinds, self._section, torch.get_num_threads()
+        if of_a_kind not in _FOUND:
+            _FOUND[of_a_kind] = self._keeps_clients_apart(like)
+        return _FOUND[of_a_kind]
 
     def _keeps_clients_apart(self, like: Samples) -> bool:
         """Try out whether a client's bits are the same alone and in groups, on random data of the run's shapes."""

@@ -69,7 +69,7 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
 def test_of_two_jobs_in_one_folder_one_refuses(place):
     """The other is not disturbed."""
     place.start(0, args={"deed": "fail", "whose": 9}, rounds=1, output="once")  # writes the recipe, which both run
-    args = {"deed": "fail", "whose": 9, "nap": 4}
+    args = {"deed": "fail", "whose": 9, "nap": 1.5}
     with ThreadPoolExecutor() as pool:
         jobs = [pool.submit(place.start, 0, args=args, checkpoint={"every": 1}) for _ in range(2)]
         done = sorted((job.result() for job in jobs), key=lambda job: job.returncode)
