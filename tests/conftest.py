@@ -32,9 +32,9 @@ SERIAL = {"cli", "data", "faults", "harness", "report", "reproduce", "slurm", "s
 """Folders whose tests start their own jobs or need one process only; they run in a world of one."""
 DEADLINE = float(os.environ.get("MPI_TEST_DEADLINE", "45"))
 SERIAL_DEADLINE = 6 * DEADLINE
-THINNED = 4
-"""On several ranks one in so many of the tests marked `thinned` runs, outside the soak."""
 """Tests that start jobs give each of them a limit of its own."""
+WHOLE, THINNED = 2, 4
+"""On more ranks than so many, one in so many of the tests marked `thinned` runs, outside the soak."""
 ON_CI = os.environ.get("CI") == "true"
 NEXT = {"setup": "call", "call": "teardown"}
 
@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip_if_too_few(item)
     if RANKS.size > 1:
         left_out = [item for item in items if item.get_closest_marker("serial")]
-        if "not soak" in config.option.markexpr:
+        if RANKS.size > WHOLE and "not soak" in config.option.markexpr:
             many = [item for item in items if item.get_closest_marker("thinned")]
             left_out += [item for number, item in enumerate(many) if number % THINNED]
         config.hook.pytest_deselected(items=left_out)

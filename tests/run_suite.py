@@ -36,6 +36,8 @@ ONE_MORE = ("-m", "not soak and not one_mpi")
 """On a second MPI: the tests that may tell it from the first."""
 STARTING = ("tests/cli", "tests/faults", "tests/harness")
 """Folders whose tests start processes, and mostly wait for them."""
+SIDE_BY_SIDE = 2
+"""Launches of one rank that run at the same time."""
 
 
 def _files(folder: str, *names: str) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     total: Counter[str] = Counter()
     for side_by_side in plan(options):
-        with ThreadPoolExecutor(len(side_by_side)) as pool:
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             endings = pool.map(partial(run, timeout=LONG if options.soak else options.timeout), side_by_side)
             for planned, ending in zip(side_by_side, endings, strict=True):
                 total += ending.counts
@@ -103,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
     """Yield the launches in order, together those that run side by side; ranks that wait spin, so they run alone."""
     of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
+    second = [Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER))] if options.openmpi else []
     if options.soak:
         for ranks in options.ranks * options.soak:
             for python in filter(None, (sys.executable, options.openmpi)):
@@ -116,9 +119,8 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
             yield (whole,)
         else:
             rest = (*whole.arguments, *(f"--ignore={path}" for path in STARTING))
-            yield Launch(sys.executable, 1, STARTING), Launch(sys.executable, 1, rest)
-    if options.openmpi and of_the_mpi:
-        yield (Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER)),)
+            yield Launch(sys.executable, 1, STARTING), Launch(sys.executable, 1, rest), *second
+    if options.openmpi and not options.paths:
         yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi)),)
 
 

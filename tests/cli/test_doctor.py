@@ -13,6 +13,7 @@ import pytest
 from tests.launch import launch, launcher, own_lines
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.soak) for n in (0, 1, 3))])
 def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path) -> None:
     mpirun = launcher(sys.executable).command[0]

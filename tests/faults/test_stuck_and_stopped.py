@@ -66,6 +66,7 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
     assert "SIGTERM after SIGTERM: leaving at once, rank " in line
 
 
+@pytest.mark.one_mpi
 def test_of_two_jobs_in_one_folder_one_refuses(place):
     """The other is not disturbed."""
     place.start(0, args={"deed": "fail", "whose": 9}, rounds=1, output="once")  # writes the recipe, which both run
@@ -100,6 +101,7 @@ def disk(place) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("full", ["run/checkpoints", pytest.param("run", marks=pytest.mark.soak)])
 def test_a_disk_that_fills_up_ends_the_job_and_leaves_the_checkpoint(full, place, disk):
     """With its checkpoints alone on it, and with the whole run folder: then nothing can be recorded either."""
@@ -129,6 +131,7 @@ def test_a_disk_that_fills_up_ends_the_job_and_leaves_the_checkpoint(full, place
     assert not list(place.run.glob("previous-*"))  # it went on
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("what", ["run", pytest.param("run/checkpoints", marks=pytest.mark.soak)])
 def test_a_read_only_folder_is_refused(what, place, disk):
     if what == "run/checkpoints":  # so that there is a recipe besides

@@ -19,7 +19,7 @@ from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 
-pytestmark = pytest.mark.one_mpi
+pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
 
 ROUNDS, EVERY = 7, 2
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
