@@ -13,6 +13,9 @@ from hpcfed.flat import FlatModel
 from hpcfed.losses import Loss
 from hpcfed.rng import Purpose
 
+STEPS_TO_REPLAY = 3
+"""A GPU's graph is warmed up in the first step, captured in the second and replayed from the third on."""
+
 
 def engine_for(
     section: Local,
@@ -58,13 +61,14 @@ def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, d
 
 
 def try_compiled(solver: SequentialSolver, like: Samples) -> None:
-    """Take one step, so that what cannot be compiled is known before the first round.
+    """Take a few steps, so that what cannot be compiled, captured or replayed is known before the first round.
 
     Raises:
         InputError: it cannot.
     """
     try:
-        solver.try_step(*like)
+        for _ in range(STEPS_TO_REPLAY):
+            solver.try_step(*like)
     except Exception as error:  # a compiler may raise anything
         what = f"local.compile: true does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
         raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error

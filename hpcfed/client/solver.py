@@ -12,7 +12,7 @@ at once (`hpcfed.client.stacked`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,7 +121,7 @@ class SequentialSolver:
         streams: tuple[Purpose, Purpose] = (Purpose.BATCHES, Purpose.DROPOUT),
     ):
         self._model = model
-        self._module = torch.compile(model.module) if section.compile else model.module
+        self._module = _compiled(model) if section.compile else model.module
         self._computing = computing(precision, model.vector.device)
         self._loss = loss
         self._section = section
@@ -195,6 +195,19 @@ class SequentialSolver:
             if after_clip:
                 g.add_(y, alpha=after_clip)
         self._optimizer.step(y, g, lr)
+
+
+def _compiled(model: FlatModel) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass, compiled; on a GPU as graphs of kernels, each launched as one (CUDA graphs)."""
+    if model.vector.device.type != "cuda":
+        return torch.compile(model.module)
+    graphed = torch.compile(model.module, mode="reduce-overhead")
+
+    def forward(x: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
+        return graphed(x)
+
+    return forward
 
 
 def _torch_generator(device: torch.device) -> torch.Generator:
