@@ -21,6 +21,7 @@ PAPERS = {
 }
 WHOLE = ("model", "algorithm")
 """Sections of a recipe that a new name replaces as a whole, since their keys belong to the name."""
+NO_NUMBERS: dict[str, Any] = {"paper": {}, "paper_beyond": {}}
 Content = dict[str, Any]
 Number = int | float | str
 """A number of a paper; in words where it is a bound, such as ``1000+``."""
@@ -69,6 +70,7 @@ class Case(Section):
         only: methods that take part; default: all.
         targets: of the measured column.
         paper: method → the paper's numbers: one a target, or the one final value, or the base-10 logarithms it chose.
+        paper_beyond: method → the paper's percentage points, where `Measure.beyond` asks for them.
     """
 
     title: str
@@ -79,6 +81,7 @@ class Case(Section):
     only: list[str] = Field(default_factory=list)
     targets: list[float | Goal] = Field(default_factory=list)
     paper: dict[str, list[Number | None]] = Field(default_factory=dict)
+    paper_beyond: dict[str, float] = Field(default_factory=dict)
 
 
 class Entry(Section):
@@ -109,6 +112,7 @@ class Measure(Section):
         last, window: evaluations that are averaged, at the end, and as a moving average for targets.
         unit: what the paper counts up to a target: rounds, or models that are sent.
         reference: the method whose numbers the others' are divided by; "" for no such column.
+        beyond: whether to tell how far beyond the target a method's reference is once the method gets there.
         figures: columns of the record that are drawn against rounds, a figure a case.
     """
 
@@ -118,6 +122,7 @@ class Measure(Section):
     window: int = 1
     unit: Literal["rounds", "models"] = "rounds"
     reference: str = ""
+    beyond: bool = False
     figures: list[str] = Field(default_factory=list)
 
 
@@ -143,7 +148,7 @@ class Small(Section):
     def of(self, case: Case) -> Case:
         """Return the case in small; the paper's numbers, which are for its own data, are left out."""
         data = Data.model_validate({**case.data.model_dump(), **self.data})
-        return case.model_copy(update={"data": data, "targets": self.targets or case.targets, "paper": {}})
+        return case.model_copy(update={"data": data, "targets": self.targets or case.targets, **NO_NUMBERS})
 
 
 class Cost(Section):
@@ -190,7 +195,9 @@ class Experiment(Section):
         unknown = [name for name in named if name not in self.cases]
         for case in self.cases.values():
             unknown += [
-                name for name in (*case.methods, *case.grids, *case.only, *case.paper) if name not in self.methods
+                name
+                for name in (*case.methods, *case.grids, *case.only, *case.paper, *case.paper_beyond)
+                if name not in self.methods
             ]
         if unknown:
             raise ValueError(f"names of cases and methods: {', '.join(unknown)} are none")

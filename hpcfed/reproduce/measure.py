@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.report.group import Group
-from hpcfed.report.measure import CRITERIA, Criterion, Spread, final, round_reached, spread
+from hpcfed.report.measure import CRITERIA, Criterion, Spread, final, moving, round_reached, spread
 from hpcfed.report.read import RECORD, Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.plan import Layout, Setting
@@ -98,6 +98,23 @@ def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], 
             rounds.append(number)
             params.append(float(run.column("params")[number - 1]))
     return Reached(spread(rounds), spread(params), len(rounds), len(one.setting.folders))
+
+
+def beyond(experiment: Experiment, one: Measured, reference: Measured, target: float) -> Spread | None:
+    """Return how much better than the target a setting's reference is when the setting gets there, over the seeds.
+
+    None unless every seed got there, with a reference of as many rounds.
+    """
+    criterion, window = criterion_of(experiment), experiment.measure.window
+    found = []
+    for seed, run in one.runs.items():
+        number = round_reached(run, criterion, target, window)
+        other = reference.runs.get(seed)
+        if number is None or other is None or other.num_rounds < number:
+            return None
+        value = moving(other.column(criterion.column), window)[number - 1]
+        found.append(float(value - target if criterion.higher_is_better else target - value))
+    return spread(found) if len(found) == len(one.setting.folders) else None
 
 
 def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterion: Criterion) -> float:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from hpcfed.report.group import ABSENT
 from hpcfed.report.measure import Spread
 from hpcfed.report.tables import Table
-from hpcfed.report.text import count_text, criterion_text, rounds_text, target_text
+from hpcfed.report.text import count_text, criterion_text, difference_text, rounds_text, target_text
 from hpcfed.reproduce.experiment import Case, Experiment, Goal, Number
 from hpcfed.reproduce.measure import (
     Measured,
     Reached,
     best_of,
+    beyond,
     by_case,
     criterion_of,
     final_of,
@@ -52,6 +53,9 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
     if references:
         words += f" Ratio: the method's {counted[-1].lower()} over those of {' or '.join(sorted(references))}."
     head = ("Case", "Target", "Method", *counted, "Params sent", "Ratio", f"Paper: {counted[-1].lower()}", "Ratio")
+    if measure.beyond:
+        words += " Beyond: how much better than the target the ratio's reference is once the method gets there."
+        head = (*head, "Beyond", "Paper: beyond")
     return head, words
 
 
@@ -80,8 +84,26 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
             paper = papers[method]
             theirs = _ratio(_exact(paper), _exact(papers.get(reference)))
             row = (case.title, goal or target_text(target, criterion) if not isinstance(target, Goal) else goal)
-            rows.append((*row, one.title, *cells, _paper(paper), theirs))
+            last = _beyond(experiment, case, one, settings, target) if experiment.measure.beyond else ()
+            rows.append((*row, one.title, *cells, _paper(paper), theirs, *last))
     return rows
+
+
+def _beyond(
+    experiment: Experiment, case: Case, one: Measured, settings: Sequence[Measured], target: float | Goal
+) -> Row:
+    """Return how far beyond the target the reference of a setting is, ours and the paper's."""
+    name = _references(experiment).get(one.setting.method)
+    reference = next((other for other in settings if other.setting.method == name), None)
+    if reference is None or isinstance(target, Goal):
+        return ABSENT, ABSENT
+    ours, paper = beyond(experiment, one, reference, target), case.paper_beyond.get(one.setting.method)
+    criterion = criterion_of(experiment)
+    deviation = f" ± {100 * ours.std:.2f}" if ours and ours.std is not None else ""
+    return (
+        difference_text(ours.mean, criterion) + deviation if ours else ABSENT,
+        ABSENT if paper is None else difference_text(paper / 100, criterion),
+    )
 
 
 def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:

@@ -1,0 +1,51 @@
+"""What the tables of the experiments say, from records that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcfed.report.read import read_run
+from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.measure import Measured
+from hpcfed.reproduce.plan import Setting
+from hpcfed.reproduce.table import make_table
+from hpcfed.sweep.grid import points
+from tests.report.conftest import make_rows, write_run
+
+WITHOUT, WITH = "fedprox", "fedprox-gel"
+
+
+def measured(folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) -> list[Measured]:
+    """Records of methods of GeL's synthetic experiment, whose accuracies by seed and round are given."""
+    found = []
+    for method, by_seed in accuracies.items():
+        folders = []
+        for seed, values in enumerate(by_seed):
+            rows = make_rows(len(values), "fedavg", seed)
+            for row, value in zip(rows, values, strict=True):
+                row["test_accuracy"] = value
+            folders.append(write_run(folder / f"{method}-{seed}", seed=seed, rows=rows))
+        (point,) = points([])
+        setting = Setting("tuned", method, point, 500, tuple(folders))
+        found.append(Measured(setting, method, {seed: read_run(path) for seed, path in enumerate(folders)}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("of_the_reference", "told"),
+    [
+        ([[0.5, 0.86, 0.87, 0.88], [0.5, 0.86, 0.89, 0.9]], "+3.50 ± 0.71"),  # after 4 and 3 rounds
+        ([[0.5, 0.86, 0.87], [0.5, 0.86, 0.89]], "–"),  # which ended before
+    ],
+)
+def test_how_far_beyond_the_target_the_reference_is(of_the_reference, told, tmp_path):
+    own = [[0.5, 0.8, 0.84, 0.85], [0.5, 0.8, 0.851, 0.9]]
+    experiment = experiments()["gel-synthetic"]
+    table = make_table(experiment, measured(tmp_path, {WITHOUT: own, WITH: of_the_reference}))
+    rows = {row[2]: row for row in table.rows}
+    assert table.header[-2:] == ("Beyond", "Paper: beyond")
+    assert rows[WITHOUT][-2:] == (told, "+1.18")
+    assert rows[WITH][-2:] == ("–", "–")
