@@ -48,12 +48,16 @@ test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what
 test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)
 	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider tests/slurm
 
+.PHONY: test-docs
+test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as they show it
+	@OMP_NUM_THREADS=1 $(python) -m pytest -p no:cacheprovider tests/docs
+
 .PHONY: soak
 soak: $(mpich) $(openmpi) ## Run everything REPEAT=1 times at every rank count, the long tests included
 	@$(suite) --soak $(REPEAT)
 
 .PHONY: test-all
-test-all: test test-slurm soak ## Run all three
+test-all: test test-docs test-slurm soak ## Run all four
 
 .PHONY: lint
 lint: $(mpich) ## Check style and types

@@ -141,6 +141,13 @@ def own_lines(stderr: str) -> list[str]:
     return list(_without_launchers(stderr.splitlines()))
 
 
+def own_line(stderr: str) -> str:
+    """Return the one line that our program wrote; fails where there is none, or another, and shows all there is."""
+    lines = own_lines(stderr)
+    assert len(lines) == 1, f"{len(lines)} lines of ours in:\n{stderr}"
+    return lines[0]
+
+
 _OF_MPICH = (
     "Abort(",
     "=====",

@@ -58,8 +58,8 @@ LEFT_OUT = {
     ),
 }
 """What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi whole on 2."""
-ELSEWHERE = "tests/slurm"
-"""They need a SLURM of their own: ``make test-slurm``."""
+ELSEWHERE = ("tests/slurm", "tests/docs")
+"""They have targets of their own: ``make test-slurm``, ``make test-docs``."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
     if options.soak:
         for ranks in options.ranks * options.soak:
             for python in filter(None, (sys.executable, options.openmpi)):
-                what = of_the_mpi if python == options.openmpi else (f"--ignore={ELSEWHERE}",)
+                what = of_the_mpi if python == options.openmpi else tuple(f"--ignore={path}" for path in ELSEWHERE)
                 yield (Launch(python, ranks, ("-m", "", *what)),)
         return
     for ranks in options.ranks:
-        left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), ELSEWHERE)
+        left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), *ELSEWHERE)
         whole = Launch(sys.executable, ranks, (*options.paths, *(f"--ignore={path}" for path in left_out)))
         if ranks > 1 or options.paths:
             yield (whole,)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import launch, launcher, own_lines
+from tests.launch import launch, launcher, own_line, own_lines
 
 
 @pytest.mark.one_mpi
@@ -107,6 +107,6 @@ def test_a_torch_that_cannot_be_loaded_ends_it_with_4(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
     done = launch(2, ["doctor"], cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
     assert (done.returncode, done.stdout) == (4, "")
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     assert "cannot load what a run needs" in line
     assert "libcudart.so.12" in line

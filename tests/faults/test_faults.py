@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch import own_lines
+from tests.launch import own_line, own_lines
 
 PROMPT = 10.0
 """Seconds in which a job must end once a rank has failed."""
@@ -14,7 +14,7 @@ def check_the_end(place, done, client):
     """Client k, at home on rank k, raised in round 2."""
     assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 4
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     for told in ("round 2", f"client {client}", f"rank {client}", "RuntimeError: broken sensor", f"rank-{client}.log"):
         assert told in line
     logs = {path.name: path.read_text() for path in (place.run / "logs").iterdir()}
@@ -47,7 +47,7 @@ def test_a_client_that_raises_ends_the_job_while_others_train(place, client):
 def test_training_that_diverges_says_where(place):
     done = place.start(2, local={"steps": 5, "batch_size": "full", "lr": 1e6, "weight_decay": 1.0})
     assert done.returncode == 3
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     rows, ending = place.rows(), place.ending()
     assert f"round {len(rows) + 1}, client " in line
     assert "local.lr" in line
@@ -73,7 +73,7 @@ def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     done = place.start(args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)}, data_access=access)
     assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 4
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     for told in ("round 2, client 1", "marked.h5", "the data file became shorter"):
         assert told in line
     assert [row["round"] for row in place.rows()] == [1]
@@ -95,7 +95,7 @@ def test_an_evaluation_that_raises_on_one_rank_ends_the_job(place):
     done = place.start(2, args={"deed": "fail", "whose": 101, "visit": 2}, evaluate={"every": 1, "batch_size": 10})
     assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 4
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     for told in ("round 2", "evaluation", "rank 1", "RuntimeError: broken sensor", "logs/rank-1.log"):
         assert told in line
     assert "Traceback" in (place.run / "logs" / "rank-1.log").read_text()

@@ -17,7 +17,7 @@ import hpcfed
 from hpcfed.world import World
 from tests.faults import aimed
 from tests.faults.aimed import EVALUATION, LOCAL, REDUCTION, RENAMED, WRITING
-from tests.launch import Completed, launch, own_lines
+from tests.launch import Completed, launch, own_line
 from tests.mpi.recipes import METHODS, write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 
@@ -152,7 +152,7 @@ def test_kill_and_resume(number, whole, table, tmp_path, tmp_path_factory):
         assert "Traceback" not in first.stderr
     else:
         assert first.returncode == 75, first.stderr
-        (line,) = own_lines(first.stderr)
+        line = own_line(first.stderr)
         assert f"stopped after round {kept[-1]}: " in line
         assert kept[-1] in (landed["round"], landed["round"] + 1)
         assert json.loads((place.run / "result.json").read_text())["status"] == "stopped"

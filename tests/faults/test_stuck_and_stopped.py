@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch import own_lines
+from tests.launch import own_line
 
 AFTER_AN_ECHO = 1.5
 """Seconds after which a signal is a second one."""
@@ -27,7 +27,7 @@ def test_a_client_that_hangs_ends_the_job(place):
     done = place.start(2, rounds=6, **changes)  # goes on; a process sees the client for the third time in round 5
     assert place.seconds_since_the_deed() < 12
     assert done.returncode == 4, done.stderr
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     for told in ("round 5, client 1 ", "training, rank ", "nothing moved for 2 s", ".log for the stack"):
         assert told in line
     (log,) = (place.run / "logs").iterdir()
@@ -62,7 +62,7 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
         done = place.start(2, args={"deed": "hang", "whose": 1, "visit": 2})
     assert place.seconds_since_the_deed() < 10
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     assert "SIGTERM after SIGTERM: leaving at once, rank " in line
 
 
@@ -75,7 +75,7 @@ def test_of_two_jobs_in_one_folder_one_refuses(place):
         jobs = [pool.submit(place.start, 0, args=args, checkpoint={"every": 1}) for _ in range(2)]
         done = sorted((job.result() for job in jobs), key=lambda job: job.returncode)
     assert [job.returncode for job in done] == [0, 2], [job.stderr for job in done]
-    (line,) = own_lines(done[1].stderr)
+    line = own_line(done[1].stderr)
     assert "a run is going on in this folder" in line
     assert [row["round"] for row in place.rows()] == [1, 2, 3, 4]
     assert place.ending()["status"] == "finished"
@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up_ends_the_job_and_leaves_the_checkpoint(full, place
     with _meanwhile(fill, done):
         failed = place.start(2, rounds=100_000, **changes)
     assert failed.returncode == 4, failed.stderr
-    (line,) = own_lines(failed.stderr)
+    line = own_line(failed.stderr)
     assert "cannot be written" in line
     assert "No space left on device" in line
     filler.unlink()
@@ -140,7 +140,7 @@ def test_a_read_only_folder_is_refused(what, place, disk):
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
     done = place.start(2)
     assert done.returncode == 2, done.stderr
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     assert "Read-only file system" in line
     assert str(folder) in line
 

@@ -17,7 +17,7 @@ import pytest
 
 import hpcfed
 from hpcfed.world import World
-from tests.launch import LEAKED, ROOT, launch, launcher, own_lines
+from tests.launch import LEAKED, ROOT, launch, launcher, own_line
 from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table
 
@@ -99,7 +99,7 @@ def test_a_sweep_goes_on(place, command, number, ranks):
         assert left["None"] > 0  # claims that nobody holds any more
     else:
         assert first.returncode == 75, first.stderr
-        (line,) = own_lines(first.stderr)
+        line = own_line(first.stderr)
         assert "runs done; the same command goes on from there" in line
         assert left["None"] == 0
         assert left["stopped"] > 0

@@ -14,7 +14,7 @@ from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import make_plan
 from hpcfed.sweep.run import run_sweep
 from hpcfed.world import World
-from tests.launch import own_lines
+from tests.launch import own_line
 from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table
 
@@ -129,7 +129,7 @@ def test_failures_are_isolated_and_may_be_tried_again(folder, command):
     done = command(["sweep", "recipe.yaml", *grids], folder)
     sweep = folder / "run-sweep"
     assert done.returncode == 4
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     assert "4 of 6 runs came to nothing, the first was refused" in line
     assert "no such mood" in line
     assert endings(sweep) == {"finished": 1, "diverged": 1, "refused": 2, "failed": 2}
@@ -175,7 +175,7 @@ def test_what_is_refused_is_refused_before_anything_starts(folder, command, argu
     before = sorted(folder.rglob("*"))
     done = command(["sweep", "recipe.yaml", *arguments], folder)
     assert done.returncode == 2
-    (line,) = own_lines(done.stderr)
+    line = own_line(done.stderr)
     assert message in line
     assert "torch" not in line
     assert sorted(path for path in folder.rglob("*") if "run-sweep" not in path.parts) == before

@@ -9,7 +9,6 @@ import pytest
 
 from tests.launch import ROOT
 
-pytestmark = pytest.mark.one_mpi
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 

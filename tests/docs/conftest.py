@@ -1,0 +1,3 @@
+"""What the tests of the documentation need."""
+
+from tests.cli.conftest import environment  # noqa: F401  (a fixture)

@@ -1,0 +1,33 @@
+"""What the README shows is what happens: its commands run, one after another."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.test_readme import README, blocks
+from tests.launch import launcher
+
+
+@pytest.mark.deadline(240)
+def test_the_ten_minutes_work(environment, tmp_path):
+    (tmp_path / "fedexp.yaml").write_text(blocks("yaml")[0])
+    oversubscribe = " ".join(launcher(sys.executable).command[1:])  # a flag that Open MPI needs on small machines
+    for block in blocks("bash"):
+        script = block.replace("mpirun", f"mpirun {oversubscribe}")
+        done = subprocess.run(
+            ["bash", "-euc", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    for name in ("clients.png", "runs/fedexp/model.safetensors", "comparison/report.html"):
+        assert (tmp_path / name).stat().st_size > 0
+    (block,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy, parameters = done.stdout.splitlines()[-1].split()
+    assert float(accuracy) > 0.8
+    assert f"{int(parameters):,} parameters" in README
