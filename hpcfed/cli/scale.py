@@ -60,8 +60,8 @@ def command(
 ) -> None:
     """Time rounds of RECIPE on several numbers of ranks, and predict others by a model of cost.
 
-    Left in the output folder: scaling.json and scaling.png, and what was measured, which is not measured again. Each
-    number of ranks also trains smaller cohorts, to fit the model and to test it. Nothing is evaluated.
+    Left in the output folder: scaling.json, scaling.png and scaling.pdf, and what was measured, which is not measured
+    again. Each number of ranks also trains smaller cohorts, to fit the model and to test it. Nothing is evaluated.
     """
     from hpcfed.config.load import load_recipe
     from hpcfed.errors import InputError
@@ -178,5 +178,6 @@ def _tell(
     told = study(recipe, mode, measured, sizes, predict, cohort, clients)
     Console(width=140).print(shown(told))
     write_whole(folder / "scaling.json", json.dumps(told.plain(), indent=1) + "\n")
-    write_whole(folder / "scaling.png", draw(told))
-    click.echo(f"\nsee {shlex.quote(str(folder))}: scaling.json, scaling.png")
+    for suffix, content in draw(told).items():
+        write_whole(folder / f"scaling{suffix}", content)
+    click.echo(f"\nsee {shlex.quote(str(folder))}: scaling.json, scaling.png, scaling.pdf")

@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
 
 DPI = 160
@@ -79,6 +80,12 @@ PAGE = Medium(4.6, 2.9, 9.6, legend=False)
 
 def blank(medium: Medium, height: float | None = None) -> tuple[Figure, Axes]:
     """Return a figure of the light theme with empty axes; `height` in inches, where it isn't the medium's."""
+    figure, ((axes,),) = panels(medium, 1, 1, height)
+    return figure, axes
+
+
+def panels(medium: Medium, rows: int, columns: int, height: float | None = None) -> tuple[Figure, np.ndarray]:
+    """Return a figure likewise, with `rows` × `columns` empty axes."""
     style: dict[Any, Any] = {
         "figure.facecolor": LIGHT.background,
         "axes.facecolor": LIGHT.background,
@@ -98,7 +105,7 @@ def blank(medium: Medium, height: float | None = None) -> tuple[Figure, Axes]:
     }
     with mpl.rc_context(style):
         figure = Figure(figsize=(medium.width, height or medium.height), layout="constrained")
-        return figure, figure.add_subplot()
+        return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def to_files(figure: Figure) -> dict[str, bytes]:

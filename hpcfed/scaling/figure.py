@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 from matplotlib import ticker
-from matplotlib.figure import Figure
 
-from hpcfed.report.style import LIGHT
+from hpcfed.report.style import LIGHT, Medium, panels, to_files
 from hpcfed.scaling.result import Row, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STYLE: dict[Any, Any] = {
-    "axes.edgecolor": LIGHT.text,
-    "axes.labelcolor": LIGHT.text,
-    "xtick.color": LIGHT.text,
-    "ytick.color": LIGHT.text,
-    "text.color": LIGHT.text,
-    "grid.color": LIGHT.helper,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.6,
-}
+SHEET = Medium(8.4, 6.0, 10, legend=True)
 MEASURED, MODEL, IDEAL = LIGHT.groups[0], LIGHT.groups[1], LIGHT.groups[-1]
 PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "markerfacecolor": "none"}
 
 
-def draw(study: Study) -> bytes:
-    """Return the picture as PNG: dots are measured, circles predicted, the dotted line would be ideal."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 6.0), layout="constrained")
-        panels = figure.subplots(2, 2).ravel()
-        _time(panels[0], study)
-        _share(panels[1], study, "efficiency", lambda row: row.efficiency)
-        _share(panels[2], study, "communication, share of a round", lambda row: row.communication)
-        _imbalance(panels[3], study)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
-        doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
-        figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": "hpcfed scale"})
-    return buffer.getvalue()
+def draw(study: Study) -> dict[str, bytes]:
+    """Return the picture as PNG and PDF: dots are measured, circles predicted, the dotted line would be ideal."""
+    figure, axes = panels(SHEET, 2, 2)
+    time, efficiency, communication, imbalance = axes.ravel()
+    _time(time, study)
+    _share(efficiency, study, "efficiency", lambda row: row.efficiency)
+    _share(communication, study, "communication, share of a round", lambda row: row.communication)
+    _imbalance(imbalance, study)
+    handles, labels = time.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
+    doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
+    figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
+    return to_files(figure)
 
 
 def _time(axes: Axes, study: Study) -> None:
