@@ -91,13 +91,16 @@ class ExactSum:
                 scaled.sub_(rounded.sub_(BIAS) if small else rounded)
                 scaled.mul_(self._units[word] / self._units[word + 1])
 
-    def settle(self) -> None:
-        """Take the rounding constants off the sum: one pass for all contributions but the first since `begin`."""
+    def settle(self, first: int = 0, last: int | None = None) -> None:
+        """Take the rounding constants off the entries ``first:last``, once and after the last contribution.
+
+        One pass for all contributions but the first since `begin`.
+        """
+        entries = self.integers[:, first:last]
         if self._empty:
-            self.integers.zero_()
+            entries.zero_()
         elif self._biased:
-            self.integers.sub_(_wrapped(self._biased * BIAS_BITS))
-        self._biased, self._empty = 0, False
+            entries.sub_(_wrapped(self._biased * BIAS_BITS))
 
     @staticmethod
     def words_of(dtype: torch.dtype) -> int:
@@ -110,9 +113,9 @@ class ExactSum:
         return range_of(dtype)
 
     @staticmethod
-    def read(integers: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the sum as float64, (d,), from its (words, d) integers."""
-        return to_float64(integers, dtype)
+    def read(integers: Tensor, dtype: torch.dtype, out: Tensor) -> None:
+        """Write the sum as float64, (d,), from its (words, d) integers."""
+        to_float64(integers, dtype, out)
 
     @staticmethod
     def write_slots(slots: np.ndarray, words: np.ndarray) -> None:
@@ -135,10 +138,10 @@ def range_of(dtype: torch.dtype) -> float:
     return 2.0**63 * units_of(dtype)[0] - 1.0
 
 
-def to_float64(integers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum as float64, (d,), from its (words, d) integers."""
+def to_float64(integers: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """Return the sum as float64, (d,), from its (words, d) integers; `out` itself, where it is given."""
     units = units_of(dtype)
-    total = torch.empty(integers.shape[1], dtype=torch.float64, device=integers.device)
+    total = torch.empty(integers.shape[1], dtype=torch.float64, device=integers.device) if out is None else out
     block = BLOCK if integers.device.type == "cpu" else max(integers.shape[1], 1)
     for start in range(0, len(total), block):
         piece, rows = total[start : start + block], integers[:, start : start + block]

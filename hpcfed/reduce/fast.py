@@ -54,11 +54,10 @@ class FastSum:
         self._empty = False
         return squared, abs(weight) * math.sqrt(squared)
 
-    def settle(self) -> None:
-        """Make the sum of no vectors 0."""
+    def settle(self, first: int = 0, last: int | None = None) -> None:
+        """Make the entries ``first:last`` of the sum of no vectors 0."""
         if self._empty:
-            self.floats.zero_()
-            self._empty = False
+            self.floats[:, first:last].zero_()
 
     @staticmethod
     def words_of(dtype: torch.dtype) -> int:
@@ -71,9 +70,9 @@ class FastSum:
         return torch.finfo(torch.float32).max
 
     @staticmethod
-    def read(floats: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the sum as float64, (d,), from its (1, d) numbers."""
-        return floats[0].to(torch.float64)
+    def read(floats: Tensor, dtype: torch.dtype, out: Tensor) -> None:
+        """Write the sum as float64, (d,), from its (1, d) numbers."""
+        out.copy_(floats[0])
 
     @staticmethod
     def write_slots(slots: np.ndarray, words: np.ndarray) -> None:

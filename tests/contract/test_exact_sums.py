@@ -155,3 +155,30 @@ def test_a_factor_counts_for_the_first_vector_alone(world):
             name: [{"delta": 3.0, "other": 2.5}[name]] * 8 for name in names
         }
         assert sums.delta_sq.tolist() == [8 * 36.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("exact", torch.float32), ("exact", torch.float64), ("fast", torch.float32)]
+)
+@pytest.mark.parametrize("trained", [CLIENTS, 0])
+def test_sums_in_pieces_are_those_of_the_whole(kind, dtype, trained, world):
+    """As they are reduced from a GPU, which only the copies need."""
+    vectors, weights = contributions(dtype)
+    found = []
+    for piece_bytes in (0, 7 * 8):
+        buffer = RoundBuffer(len(vectors[0]), dtype, torch.device("cpu"), world, kind=kind)
+        buffer._piece_bytes = piece_bytes
+        buffer.open(("delta", "other"), CLIENTS)
+        for place in range(trained):
+            if place % world.size == world.rank:
+                reported = {"delta": vectors[place], "other": -vectors[place]}
+                buffer.add(place, weights[place], reported, loss_sum=0.5 * place, steps=place)
+        found.append(buffer.reduce(7, 0.0))
+    whole, pieces = found
+    assert pieces.steps.tolist() == whole.steps.tolist() == [*range(trained), *[0] * (CLIENTS - trained)]
+    assert pieces.hashes.tolist() == [7] * world.size
+    for name, vector in whole.vectors.items():
+        if kind == "exact":
+            assert torch.equal(pieces.vectors[name], vector)
+        else:  # MPI may add in another order where a message has another size
+            assert torch.allclose(pieces.vectors[name], vector, rtol=1e-6, atol=1e-6)
