@@ -1,18 +1,25 @@
 """Which rank trains which client.
 
 A client's home is fixed for the run: homes are balanced by samples. ``placement: static`` trains each client at home.
-``balanced`` spreads each round's cohort over the ranks by the work to be done and the speed each rank has shown, and a
-client's state, where it has one, moves to the rank that trains it next. Results do not depend on it, to the last bit.
+``balanced`` spreads each round's cohort over the ranks by the work to be done, what samples and steps have been seen to
+cost, and the speed each rank has shown; a client's state, where it has one, moves to the rank that trains it next.
+Results do not depend on it, to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
-LEARNED = 0.2
-"""Share of the last round in what is held to be a rank's speed."""
+LEARNED, KEPT = 0.2, 0.9
+"""Share of the last round in what is held to be a rank's speed; of what was seen before it in the cost of a step."""
+ALIKE = 1e-3
+"""How different from each other the parts of the work must be, relatively, for the cost of each to be told."""
+NOTHING = np.zeros(4)
+"""The load of a rank that has got no client."""
 FASTEST = 16.0
 """By what factor a rank is held to be faster or slower than the average at most."""
 
@@ -31,64 +38,177 @@ def homes(sizes: np.ndarray, num_ranks: int) -> np.ndarray:
     return owner
 
 
-def spread(costs: Sequence[float], home: Sequence[int], num_ranks: int, speeds: np.ndarray | None = None) -> list[int]:
+@dataclass(frozen=True)
+class Cost:
+    """What a rank's share of a round takes.
+
+    Attributes:
+        sample, step, client: for each sample visited, for each step taken after another one, and for each client; in
+            any unit, the same for all.
+        together: clients that take their steps together.
+    """
+
+    sample: float = 1.0
+    step: float = 0.0
+    client: float = 0.0
+    together: int = 1
+
+    def of(self, load: np.ndarray) -> np.ndarray:
+        """Return what ranks take, (P,), for their loads, (4, P): see `add`."""
+        samples, chain, clients = self.parts(load)
+        return self.sample * samples + self.step * chain + self.client * clients
+
+    def parts(self, load: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what is paid for, (P,) each: samples, steps that follow one another, clients."""
+        samples, steps, longest, clients = load
+        return samples, np.maximum(steps / self.together, longest), clients
+
+
+def add(load: np.ndarray, samples: float, steps: float) -> np.ndarray:
+    """Return loads with one more client: samples, steps, steps of the longest client, and clients, (4, …)."""
+    return np.stack([load[0] + samples, load[1] + steps, np.maximum(load[2], steps), load[3] + 1])
+
+
+def spread(
+    samples: Sequence[float],
+    home: Sequence[int],
+    num_ranks: int,
+    speeds: Sequence[float] | None = None,
+    steps: Sequence[float] | None = None,
+    cost: Cost | None = None,
+) -> list[int]:
     """Return a rank for each cohort member: longest first, at home while home has room, else where it ends soonest.
 
     Args:
-        costs: expected work of each member, in any unit, (S,).
+        samples: that each member visits, or its work in any unit, (S,).
         home: home rank of each member, (S,); trained there its data and state need not be fetched.
         num_ranks: P.
         speeds: work that each rank does in a unit of time, (P,); equal where not given.
+        steps: minibatches of each member, (S,).
+        cost: of samples, steps and clients; by default of samples alone.
     """
+    cost, taken = cost or Cost(), list(steps) if steps is not None else [0.0] * len(samples)
     takes = 1 / (np.ones(num_ranks) if speeds is None else np.asarray(speeds))
-    fair_share = sum(costs) / float((1 / takes).sum())
-    load = np.zeros(num_ranks)
-    chosen = [0] * len(costs)
-    for place in sorted(range(len(costs)), key=lambda place: -costs[place]):
-        rank, cost = home[place], costs[place]
-        if load[rank] + cost * takes[rank] > fair_share:
-            rank = int(np.argmin(load + cost * takes))
+    alone = [float(cost.of(add(NOTHING, *own))) for own in zip(samples, taken, strict=True)]
+    in_a_row = max(sum(taken) / cost.together, sum(sorted(taken, reverse=True)[:num_ranks]))
+    whole = cost.sample * sum(samples) + cost.step * in_a_row + cost.client * len(taken)
+    fair_share = whole / sum((1 / takes).tolist())
+    loads, chosen = np.zeros((4, num_ranks)), [0] * len(taken)
+    for place in sorted(range(len(taken)), key=lambda place: -alone[place]):
+        with_it = add(loads, samples[place], taken[place])
+        ends = cost.of(with_it) * takes
+        rank = home[place] if ends[home[place]] <= fair_share else int(np.argmin(ends))
         chosen[place] = rank
-        load[rank] += cost * takes[rank]
+        loads[:, rank] = with_it[:, rank]
     return chosen
 
 
 class Placement:
-    """Places cohorts on ranks, round after round; every rank comes to the same answer.
+    """Places cohorts on ranks, round after round; every rank comes to the same answer, by additions in the same order.
 
     Args:
         home: home rank of each client, (N,).
         num_ranks: P.
         balanced: whether clients are trained where they end soonest, instead of at home.
+        together: clients that take their steps together, where a rank has as many.
+        inseparable: members of a cohort in a row that must be on the same rank.
 
     Attributes:
         home: rank where each client's state is, (N,): at home, or where it was trained last.
     """
 
-    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool):
+    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, inseparable: int = 1):
         self.home = home
         self.balanced = balanced and num_ranks > 1
-        self._num_ranks = num_ranks
-        self._speeds = np.ones(num_ranks)
+        self._num_ranks, self._inseparable = num_ranks, inseparable
+        self._cost = Cost(together=together // inseparable)
+        self._speeds = [1.0] * num_ranks
+        self._products = [[0.0] * 4 for _ in range(3)]
 
-    def place(self, clients: np.ndarray, work: np.ndarray, together: int) -> list[int]:
-        """Return the rank of each cohort member, (S,), from their numbers and expected work, (S,).
-
-        `together` says how many members in a row must be on the same rank.
-        """
+    def place(self, clients: np.ndarray, samples: np.ndarray, steps: np.ndarray) -> list[int]:
+        """Return the rank of each cohort member, (S,), from their numbers, and the samples and steps of each, (S,)."""
         home = self.home[clients].tolist()
         if not self.balanced:
             return home
-        costs = np.add.reduceat(work, np.arange(0, len(work), together)).tolist()
-        ranks = spread(costs, home[::together], self._num_ranks, self._speeds)
-        return np.repeat(ranks, together)[: len(home)].tolist()
+        groups = np.arange(0, len(samples), self._inseparable)
+        own, taken = np.add.reduceat(samples, groups).tolist(), np.maximum.reduceat(steps, groups).tolist()
+        ranks = spread(own, home[:: self._inseparable], self._num_ranks, self._speeds, taken, self._cost)
+        return np.repeat(ranks, self._inseparable)[: len(home)].tolist()
 
-    def learn(self, ranks: Sequence[int], work: np.ndarray, seconds: np.ndarray) -> None:
-        """Take note of how long each rank, (P,), took for the work of its members, (S,)."""
-        done = np.bincount(ranks, weights=work, minlength=self._num_ranks)
-        known = (done > 0) & (seconds > 0)
-        if not known.any():
+    def learn(self, ranks: Sequence[int], samples: np.ndarray, steps: np.ndarray, seconds: np.ndarray) -> None:
+        """Take note of how long each rank, (P,), took for its members, whose samples and steps are given, (S,)."""
+        if not self.balanced:
             return
-        rates = np.divide(done, seconds, out=np.zeros(self._num_ranks), where=known)
-        shown = np.where(known, rates / rates[known].mean(), self._speeds)
-        self._speeds += LEARNED * (np.clip(shown, 1 / FASTEST, FASTEST) - self._speeds)
+        groups = np.arange(0, len(samples), self._inseparable)
+        loads = np.zeros((4, self._num_ranks))
+        of_groups = (
+            np.asarray(ranks)[groups].tolist(),
+            np.add.reduceat(samples, groups),
+            np.maximum.reduceat(steps, groups),
+        )
+        for rank, *work in zip(*of_groups, strict=True):
+            loads[:, rank] = add(loads[:, rank], *work)
+        paid = list(zip(*(part.tolist() for part in self._cost.parts(loads)), strict=True))
+        self._learn_cost(paid, seconds.tolist())
+        self._learn_speeds(self._cost.of(loads).tolist(), seconds.tolist())
+
+    def _learn_cost(self, paid: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> None:
+        """Fit the costs to what ranks had to do and the time they took, by least squares, older rounds less.
+
+        The time is what it would be on a rank of average speed.
+        """
+        self._products = [[KEPT * entry for entry in row] for row in self._products]
+        for parts, taken, speed in zip(paid, seconds, self._speeds, strict=True):
+            row = (*parts, taken * speed)
+            self._products = [
+                [old + a * b for old, b in zip(line, row, strict=True)]
+                for line, a in zip(self._products, row, strict=False)
+            ]
+        sample, step, client = not_negative(self._products)
+        if sample or step or client:
+            self._cost = Cost(sample, step, client, self._cost.together)
+
+    def _learn_speeds(self, work: Sequence[float], seconds: Sequence[float]) -> None:
+        """Follow how fast each rank is beside the others, for what it had to do."""
+        rates = [done / taken if done > 0 and taken > 0 else 0.0 for done, taken in zip(work, seconds, strict=True)]
+        known = [rate for rate in rates if rate]
+        if not known:
+            return
+        average = sum(known) / len(known)
+        for rank, rate in enumerate(rates):
+            if rate:
+                shown = min(max(rate / average, 1 / FASTEST), FASTEST)
+                self._speeds[rank] += LEARNED * (shown - self._speeds[rank])
+
+
+def not_negative(products: Sequence[Sequence[float]]) -> list[float]:
+    """Return the least-squares solution x ≥ 0, (k,), from the normal equations (k, k + 1), [AᵀA | Aᵀb].
+
+    The best of all sets of unknowns that are not 0, few as they are; a set whose columns are all but the same is none.
+    """
+    count, best, found = len(products), 0.0, [0.0] * len(products)
+    for size in range(1, count + 1):
+        for chosen in combinations(range(count), size):
+            solved = _solved([[products[i][j] for j in (*chosen, count)] for i in chosen])
+            if solved is None or min(solved) < 0:
+                continue
+            gain = sum(value * products[i][count] for value, i in zip(solved, chosen, strict=True))
+            if gain > best * (1 + ALIKE):  # one more unknown must explain more
+                best, found = gain, [0.0] * count
+                for value, i in zip(solved, chosen, strict=True):
+                    found[i] = value
+    return found
+
+
+def _solved(rows: list[list[float]]) -> list[float] | None:
+    """Return the solution of a positive definite system [M | r], None where it is all but singular."""
+    size = len(rows)
+    diagonal = [rows[i][i] for i in range(size)]
+    for i in range(size):
+        if not rows[i][i] > ALIKE * diagonal[i]:
+            return None
+        for k in range(size):
+            if k != i:
+                factor = rows[k][i] / rows[i][i]
+                rows[k] = [a - factor * b for a, b in zip(rows[k], rows[i], strict=True)]
+    return [row[size] / row[i] for i, row in enumerate(rows)]

@@ -93,7 +93,7 @@ class Simulation:
         reduced = time.perf_counter()
         cohort, ranks, local = given.cohort, given.ranks, sums.local_seconds
         check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._buffer.range)
-        self._parts.placement.learn(ranks, cohort.work, local)
+        self._parts.placement.learn(ranks, cohort.work, cohort.steps, local)
         means = self._means(round, cohort, sums, given.work)
         server_lr = self._step(means)
         self._parts.clients.commit(states)
@@ -127,7 +127,7 @@ class Simulation:
         return Given(
             round=round,
             cohort=cohort,
-            ranks=self._parts.placement.place(cohort.clients, cohort.work, self._parts.engine.inseparable),
+            ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
             work=work,
             w=self.w.to(self._device),
             shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},

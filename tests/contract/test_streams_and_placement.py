@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.optimize import nnls
 
-from hpcfed.placement import homes, spread
+from hpcfed.placement import Cost, Placement, homes, not_negative, spread
 from hpcfed.rng import Purpose, stream, torch_seed
 
 ADDRESSES = [
@@ -81,3 +82,64 @@ def test_no_rank_has_more_than_a_fair_share_and_one_client(num_ranks):
         load = np.bincount(chosen, weights=costs, minlength=num_ranks)
         assert load.sum() == sum(costs)
         assert load.max() <= sum(costs) / num_ranks + max(costs)
+
+
+def ends(load: np.ndarray, cost: Cost) -> float:
+    return float(cost.of(load).max())
+
+
+@pytest.mark.parametrize("together", [1, 3, 64])
+def test_the_last_rank_ends_soon_whatever_costs_time(together):
+    """Beside the best of all ways to deal eight clients out to two ranks."""
+    rng, cost = np.random.default_rng(4), Cost(sample=0.1, step=1.0, client=2.0, together=together)
+    for _ in range(10):
+        steps = rng.geometric(0.1, size=8)
+        samples = steps * 10
+        ways = [np.array(way) for way in itertools.product((0, 1), repeat=8)]
+        chosen = np.array(spread(samples.tolist(), [0] * 8, 2, steps=steps.tolist(), cost=cost))
+        found, *others = (ends(loads_of(way, samples, steps, 2), cost) for way in (chosen, *ways))
+        assert found <= 4 / 3 * min(others)
+
+
+def loads_of(ranks: np.ndarray, samples: np.ndarray, steps: np.ndarray, num_ranks: int) -> np.ndarray:
+    """What each rank has to do, (4, P)."""
+    mine = [ranks == rank for rank in range(num_ranks)]
+    return np.array([(samples[m].sum(), steps[m].sum(), steps[m].max(initial=0), m.sum()) for m in mine]).T
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_costs_are_those_that_explain_the_times_best(seed):
+    rng = np.random.default_rng(seed)
+    columns, costs = rng.uniform(1, 10, size=(12, 3)), rng.uniform(0, 1, size=3) * rng.integers(0, 2, size=3)
+    times = columns @ costs + rng.normal(scale=0.3, size=12)
+    found = not_negative(np.column_stack([columns.T @ columns, columns.T @ times]).tolist())
+    best, _ = nnls(columns, times)
+    misfit = [float(np.sum((columns @ x - times) ** 2)) for x in (np.array(found), best)]
+    assert min(found) >= 0
+    assert misfit[0] <= misfit[1] + 2e-3 * float(times @ times)  # an unknown that explains less than that is left out
+
+
+def test_parts_of_the_work_that_go_together_are_told_by_one_of_them():
+    columns = np.outer(np.arange(1.0, 6.0), [4.0, 2.0, 1.0])
+    times = columns @ [1.0, 2.0, 3.0]
+    found = np.array(not_negative(np.column_stack([columns.T @ columns, columns.T @ times]).tolist()))
+    assert np.count_nonzero(found) == 1
+    np.testing.assert_allclose(columns @ found, times)
+
+
+@pytest.mark.parametrize("together", [1, 64])
+@pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0, 1.0), (1.0, 2.0, 1.0, 0.5)])
+def test_balance_comes_with_what_is_learned(together, speeds):
+    """Ranks of other speeds, on which a client and each step cost something, too."""
+    rng, truth = np.random.default_rng(9), Cost(sample=1e-4, step=3e-3, client=1e-3, together=together)
+    sizes = np.maximum(1, (60 * rng.lognormal(-0.5, 1, 1000)).astype(np.int64))
+    placement = Placement(homes(sizes, 4), 4, balanced=True, together=together)
+    imbalances = []
+    for _ in range(30):
+        clients = np.sort(rng.choice(1000, 200, replace=False))
+        samples, steps = 2 * sizes[clients], 2 * -(-sizes[clients] // 10)
+        ranks = np.array(placement.place(clients, samples, steps))
+        seconds = truth.of(loads_of(ranks, samples, steps, 4)) / np.array(speeds) * rng.uniform(0.97, 1.03, size=4)
+        placement.learn(ranks.tolist(), samples, steps, seconds)
+        imbalances.append(seconds.max() / seconds.mean())
+    assert np.median(imbalances[10:]) < 1.1  # the times' own noise makes 1.03 of it; at home it is 1.2 and more
