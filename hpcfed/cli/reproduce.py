@@ -68,20 +68,31 @@ def command(
     if ranks is not None and not table:
         _start(ranks)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
+    from hpcfed.errors import InputError, Stopped
     from hpcfed.reproduce.session import Session
     from hpcfed.world import connect
 
     session = Session(connect(), places, scale, rounds, to_targets, groups, retry)
     world = session.world
     present = world.on_root(lambda: session.available(wanted, prepared=table))
-    stopped = False
+    left_out = []
     for experiment in present:
-        stopped = stopped or (not table and session.run(experiment))
-        world.on_root(partial(_show, session, experiment))
-    if stopped:
-        from hpcfed.errors import Stopped
-
-        raise Stopped(f"{name} stopped, runs are left", remedy="the same command goes on from there")
+        if table:
+            world.on_root(partial(_show, session, experiment))
+            continue
+        try:
+            ready = world.on_root(partial(session.prepare, experiment))
+        except InputError as error:
+            left_out.append(error)
+            if len(present) > 1:
+                world.on_root(partial(click.echo, f"{experiment.name} is left out: {error}"))
+            continue
+        stopped = session.run(ready)
+        world.on_root(partial(_show, session, ready))
+        if stopped:
+            raise Stopped(f"{name} stopped, runs are left", remedy="the same command goes on from there")
+    if len(left_out) == len(present):
+        raise left_out[0]
 
 
 def _list(places: Places) -> None:

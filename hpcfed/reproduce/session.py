@@ -72,21 +72,34 @@ class Session:
             raise InputError(what, where=where, remedy="--list shows what is needed; name its folder by --raw")
         return found
 
-    def prepare(self, experiment: Experiment) -> None:
-        """Make the federations of all cases, on rank 0 alone."""
-        for case in experiment.cases.values():
-            for seed in range(experiment.seeds):
-                for line in prepare(case.data, seed, self.places):
-                    print(line, flush=True)
+    def prepare(self, experiment: Experiment) -> Experiment:
+        """Make the federations of all cases, on rank 0 alone; return the experiment with those that could be made.
+
+        Raises:
+            InputError: none could.
+        """
+        kept, refused = [], []
+        for name, case in experiment.cases.items():
+            try:
+                for seed in range(experiment.seeds):
+                    for line in prepare(case.data, seed, self.places):
+                        print(line, flush=True)
+                kept.append(name)
+            except InputError as error:
+                refused.append(error)
+                if len(experiment.cases) > 1:
+                    print(f"{experiment.name}: {case.title} is left out: {error}", flush=True)
+        if not kept:
+            raise refused[0]
+        return experiment.limited(kept)
 
     def run(self, experiment: Experiment) -> bool:
-        """Run what is left of an experiment on all ranks; return whether it was stopped early.
+        """Run what is left of an experiment, whose data is prepared, on all ranks; return whether it was stopped early.
 
         Raises:
             InputError: a recipe cannot be run.
             EnvironmentFailure: runs came to nothing.
         """
-        self.world.on_root(lambda: self.prepare(experiment))
         if not experiment.methods:
             return False
         layout = self.world.on_root(lambda: self._layout(experiment))

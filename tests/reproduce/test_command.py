@@ -89,3 +89,14 @@ def test_classes_are_counted_from_the_largest():
     assert class_counts(labels, offsets, 3, 0.6).tolist() == [1, 1]
     assert class_counts(labels, offsets, 3, 0.8).tolist() == [2, 1]
     assert class_counts(labels, offsets, 3, 1.0).tolist() == [3, 1]
+
+
+def test_data_that_is_not_whole_is_named_and_left_out(command, tmp_path):
+    """`feddyn-table5` has experiments on CIFAR-10 and on MNIST; here are folders of both, and no file in them."""
+    for name in ("mnist", "cifar10"):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+    done = command(["reproduce", "feddyn-table5", "--raw", "raw", "--rounds", "1", "--case", "iid-1"], tmp_path)
+    assert done.returncode == 2  # nothing is left
+    assert "missing data_batch_1.bin" in done.stderr
+    for experiment in ("feddyn-mnist", "feddyn-cifar10"):
+        assert f"{experiment} is left out: " in done.stdout

@@ -66,7 +66,7 @@ def test_two_rounds_of_every_kind_of_data(name, case, raw, tmp_path):
     experiment = shortened(experiments()[name].limited([case]))
     session = Session(World(), Places(tmp_path, raw), "full", rounds=2)
     (present,) = session.available([experiment], prepared=False)
-    assert not session.run(present)
+    assert not session.run(session.prepare(present))
     shown = session.show(present)
     cells = [cell for row in shown.table.rows for cell in row]
     assert "not run" not in cells
