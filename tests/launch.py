@@ -81,7 +81,7 @@ def launch(
         Overtime: the program did not end within `timeout`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LEAKED)}
-    environment["OMP_NUM_THREADS"] = "1"
+    environment["OMP_NUM_THREADS"] = environment["PYTHONFAULTHANDLER"] = "1"
     command = [python, *program, *(os.fspath(arg) for arg in args)]
     if ranks:
         mpirun = launcher(python)
@@ -177,8 +177,13 @@ def _blank(line: str) -> bool:
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    """End a launcher and its descendants, who may have left its process group."""
+    """End a launcher and its descendants, who may have left its process group; Python's say first where they are."""
     family = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith("python"):
+                process.send_signal(signal.SIGABRT)
+    psutil.wait_procs(family, timeout=GRACE)
     with suppress(ProcessLookupError):
         os.killpg(job.pid, signal.SIGTERM)
     psutil.wait_procs(family, timeout=GRACE)
