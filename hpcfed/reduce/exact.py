@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.reduce.rows import Rows
+
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch whatever the model's size
 BIAS = 1.5 * 2.0**52
 BIAS_BITS = 0x4338000000000000  # BIAS as an integer
@@ -32,6 +34,7 @@ class ExactSum:
 
     Attributes:
         integers: (words, d) int64, the running sum; right after `settle`.
+        rows: vectors that wait for `add_rows`.
     """
 
     word: ClassVar[torch.dtype] = torch.int64
@@ -46,6 +49,7 @@ class ExactSum:
         self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
         self._scaled = torch.empty(min(self._block, integers.shape[1]), dtype=torch.float64, device=integers.device)
         self._rounded = torch.empty_like(self._scaled)
+        self.rows = Rows(integers.shape[1], torch.float64, integers.device)
 
     def begin(self, integers: Tensor) -> None:
         """Start a sum in this memory, whatever it holds."""
@@ -69,6 +73,29 @@ class ExactSum:
             scaled.mul_(weight / self._units[0])
             self._add_block(start, scaled, small)
         self._biased += small and not self._empty
+        self._empty = False
+        return squared, largest
+
+    def add_rows(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add the first of `rows` by weights (n,); return squared norms and largest magnitudes, (n,), as `add` does."""
+        rows = self.rows.first(len(weights))
+        low, high = (ends.cpu().numpy() for ends in torch.aminmax(rows, dim=1))
+        largest = np.abs(weights) * np.maximum(-low, high)
+        if not (largest < SMALL * self._units[0]).all():
+            told = [self.add(row, weight) for row, weight in zip(rows, weights.tolist(), strict=True)]
+            return np.array([squared for squared, _ in told]), largest
+        squared = torch.stack([torch.dot(row, row) for row in rows]).cpu().numpy()
+        rows.mul_(torch.from_numpy(weights / self._units[0]).to(rows.device).unsqueeze(1))
+        rounded, last = torch.empty_like(rows), len(self._units) - 1
+        for word, integers in enumerate(self.integers):
+            torch.add(rows, BIAS, out=rounded)
+            total = rounded.view(torch.int64).sum(0).sub_(_wrapped(len(rows) * BIAS_BITS))
+            if self._empty:
+                integers.copy_(total)
+            else:
+                integers.add_(total)
+            if word < last:
+                rows.sub_(rounded.sub_(BIAS)).mul_(self._units[word] / self._units[word + 1])
         self._empty = False
         return squared, largest
 

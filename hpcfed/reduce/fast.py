@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.reduce.rows import Rows
+
 BLOCK = 1 << 17  # entries worked on at a time: 512 KiB, still in a core's cache when they are added
 
 
@@ -21,6 +23,7 @@ class FastSum:
 
     Attributes:
         floats: (1, d) float32, the running sum; right after `settle`.
+        rows: vectors that wait for `add_rows`.
     """
 
     word: ClassVar[torch.dtype] = torch.float32
@@ -30,6 +33,7 @@ class FastSum:
     def __init__(self, floats: Tensor, dtype: torch.dtype):
         self.floats = floats
         self._empty = False
+        self.rows = Rows(floats.shape[1], torch.float32, floats.device)
         self._block = BLOCK if floats.device.type == "cpu" else max(floats.shape[1], 1)
 
     def begin(self, floats: Tensor) -> None:
@@ -53,6 +57,18 @@ class FastSum:
                 total.add_(piece, alpha=weight)
         self._empty = False
         return squared, abs(weight) * math.sqrt(squared)
+
+    def add_rows(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add the first of `rows` by weights (n,); return squared norms and bounds, (n,), as `add` does."""
+        rows, total = self.rows.first(len(weights)), self.floats[0]
+        squared = torch.stack([torch.dot(row, row) for row in rows]).double().cpu().numpy()
+        added = torch.mv(rows.T, torch.from_numpy(weights).to(rows))
+        if self._empty:
+            total.copy_(added)
+        else:
+            total.add_(added)
+        self._empty = False
+        return squared, np.abs(weights) * np.sqrt(squared)
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
         """Make the entries ``first:last`` of the sum of no vectors 0."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
+from hpcfed.reduce.rows import rows_of
 from hpcfed.world import World
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
@@ -64,6 +66,14 @@ class Sums:
     local_seconds: np.ndarray
 
 
+class _Report(NamedTuple):
+    """What a report that waits to be added counts for."""
+
+    place: int
+    weight: float
+    factor: float
+
+
 class RoundBuffer:
     """The buffer of a round: filled client by client, reduced once, read by all.
 
@@ -96,6 +106,7 @@ class RoundBuffer:
         self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
         self._host = self._on_device = self._memory
         self._sums: dict[str, ExactSum | FastSum] = {}
+        self._at_once, self._waiting = rows_of(num_entries), list[_Report]()
         self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty((0, 0), np.int64)
         self.seconds: dict[str, float] = {}
@@ -119,6 +130,7 @@ class RoundBuffer:
         first_of_ranks = clients // self._kind.slot_words
         self._clients = self._slots[:first_of_ranks].reshape(cohort_size, len(CLIENT_FIELDS))
         self._ranks = self._slots[first_of_ranks:].reshape(self._world.size, len(RANK_FIELDS))
+        self._waiting.clear()
         self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
     @property
@@ -160,14 +172,36 @@ class RoundBuffer:
             self.skip(place)
             return False
         started = time.perf_counter()
-        squared, largest = 0.0, 0.0
-        for number, (name, total) in enumerate(self._sums.items()):
-            own_squared, own_largest = total.add(vectors[name], weight if number else weight * factor)
-            squared = squared if number else own_squared * factor**2
-            largest = max(largest, own_largest, key=lambda entry: (entry != entry, entry))  # NaN first
-        self._clients[place] = DONE, _bits(largest), _bits(squared), _bits(loss_sum), steps
+        self._waiting.append(_Report(place, weight, factor))
+        self._clients[place] = DONE, 0, 0, _bits(loss_sum), steps
+        if self._at_once > 1:
+            for name, total in self._sums.items():
+                total.rows.put(len(self._waiting) - 1, vectors[name])
+            if len(self._waiting) == self._at_once:
+                self._add_waiting()
+        else:
+            self._add_waiting(vectors)
         self.seconds["pack"] += time.perf_counter() - started
         return True
+
+    def _add_waiting(self, vectors: Mapping[str, Tensor] | None = None) -> None:
+        """Add the reports that wait to the sums: those put there, or the one whose `vectors` are given."""
+        if not self._waiting:
+            return
+        weights = np.array([report.weight for report in self._waiting])
+        factors = np.array([report.factor for report in self._waiting])
+        squared, largest = np.zeros(len(weights)), np.zeros(len(weights))
+        for number, (name, total) in enumerate(self._sums.items()):
+            own_weights = weights if number else weights * factors
+            if vectors is None:
+                own_squared, own_largest = total.add_rows(own_weights)
+            else:
+                own_squared, own_largest = map(np.atleast_1d, total.add(vectors[name], float(own_weights[0])))
+            squared = squared if number else own_squared * factors**2
+            largest = np.maximum(largest, own_largest)  # NaN, where there is one
+        places = [report.place for report in self._waiting]
+        self._clients[places, 1], self._clients[places, 2] = largest.view(np.int64), squared.view(np.int64)
+        self._waiting.clear()
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""
@@ -183,6 +217,9 @@ class RoundBuffer:
 
     def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce."""
+        started = time.perf_counter()
+        self._add_waiting()
+        self.seconds["pack"] += time.perf_counter() - started
         self._ranks[self._world.rank] = state_hash, asks, written, _bits(local_seconds)
         vectors = self._on_device.numel()
         tail = self._host[vectors:].numpy()

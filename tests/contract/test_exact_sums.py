@@ -182,3 +182,25 @@ def test_sums_in_pieces_are_those_of_the_whole(kind, dtype, trained, world):
             assert torch.equal(pieces.vectors[name], vector)
         else:  # MPI may add in another order where a message has another size
             assert torch.allclose(pieces.vectors[name], vector, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 300])
+@pytest.mark.parametrize("large", [None, 2.0**17])
+def test_vectors_added_together_have_the_bits_of_those_added_one_by_one(dtype, size, large):
+    """Whatever their number and order, the one with an entry too large for the quick way of rounding included."""
+    vectors, weights = contributions(dtype, size)
+    if large:
+        vectors[3][0] = large
+    one_by_one = ExactSum(integers(dtype, size), dtype)
+    told = [one_by_one.add(vector, weight) for vector, weight in zip(vectors, weights, strict=True)]
+    one_by_one.settle()
+    for order in (np.arange(CLIENTS), np.random.default_rng(2).permutation(CLIENTS)):
+        together = ExactSum(integers(dtype, size), dtype)
+        for part in np.split(order, [1, 5, 6]):
+            for row, place in enumerate(part):
+                together.rows.put(row, vectors[place])
+            squared, largest = together.add_rows(np.array(weights)[part])
+            assert list(zip(squared.tolist(), largest.tolist(), strict=True)) == [told[place] for place in part]
+        together.settle()
+        assert torch.equal(together.integers, one_by_one.integers)
