@@ -45,16 +45,16 @@ def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(com
 
 
 def test_ranks_are_started_and_what_is_done_is_not_run_again(command, tmp_path):
-    asked = ["reproduce", "feddyn-table6", "--scale", "small", "--case", "models", "--rounds", "2"]
+    asked = ["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"]
     done = launch(0, [*asked, "--ranks", "2"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 ranks in 2 groups" in done.stdout
-    assert "not in 2" in done.stdout
+    assert "2 of 2" in done.stdout
     again = command(asked, tmp_path)
-    assert "4 runs, 4 done" in again.stdout
+    assert "3 runs, 3 done" in again.stdout
     shown = command([*asked, "--table"], tmp_path)
-    assert "runs" not in shown.stdout.partition("Models sent")[0]
-    assert "not in 2" in shown.stdout
+    assert "runs" not in shown.stdout.partition("toy in the plane")[0]
+    assert "2 of 2" in shown.stdout
 
 
 @pytest.mark.parametrize(
