@@ -152,27 +152,22 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
     balanced = balances(recipe, method)
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
     like = _zeros(1, federation, dtype, device)
+    seed = recipe.seed.batches
     engine = engine_for(
-        recipe.local,
-        model,
-        loss,
-        recipe.seed.batches,
-        like,
-        precision=recipe.precision,
-        draws=draws,
-        movable=balanced,
+        recipe.local, model, loss, seed, like, precision=recipe.precision, draws=draws, movable=balanced
     )
-    inseparable = engine.inseparable
     parts = Parts(
         method=method,
         federation=federation,
         model=model,
         engine=engine,
         stepping=Stepping(recipe.local),
-        tuner=tuner_for(fine_tune, model, loss, recipe.seed.batches, draws=draws) if fine_tune is not None else None,
+        tuner=tuner_for(fine_tune, model, loss, seed, draws=draws) if fine_tune is not None else None,
         shards=shards,
         cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
-        placement=Placement(home, world.size, balanced=balanced, together=engine.together, inseparable=inseparable),
+        placement=Placement(
+            home, world.size, balanced=balanced, together=engine.together, inseparable=engine.inseparable
+        ),
         clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",

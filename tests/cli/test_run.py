@@ -206,6 +206,17 @@ def test_a_run_cut_short_without_a_checkpoint_starts_again_and_keeps_the_old_rec
 
 
 @pytest.mark.one_mpi
+def test_a_job_killed_while_it_wrote_its_recipe_starts_again(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "run").mkdir()
+    for name in (".lock", ".recipe.yaml.77.tmp"):
+        (folder / "run" / name).touch()
+    result = hpcfed.run("recipe.yaml", quiet=True)
+    assert len(result.metrics) == 3
+    assert not list((folder / "run").glob(".*.tmp"))
+
+
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("change", ["local.lr=0.3", "seed=1", "algorithm.eps=0.1", "cohort.size=3", "dtype=float64"])
 def test_another_recipe_is_refused_with_the_difference(again, change, monkeypatch):
     monkeypatch.chdir(again)

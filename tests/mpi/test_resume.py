@@ -224,19 +224,6 @@ def test_what_a_killed_job_left_is_removed(world, folder):
     assert not list(run.glob(".*.tmp"))
 
 
-def test_a_job_killed_while_it_wrote_its_recipe_starts_again(world, folder):
-    def leave() -> None:
-        run = folder / "run"
-        run.mkdir()
-        for name in (".lock", ".recipe.yaml.77.tmp"):
-            (run / name).touch()
-
-    world.on_root(leave)
-    result = hpcfed.run(of("fedavg", rounds=1), world=world, quiet=True)
-    assert len(result.metrics) == 1
-    assert not list((folder / "run").glob(".*.tmp"))
-
-
 def test_a_checkpoint_of_another_recipe_is_refused(world, folder):
     """Put there by hand: the folder's own recipe fits."""
     run, other = stopped(of("fedexp-m"), world), stopped(of("fedexp-m", seed=5, output="other"), world)
