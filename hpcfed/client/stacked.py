@@ -138,13 +138,15 @@ class StackedSolver:
         a_step = max(1, len(rows) * width * x[0].nbytes)
         chunk = 1 if self._section.batch_size == "full" else max(1, min(steps, GATHERED_BYTES // a_step))
         together = [part.new_empty(len(rows), chunk, width, *part.shape[1:]) for part in (x, y)]
+        slots = list(zip(*(part.flatten(1, 2).unbind() for part in together), strict=True))
         for first in range(0, steps, chunk):
             if not first or self._section.batch_size != "full":  # all samples are the same ones in every step
-                for row, (task, order) in enumerate(zip(rows, orders, strict=True)):
+                for task, order, into in zip(rows, orders, slots, strict=True):
+                    if task.steps <= first:
+                        break  # and so do those that follow
                     part = torch.from_numpy(order[first : first + chunk].reshape(-1)).to(x.device)
-                    for samples, gathered in zip(task.samples, together, strict=True):
-                        into = gathered[row].flatten(0, 1)[: len(part)]
-                        torch.index_select(samples, 0, part, out=into)
+                    for samples, slot in zip(task.samples, into, strict=True):
+                        torch.index_select(samples, 0, part, out=slot[: len(part)])
             for step in range(first, min(first + chunk, steps)):
                 yield step, (together[0][:, step - first], together[1][:, step - first])
 
