@@ -29,7 +29,7 @@ def tried(folder: Path, first: int, count: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 200), pytest.param(200, 2000, marks=[pytest.mark.soak, pytest.mark.deadline(2400)])]
+    ("first", "count"), [(0, 100), pytest.param(100, 2000, marks=[pytest.mark.soak, pytest.mark.deadline(2400)])]
 )
 def test_damaged_files_are_refused_or_read(tmp_path: Path, first: int, count: int) -> None:
     endings = Counter(line.split()[1].rstrip(":") for _, line in tried(tmp_path, first, count))

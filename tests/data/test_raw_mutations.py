@@ -15,7 +15,7 @@ SECONDS_EACH = 1.5
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 200), pytest.param(200, 2000, marks=[pytest.mark.soak, pytest.mark.deadline(3600)])]
+    ("first", "count"), [(0, 100), pytest.param(100, 2000, marks=[pytest.mark.soak, pytest.mark.deadline(3600)])]
 )
 def test_damaged_files_are_refused_or_read(tmp_path: Path, first: int, count: int) -> None:
     arguments = [tmp_path, str(first), str(count)]

@@ -86,7 +86,9 @@ def has_rounds(run: Path) -> bool:
     return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGKILL, 3), (signal.SIGUSR1, 2)])
+@pytest.mark.parametrize(
+    ("number", "ranks"), [(signal.SIGKILL, 3), pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.soak)]
+)
 def test_a_sweep_goes_on(place, command, number, ranks):
     """One rank of one group is killed, or alone hears that it is to stop; the rest is done without MPI."""
     (place / "order").write_text(f"{int(number)} 12")
