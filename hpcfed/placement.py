@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import mul
 
 import numpy as np
 
@@ -18,8 +19,6 @@ LEARNED, KEPT = 0.2, 0.9
 """Share of the last round in what is held to be a rank's speed; of what was seen before it in the cost of a step."""
 ALIKE = 1e-3
 """How different from each other the parts of the work must be, relatively, for the cost of each to be told."""
-NOTHING = np.zeros(4)
-"""The load of a rank that has got no client."""
 FASTEST = 16.0
 """By what factor a rank is held to be faster or slower than the average at most."""
 
@@ -53,20 +52,19 @@ class Cost:
     client: float = 0.0
     together: int = 1
 
-    def of(self, load: np.ndarray) -> np.ndarray:
-        """Return what ranks take, (P,), for their loads, (4, P): see `add`."""
-        samples, chain, clients = self.parts(load)
+    def of(self, loads: np.ndarray) -> np.ndarray:
+        """Return what ranks take, (P,), for loads (4, P): samples, steps, those of the longest client, clients."""
+        samples, chain, clients = self.parts(loads)
         return self.sample * samples + self.step * chain + self.client * clients
 
-    def parts(self, load: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def at(self, samples: float, steps: float, longest: float, clients: float) -> float:
+        """Return the same for one rank."""
+        return self.sample * samples + self.step * max(steps / self.together, longest) + self.client * clients
+
+    def parts(self, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what is paid for, (P,) each: samples, steps that follow one another, clients."""
-        samples, steps, longest, clients = load
+        samples, steps, longest, clients = loads
         return samples, np.maximum(steps / self.together, longest), clients
-
-
-def add(load: np.ndarray, samples: float, steps: float) -> np.ndarray:
-    """Return loads with one more client: samples, steps, steps of the longest client, and clients, (4, …)."""
-    return np.stack([load[0] + samples, load[1] + steps, np.maximum(load[2], steps), load[3] + 1])
 
 
 def spread(
@@ -88,19 +86,28 @@ def spread(
         cost: of samples, steps and clients; by default of samples alone.
     """
     cost, taken = cost or Cost(), list(steps) if steps is not None else [0.0] * len(samples)
-    takes = 1 / (np.ones(num_ranks) if speeds is None else np.asarray(speeds))
-    alone = [float(cost.of(add(NOTHING, *own))) for own in zip(samples, taken, strict=True)]
+    takes = [1.0] * num_ranks if speeds is None else [1 / speed for speed in speeds]
+    alone = cost.of(np.array([samples, taken, taken, [1.0] * len(taken)], np.float64)).tolist()
     in_a_row = max(sum(taken) / cost.together, sum(sorted(taken, reverse=True)[:num_ranks]))
     whole = cost.sample * sum(samples) + cost.step * in_a_row + cost.client * len(taken)
-    fair_share = whole / sum((1 / takes).tolist())
-    loads, chosen = np.zeros((4, num_ranks)), [0] * len(taken)
+    fair_share = whole / sum(1 / each for each in takes)
+    loads, chosen, of_all = np.zeros((4, num_ranks)), [0] * len(taken), np.array(takes)
     for place in sorted(range(len(taken)), key=lambda place: -alone[place]):
-        with_it = add(loads, samples[place], taken[place])
-        ends = cost.of(with_it) * takes
-        rank = home[place] if ends[home[place]] <= fair_share else int(np.argmin(ends))
+        own, rank = (samples[place], taken[place]), home[place]
+        with_it = _with(loads[:, rank].tolist(), *own)
+        if cost.at(*with_it) * takes[rank] > fair_share:
+            more = np.array([loads[0] + own[0], loads[1] + own[1], np.maximum(loads[2], own[1]), loads[3] + 1])
+            rank = int(np.argmin(cost.of(more) * of_all))
+            with_it = _with(loads[:, rank].tolist(), *own)
         chosen[place] = rank
-        loads[:, rank] = with_it[:, rank]
+        loads[:, rank] = with_it
     return chosen
+
+
+def _with(load: Sequence[float], own: float, taken: float) -> tuple[float, float, float, float]:
+    """Return a rank's load with one more client."""
+    samples, steps, longest, clients = load
+    return samples + own, steps + taken, max(longest, taken), clients + 1
 
 
 class Placement:
@@ -140,14 +147,13 @@ class Placement:
         if not self.balanced:
             return
         groups = np.arange(0, len(samples), self._inseparable)
-        loads = np.zeros((4, self._num_ranks))
-        of_groups = (
-            np.asarray(ranks)[groups].tolist(),
-            np.add.reduceat(samples, groups),
-            np.maximum.reduceat(steps, groups),
+        of_groups, own = np.asarray(ranks)[groups], np.add.reduceat(samples, groups)
+        taken, longest = np.maximum.reduceat(steps, groups), np.zeros(self._num_ranks)
+        np.maximum.at(longest, of_groups, taken)
+        visited, all_steps, clients = (
+            np.bincount(of_groups, each, self._num_ranks) for each in (own, taken, np.ones(len(own)))
         )
-        for rank, *work in zip(*of_groups, strict=True):
-            loads[:, rank] = add(loads[:, rank], *work)
+        loads = np.array([visited, all_steps, longest, clients])
         paid = list(zip(*(part.tolist() for part in self._cost.parts(loads)), strict=True))
         self._learn_cost(paid, seconds.tolist())
         self._learn_speeds(self._cost.of(loads).tolist(), seconds.tolist())
@@ -157,13 +163,12 @@ class Placement:
 
         The time is what it would be on a rank of average speed.
         """
-        self._products = [[KEPT * entry for entry in row] for row in self._products]
-        for parts, taken, speed in zip(paid, seconds, self._speeds, strict=True):
-            row = (*parts, taken * speed)
-            self._products = [
-                [old + a * b for old, b in zip(line, row, strict=True)]
-                for line, a in zip(self._products, row, strict=False)
-            ]
+        rows = [(*parts, taken * speed) for parts, taken, speed in zip(paid, seconds, self._speeds, strict=True)]
+        columns = list(zip(*rows, strict=True))
+        self._products = [
+            [KEPT * seen + sum(map(mul, columns[i], columns[j])) for j, seen in enumerate(line)]
+            for i, line in enumerate(self._products)
+        ]
         sample, step, client = not_negative(self._products)
         if sample or step or client:
             self._cost = Cost(sample, step, client, self._cost.together)
