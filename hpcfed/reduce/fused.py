@@ -6,8 +6,8 @@ The vectors are exact sums in int64 (`hpcfed.reduce.exact`), or float32 ones (`h
 written by one rank and left 0 by all others, so its sum is what that rank wrote: integers as they are, float64 as their
 bit patterns. Every rank thus knows every client's scalars and every rank's hash exactly, in either kind of sum.
 
-Sums that lie on a GPU and are reduced on the host go in pieces, one Allreduce after another, so that the pieces that
-follow are copied meanwhile. On a CPU that brings nothing: a waiting rank computes as fast as MPI does, which is a copy.
+Large sums that lie on a GPU and are reduced on the host go in pieces, an Allreduce each, so that the pieces that follow
+are copied meanwhile. On a CPU that brings nothing: a waiting rank computes as fast as MPI does, which is a copy.
 """
 
 from __future__ import annotations
@@ -172,36 +172,42 @@ class RoundBuffer:
             self.skip(place)
             return False
         started = time.perf_counter()
-        self._waiting.append(_Report(place, weight, factor))
-        self._clients[place] = DONE, 0, 0, _bits(loss_sum), steps
+        report = _Report(place, weight, factor)
         if self._at_once > 1:
             for name, total in self._sums.items():
-                total.rows.put(len(self._waiting) - 1, vectors[name])
+                total.rows.put(len(self._waiting), vectors[name])
+            self._waiting.append(report)
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
         else:
-            self._add_waiting(vectors)
+            own_weights = (weight if number else weight * factor for number in range(len(self._sums)))
+            told = [
+                total.add(vectors[name], own)
+                for (name, total), own in zip(self._sums.items(), own_weights, strict=True)
+            ]
+            self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in told])
+        self._clients[place, [0, 3, 4]] = DONE, _bits(loss_sum), steps
         self.seconds["pack"] += time.perf_counter() - started
         return True
 
-    def _add_waiting(self, vectors: Mapping[str, Tensor] | None = None) -> None:
-        """Add the reports that wait to the sums: those put there, or the one whose `vectors` are given."""
+    def _add_waiting(self) -> None:
+        """Add the reports that wait, if any do, to the sums."""
         if not self._waiting:
             return
         weights = np.array([report.weight for report in self._waiting])
         factors = np.array([report.factor for report in self._waiting])
-        squared, largest = np.zeros(len(weights)), np.zeros(len(weights))
-        for number, (name, total) in enumerate(self._sums.items()):
-            own_weights = weights if number else weights * factors
-            if vectors is None:
-                own_squared, own_largest = total.add_rows(own_weights)
-            else:
-                own_squared, own_largest = map(np.atleast_1d, total.add(vectors[name], float(own_weights[0])))
-            squared = squared if number else own_squared * factors**2
-            largest = np.maximum(largest, own_largest)  # NaN, where there is one
-        places = [report.place for report in self._waiting]
-        self._clients[places, 1], self._clients[places, 2] = largest.view(np.int64), squared.view(np.int64)
+        told = [
+            total.add_rows(weights if number else weights * factors) for number, total in enumerate(self._sums.values())
+        ]
+        self._fill(self._waiting, told)
         self._waiting.clear()
+
+    def _fill(self, reports: Sequence[_Report], told: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Fill in Δ's squared norm and the largest entry of reports (n,), both told (n,) for each vector."""
+        places = [report.place for report in reports]
+        squared = told[0][0] * np.array([report.factor for report in reports]) ** 2
+        largest = np.maximum.reduce([largest for _, largest in told])  # NaN, where there is one
+        self._clients[places, 1], self._clients[places, 2] = largest.view(np.int64), squared.view(np.int64)
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""
@@ -226,7 +232,7 @@ class RoundBuffer:
         self._kind.write_slots(self._slots, tail)
         summed = {name: torch.empty(self._num_entries, dtype=torch.float64) for name in self._sums}
         host = self._host[:vectors].view(self._on_device.shape)
-        if self._piece_bytes:
+        if 0 < self._piece_bytes < host.nbytes:
             self._reduce_in_pieces(host, summed, self._piece_bytes // host.element_size())
             self._world.sum_in_place(tail)
         else:
@@ -260,6 +266,8 @@ class RoundBuffer:
             self._sum_on_device(whole)
             self._host.copy_(whole)
         else:
+            if host.data_ptr() != self._on_device.data_ptr():
+                host.copy_(self._on_device)
             self._world.sum_in_place(self._host.numpy())
         reduced = time.perf_counter()
         for words, out in zip(host, summed.values(), strict=True):
