@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 
@@ -143,6 +143,7 @@ class MpiWorld(World):
         self._mpi = MPI
         self._comm = comm
         self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
+        self._ending = threading.Lock()
         self.rank, self.size = comm.rank, comm.size
         self.hosts = tuple(comm.allgather(socket.gethostname()))
         self.reads_gpu_memory = _reads_gpu_memory(MPI)
@@ -176,6 +177,7 @@ class MpiWorld(World):
             yield
         finally:
             watch.cancel()
+            watch.join()  # for ever, if it is ending the job
 
     @contextmanager
     def united(self) -> Iterator[None]:
@@ -197,7 +199,8 @@ class MpiWorld(World):
         endings = self._agree(code, message)
         speaker, ending = next(((r, e) for r, e in enumerate(endings) if e[0] != 0), (0, endings[0]))
         if self.rank == speaker:
-            _say(ending[1])
+            with self._ending:
+                _say(ending[1])
         self._control.Barrier()
         return ending[0]
 
@@ -227,10 +230,15 @@ class MpiWorld(World):
     def end_at_once(self, code: int, message: str) -> None:
         self._abort(code, message)
 
-    def _abort(self, code: int, message: str) -> None:
+    def _abort(self, code: int, message: str) -> NoReturn:
+        self._ending.acquire()  # for good: another thread that would end the job has nothing to add
         _say(message)
         time.sleep(0.5)  # the launcher may drop what a rank wrote just before Abort
-        self._comm.Abort(code)
+        try:
+            self._comm.Abort(code)
+        finally:  # MPICH's may return, and leaves the rest to the launcher
+            time.sleep(PATIENCE)
+            os._exit(code)
 
 
 def _reads_gpu_memory(mpi: Any) -> bool | None:
