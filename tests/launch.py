@@ -60,7 +60,7 @@ def launch(
     ranks: int,
     args: Sequence[str | os.PathLike[str]],
     *,
-    timeout: float = 60,
+    timeout: float = 180,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     program: Sequence[str] = HPCFED,

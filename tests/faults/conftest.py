@@ -89,7 +89,7 @@ class Place:
     def resume(self, ranks: int = 3, recipe: Path | None = None, env: dict | None = None) -> Completed:
         """Start the same recipe again."""
         arguments = ["run", recipe or self.path / "recipe.yaml", "--quiet"]
-        return launch(ranks, arguments, cwd=self.path, env=env, timeout=60)
+        return launch(ranks, arguments, cwd=self.path, env=env)
 
     def seconds_since_the_deed(self) -> float:
         """Wall time since the model misbehaved."""

@@ -110,12 +110,12 @@ def cluster() -> Iterator[Cluster]:
     }
     env = kept | settings | OPEN_MPI
     env |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_CONF": f"{folder}/slurm.conf"}
-    started = subprocess.run([SCRIPT, "start"], env=env, capture_output=True, text=True, timeout=60)
+    started = subprocess.run([SCRIPT, "start"], env=env, capture_output=True, text=True, timeout=120)
     try:
         assert started.returncode == 0, started.stderr
         yield Cluster(env)
     finally:
-        subprocess.run([SCRIPT, "stop"], env=env, capture_output=True, timeout=60)
+        subprocess.run([SCRIPT, "stop"], env=env, capture_output=True, timeout=120)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -153,7 +153,7 @@ def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Clus
     head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
     (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
     number = cluster.submit("--requeue", "--array=1-2", "job.sbatch", cwd=tmp_path)
-    cluster.wait(f"{number}_2", Restarts="1", timeout=30)
-    ended = cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=30)
+    cluster.wait(f"{number}_2", Restarts="1", timeout=120)
+    ended = cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=120)
     assert ended["Restarts"] == "0"
     assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0
