@@ -22,8 +22,8 @@ from hpcfed.errors import InputError
 
 Each = Callable[[Tensor, Tensor], Tensor]
 """output (B, …) and target (B, …) → the loss of each sample, (B,)."""
-Slope = Callable[[Tensor, Tensor], Tensor]
-"""output (B, …) and target (B, …) → the derivative of each sample's loss by its output, (B, …)."""
+Aim = Callable[[Tensor, Tensor], Tensor]
+"""target (B, …), and a tensor whose last axis has the length C of the output's and whose type → aims (B, C)."""
 Metric = Callable[[Tensor, Tensor], tuple[float, float]]
 """output (B, …) and target (B, …) → (sum, count)."""
 
@@ -43,13 +43,15 @@ class Loss:
         each: one loss per sample.
         reduction: ``mean`` or ``sum``.
         fused: `each` and the reduction in one kernel, called with ``reduction=``, where torch has one.
-        slope: the derivative of `each` by the output, where it is known.
+        mean, aim: where they are known, functions of the output (…, C) and of the target, such that the derivative of
+            `each` by the output is mean(output) − aim(target): a link's inverse, and what it should come to.
     """
 
     each: Each
     reduction: str
     fused: Callable[..., Tensor] | None = None
-    slope: Slope | None = None
+    mean: Callable[[Tensor], Tensor] | None = None
+    aim: Aim | None = None
 
     def batch(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
@@ -73,20 +75,19 @@ def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(output, target, reduction="none").sum(1)
 
 
-def cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
-    """softmax(output) − onehot(target)."""
-    classes = torch.arange(output.shape[1], device=output.device)
-    return output.softmax(1).sub_((target.unsqueeze(1) == classes).to(output.dtype))
+def softmax(output: Tensor) -> Tensor:
+    """The softmax over classes, the last axis."""
+    return output.softmax(-1)
 
 
-def binary_cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
-    """σ(output) − target."""
-    return output.sigmoid().sub_(target)
+def one_hot(target: Tensor, like: Tensor) -> Tensor:
+    """Classes (B,) → (B, C), 1 where the class is the target's and else 0."""
+    return like.new_zeros(len(target), like.shape[-1]).scatter_(1, target.unsqueeze(1), 1.0)
 
 
-def squared_slope(output: Tensor, target: Tensor) -> Tensor:
-    """output − target."""
-    return output.reshape(target.shape) - target
+def as_rows(target: Tensor, like: Tensor) -> Tensor:
+    """Numbers (B, …) → (B, C)."""
+    return target.reshape(len(target), like.shape[-1])
 
 
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
@@ -104,10 +105,11 @@ NAMED: Mapping[str, Callable[[str], Loss]] = {
         Loss,
         partial(functional.cross_entropy, reduction="none"),
         fused=functional.cross_entropy,
-        slope=cross_entropy_slope,
+        mean=softmax,
+        aim=one_hot,
     ),
-    "binary-cross-entropy": partial(Loss, binary_cross_entropy, slope=binary_cross_entropy_slope),
-    "squared": partial(Loss, squared, slope=squared_slope),
+    "binary-cross-entropy": partial(Loss, binary_cross_entropy, mean=torch.sigmoid, aim=as_rows),
+    "squared": partial(Loss, squared, mean=torch.clone, aim=as_rows),
 }
 ACCURACY: Mapping[str, Metric] = {
     "classification": classes_right,

@@ -10,8 +10,11 @@ Reference: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 
 class Purpose(IntEnum):
@@ -27,10 +30,23 @@ class Purpose(IntEnum):
     TUNING_DROPOUT = 8
 
 
+class _Key(ISeedSequence):
+    """Gives Philox its key as it is; given ``key=``, numpy would first draw a seed from the system, and drop it."""
+
+    def __init__(self, seed: int, purpose: Purpose):
+        self._words = np.array([seed, purpose], dtype=np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        return self._words
+
+
+_key = lru_cache(maxsize=64)(_Key)
+
+
 def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
     """Return the generator of one (seed, purpose, round, client)."""
     counter = np.array([0, 0, round, client], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=np.array([seed, purpose], dtype=np.uint64), counter=counter))
+    return np.random.Generator(np.random.Philox(cast(Any, _key(seed, purpose)), counter=counter))
 
 
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:

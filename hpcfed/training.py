@@ -124,7 +124,8 @@ class Training:
             members.append((place, who, state))
         solved = self._parts.engine.solve(given.w, tasks, given.round)
         for (place, who, state), local in zip(members, solved, strict=True):
-            known = replace(local, displacement=given.work.displacements[place])
+            displacement = given.work.displacements[place]
+            known = local if displacement is None else replace(local, displacement=displacement)
             told = method.report(known, given.w, given.shared, state, who)
             check_report(self._parts.method.name, told, self._buffer.names, local.delta)
             added = self._buffer.add(

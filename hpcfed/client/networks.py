@@ -6,7 +6,7 @@ Clients are stacked along a first axis: R of them have each parameter as one ten
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,22 @@ class Network(Protocol):
         ...
 
 
+class Layer(NamedTuple):
+    """A linear layer of R clients.
+
+    Attributes:
+        weight: (R, outputs, inputs).
+        across: the same memory as (R, inputs, outputs).
+        bias: (R, outputs), or None.
+        row: the same memory as (R, 1, outputs), or None.
+    """
+
+    weight: Tensor
+    across: Tensor
+    bias: Tensor | None
+    row: Tensor | None
+
+
 class Perceptron:
     """Linear layers with ReLU between them, their gradients written out:
 
@@ -39,74 +55,95 @@ class Perceptron:
 
     Args:
         has_bias: of each layer, the first one first.
-        loss: one that knows its ``slope``.
+        loss: one that knows its `mean` and `aim`.
     """
 
     def __init__(self, has_bias: Sequence[bool], loss: Loss):
-        if loss.slope is None:
-            raise ValueError("a loss without a slope")
+        if loss.mean is None or loss.aim is None:
+            raise ValueError("a loss whose derivative is not known")
         self._has_bias = tuple(has_bias)
-        self._loss, self._slope = loss, loss.slope
+        self._loss, self._mean, self._aim = loss, loss.mean, loss.aim
 
     @property
     def kind(self) -> Hashable:
         """What tells it from others of the same shapes."""
-        return self._has_bias, self._slope, self._loss.reduction
+        return self._has_bias, self._mean, self._loss.reduction
+
+    def layers(self, stack: Stack) -> list[Layer]:
+        """Return the layers that parameters make up."""
+        left, layers = iter(stack), []
+        for has_bias in self._has_bias:
+            weight, bias = next(left), next(left) if has_bias else None
+            layers.append(Layer(weight, weight.transpose(1, 2), bias, None if bias is None else bias.unsqueeze(1)))
+        return layers
 
     def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
         """Write the gradients; see `Network`."""
-        layers, slots = self._layers(parameters), self._layers(out)
-        inputs, losses, slope = self._forward(layers, x, y)
-        for number, incoming, outgoing in self._backward(layers, inputs, slope):
-            weight, bias = slots[number]
-            weight.copy_(torch.bmm(outgoing.transpose(1, 2), incoming))
-            if bias is not None:
-                bias.copy_(outgoing.sum(1))
-        return losses
+        layers = self.layers(parameters)
+        inputs, z = self._forward(layers, x.flatten(2))
+        slope = self._mean(z).sub_(self.aims(y, layers)).mul_(self._share(x.shape[1]))
+        for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
+            slot.weight.copy_(torch.bmm(outgoing.transpose(1, 2), incoming))
+            if slot.bias is not None:
+                slot.bias.copy_(outgoing.sum(1))
+        return self.losses(z, y)
 
-    def descend(self, parameters: Stack, x: Tensor, y: Tensor, keep: float, lr: float) -> Tensor:
-        """Set the parameters to keep·parameters − lr·gradients; return the losses, (R,)."""
-        layers = self._layers(parameters)
-        inputs, losses, slope = self._forward(layers, x, y)
-        for number, incoming, outgoing in self._backward(layers, inputs, slope):
-            weight, bias = layers[number]
-            weight.baddbmm_(outgoing.transpose(1, 2), incoming, beta=keep, alpha=-lr)
-            if bias is not None:
-                bias.mul_(keep).sub_(outgoing.sum(1), alpha=lr)
-        return losses
+    def descend(self, layers: Sequence[Layer], x: Tensor, aims: Tensor, keep: float, lr: float) -> Tensor:
+        """Set the parameters to keep·parameters − lr·gradients.
 
-    def _layers(self, stack: Stack) -> list[tuple[Tensor, Tensor | None]]:
-        """Return each layer's weight (R, outputs, inputs) and bias (R, outputs)."""
-        left = iter(stack)
-        return [(next(left), next(left) if has_bias else None) for has_bias in self._has_bias]
+        Args:
+            layers: what `layers` returned.
+            x: (R, B, inputs).
+            aims: (R, B, C), what `aims` returned.
+            keep, lr: the factors.
 
-    def _forward(
-        self, layers: list[tuple[Tensor, Tensor | None]], x: Tensor, y: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the input of each layer, (R, B, …), the losses, (R,), and ∂f/∂z, (R, B, C)."""
-        inputs, z = [], x.flatten(2)
-        for number, (weight, bias) in enumerate(layers):
+        Returns:
+            z before the step, (R, B, C), from which `losses` tells the losses.
+        """
+        inputs, z = self._forward(layers, x)
+        slope, step = self._mean(z).sub_(aims), -lr * self._share(x.shape[1])
+        for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
+            layer.weight.baddbmm_(outgoing.transpose(1, 2), incoming, beta=keep, alpha=step)
+            if layer.bias is not None:
+                layer.bias.mul_(keep).add_(outgoing.sum(1), alpha=step)
+        return z
+
+    def aims(self, y: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return what the mean of z should come to, (R, B, C), from targets (R, B, …)."""
+        aims = self._aim(y.flatten(0, 1), layers[-1].across)
+        return aims.view(*y.shape[:2], -1)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each minibatch, (R,), from z (R, B, C) and targets (R, B, …)."""
+        each = self._loss.each(z.flatten(0, 1), y.flatten(0, 1))
+        return each.view(z.shape[:2]).sum(1).mul_(self._share(z.shape[1]))
+
+    def _share(self, batch: int) -> float:
+        """What a sample's loss counts for in its minibatch's."""
+        return 1 / batch if self._loss.reduction == "mean" else 1.0
+
+    @staticmethod
+    def _forward(layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the input of each layer, (R, B, …), and z, (R, B, C)."""
+        inputs, z = [], x
+        for number, layer in enumerate(layers):
             if number:
                 z = z.relu_()
             inputs.append(z)
-            across = weight.transpose(1, 2)
-            z = torch.bmm(z, across) if bias is None else torch.baddbmm(bias.unsqueeze(1), z, across)
-        samples, targets = z.flatten(0, 1), y.flatten(0, 1)
-        share = 1 / z.shape[1] if self._loss.reduction == "mean" else 1.0
-        losses = self._loss.each(samples, targets).view(z.shape[:2]).sum(1).mul_(share)
-        return inputs, losses, self._slope(samples, targets).reshape(z.shape).mul_(share)
+            z = torch.bmm(z, layer.across) if layer.row is None else torch.baddbmm(layer.row, z, layer.across)
+        return inputs, z
 
     @staticmethod
     def _backward(
-        layers: list[tuple[Tensor, Tensor | None]], inputs: list[Tensor], slope: Tensor
-    ) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each layer's number, its input h and its D, the last layer first; then its parameters may change."""
+        layers: Sequence[Layer], slots: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor
+    ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
+        """Yield each layer's slot, its input h and its D, the last layer first; then its parameters may change."""
         outgoing = slope
         for number in range(len(layers) - 1, -1, -1):
             incoming, current = inputs[number], outgoing
             if number:
-                outgoing = torch.ops.aten.threshold_backward(torch.bmm(current, layers[number][0]), incoming, 0)
-            yield number, incoming, current
+                outgoing = torch.ops.aten.threshold_backward(torch.bmm(current, layers[number].weight), incoming, 0)
+            yield slots[number], incoming, current
 
 
 class Vectorized:
@@ -130,7 +167,7 @@ class Vectorized:
 
 def perceptron_of(module: nn.Module, loss: Loss) -> Perceptron | None:
     """Return a module's `Perceptron`, where it is one and nothing else hangs on it; else None."""
-    if loss.slope is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+    if loss.mean is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return None
     parts: list[nn.Module] = []
     if type(module) in LINEAR:

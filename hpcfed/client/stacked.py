@@ -7,6 +7,7 @@ in another order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby, pairwise
 
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.client.descents import Descent, Flat, Part, Straight
 from hpcfed.client.networks import Network, Perceptron
-from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.solver import Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
@@ -32,7 +33,7 @@ TRIED = 64
 """Samples in a minibatch of the group that is tried out, at most."""
 _FOUND: dict[Hashable, bool] = {}
 """Whether clients' bits are their own, as it was found in this process."""
-GATHERED_BYTES = 1 << 22
+GATHERED_BYTES = 1 << 23
 """Minibatches are gathered together up to this size, all clients' together."""
 
 
@@ -56,14 +57,12 @@ class StackedSolver:
         self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
         self._delta = model.vector.new_zeros(self.together, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
-        self._direct = network if isinstance(network, Perceptron) and plain else None
-        if self._direct is not None:  # each parameter's stack without gaps
-            shapes = [view.shape for view in model.views(model.vector).values()]
-            self._parameters = [model.vector.new_empty(self.together, *shape) for shape in shapes]
-        else:  # each client's parameters as one vector, so that a step is a few operations on all of them
-            self._y, self._g = torch.zeros_like(self._delta), torch.zeros_like(self._delta)
-            self._parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
-            self._optimizer = optimizer_for(section, self._y)
+        self._descent: Descent
+        if isinstance(network, Perceptron) and plain:
+            self._descent = Straight(network, model, section, self.together)
+        else:
+            self._descent = Flat(network, model, section, self.together)
+        self._rooms: dict[int, Tensor] = {}
         self.inseparable = 1
         if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
             self.inseparable, self.together = (self.together, self.together) if movable else (1, 1)
@@ -82,19 +81,14 @@ class StackedSolver:
         places = sorted(range(size), key=lambda place: _order(tasks[place]))
         rows = [tasks[place] for place in places]
         self._start(w, rows)
-        constant = _constants(w, rows)
+        self._descent.begin(rows, _constants(w, rows), lr, mu)
         orders, sizes = self._visits(rows, round)
-        losses = w.new_zeros(size, sizes.shape[1])
-        for step, (x, y) in self._batches(rows, orders):
-            active = int(np.count_nonzero(sizes[:, step]))
-            for first, last in _runs(sizes[:active, step]):
-                batch = slice(first, last), slice(0, int(sizes[first, step]))
-                losses[first:last, step] = self._compute(slice(first, last), x[batch], y[batch], lr, mu)
-            self._descend(slice(0, active), constant, lr, mu)
-            self._guess(rows, step + 1, active, lr)
-        for start, stack, delta in zip(
-            self._model.views(w).values(), self._parameters, self._model.views(self._delta[:size]).values(), strict=True
-        ):
+        parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
+        for first, (x, y) in self._batches(rows, orders):
+            last = first + x.shape[1]
+            self._descent.take(first, x, y, parts[first:last], losses[:, first:last])
+        deltas = self._model.views(self._delta[:size]).values()
+        for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
         host = losses.double().cpu().numpy()
         told = {
@@ -105,19 +99,17 @@ class StackedSolver:
 
     def _start(self, w: Tensor, rows: Sequence[Task]) -> None:
         """Put every client where its training starts."""
-        for stack, view in zip(self._parameters, self._model.views(w).values(), strict=True):
+        for stack, view in zip(self._descent.parameters, self._model.views(w).values(), strict=True):
             stack[: len(rows)].copy_(view)
         for row, task in enumerate(rows):
             start = start_of(task.tilt, w)
             if start is not w:
-                for stack, view in zip(self._parameters, self._model.views(start).values(), strict=True):
+                for stack, view in zip(self._descent.parameters, self._model.views(start).values(), strict=True):
                     stack[row].copy_(view)
-        if self._direct is None:
-            self._optimizer.reset()
 
     def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
-        counts = [len(task.samples[1]) for task in rows]
+        counts = [task.samples[1].shape[0] for task in rows]
         batch_size = self._section.batch_size
         width = max(counts) if batch_size == "full" else min(int(batch_size), max(counts))
         orders, sizes = [], np.zeros((len(rows), max(task.steps for task in rows)), np.int64)
@@ -130,66 +122,40 @@ class StackedSolver:
     def _batches(
         self, rows: Sequence[Task], orders: Sequence[np.ndarray]
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-        """Yield each step's number and minibatches: x (R, B, …) and y (R, B, …), filled up where they are short."""
+        """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
+
+        Where they are short, or a client has taken all its steps, they hold some samples or zeros.
+        """
         steps, width = orders[0].shape
         if not steps:
             return
         x, y = rows[0].samples
-        a_step = max(1, len(rows) * width * x[0].nbytes)
-        chunk = 1 if self._section.batch_size == "full" else max(1, min(steps, GATHERED_BYTES // a_step))
-        together = [part.new_empty(len(rows), chunk, width, *part.shape[1:]) for part in (x, y)]
+        a_step, full = max(1, len(rows) * width * x[0].nbytes), self._section.batch_size == "full"
+        chunk = 1 if full else max(1, min(steps, GATHERED_BYTES // a_step))
+        together = [
+            self._room(number, part, len(rows), chunk, width, *part.shape[1:]) for number, part in enumerate((x, y))
+        ]
         slots = list(zip(*(part.flatten(1, 2).unbind() for part in together), strict=True))
         for first in range(0, steps, chunk):
-            if not first or self._section.batch_size != "full":  # all samples are the same ones in every step
-                for task, order, into in zip(rows, orders, slots, strict=True):
-                    if task.steps <= first:
-                        break  # and so do those that follow
-                    part = torch.from_numpy(order[first : first + chunk].reshape(-1)).to(x.device)
-                    for samples, slot in zip(task.samples, into, strict=True):
-                        torch.index_select(samples, 0, part, out=slot[: len(part)])
-            for step in range(first, min(first + chunk, steps)):
-                yield step, (together[0][:, step - first], together[1][:, step - first])
+            for task, order, into in zip(rows, orders, slots, strict=True):
+                if task.steps <= first or (full and first):
+                    break  # and so do those that follow, or all samples are the same ones in every step
+                part = torch.from_numpy(order[first : first + chunk].reshape(-1)).to(x.device)
+                for samples, slot in zip(task.samples, into, strict=True):
+                    torch.index_select(samples, 0, part, out=slot[: part.shape[0]])
+            count = min(chunk, steps - first)
+            yield first, (together[0][:, :count], together[1][:, :count])
 
-    def _compute(self, rows: slice, x: Tensor, y: Tensor, lr: float, mu: float) -> Tensor:
-        """Compute the gradients of some clients, of equal batch size, or descend along them at once; return losses."""
-        parameters = [stack[rows] for stack in self._parameters]
-        if self._direct is not None:
-            return self._direct.descend(parameters, x, y, 1 - lr * sum(self._stepping.scales(mu)), lr)
-        return self._network.gradients(parameters, x, y, [stack[rows] for stack in self._gradients])
-
-    def _descend(self, rows: slice, constant: Tensor | None, lr: float, mu: float) -> None:
-        """Take the step of the client optimizer; or what is left of it, where the products have descended already."""
-        if self._direct is not None:
-            if constant is not None:
-                for y, c in zip(self._parameters, self._model.views(constant[rows]).values(), strict=True):
-                    y[rows].sub_(c, alpha=lr)
-            return
-        before_clip, after_clip = self._stepping.scales(mu)
-        y, g = self._y[rows], self._g[rows]
-        if constant is not None:
-            g.add_(constant[rows])
-        if before_clip:
-            g.add_(y, alpha=before_clip)
-        if self._section.clip_norm is not None:
-            norms = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-            g.mul_((self._section.clip_norm / (norms + 1e-6)).clamp_(max=1.0))
-            if after_clip:
-                g.add_(y, alpha=after_clip)
-        self._optimizer.step(y, g, lr, rows)
-
-    def _guess(self, rows: Sequence[Task], done: int, active: int, lr: float) -> None:
-        """Let the clients that have taken all their steps go on without gradients."""
-        if self._direct is not None:  # without momentum there is nothing to go on with
-            return
-        ended = sum(task.steps == done for task in rows[:active])
-        for row in range(active - ended, active):
-            if rows[row].guessed:
-                own = slice(row, row + 1)
-                self._optimizer.guess(self._y[own], lr, rows[row].guessed, own)
+    def _room(self, number: int, like: Tensor, *shape: int) -> Tensor:
+        """Return memory for minibatches, the same in every round: 0, or what an earlier one left there."""
+        entries = math.prod(shape)
+        if number not in self._rooms or self._rooms[number].numel() < entries:
+            self._rooms[number] = like.new_zeros(entries)
+        return self._rooms[number][:entries].view(shape)
 
     def _is_known_to_keep_clients_apart(self, network: Perceptron, like: Samples) -> bool:
         """Try it out, once in a process for networks, shapes and work of a kind."""
-        shapes = tuple(stack.shape for stack in self._parameters)
+        shapes = tuple(stack.shape for stack in self._descent.parameters)
         kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
         of_a_kind = network.kind, shapes, kinds, self._section, torch.get_num_threads()
         if of_a_kind not in _FOUND:
@@ -226,7 +192,7 @@ class StackedSolver:
 
 def _order(task: Task) -> tuple[int, int]:
     """What clients are stacked by: those that work longest first, and next to each other those of the same size."""
-    return -task.steps, len(task.samples[1])
+    return -task.steps, task.samples[1].shape[0]
 
 
 def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
@@ -237,9 +203,15 @@ def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
     return torch.stack([torch.zeros_like(w) if constant is None else constant for constant in found])
 
 
-def _runs(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Return first and last + 1 of the rows next to each other whose minibatches have the same size."""
-    if sizes[0] == sizes[-1] and (sizes == sizes[0]).all():
-        return [(0, len(sizes))]
-    bounds = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
-    return list(pairwise(bounds))
+def _parts(sizes: np.ndarray) -> list[list[Part]]:
+    """Return the parts of each step from sizes of minibatches, (R, steps), 0 after a client's last."""
+    found: dict[bytes, list[Part]] = {}
+    parts = []
+    for column in np.ascontiguousarray(sizes.T):
+        key = column.tobytes()
+        if key not in found:  # most steps are like the one before
+            active = int(np.count_nonzero(column))
+            bounds = [0, *(np.flatnonzero(np.diff(column[:active])) + 1).tolist(), active]
+            found[key] = [Part(first, last, int(column[first])) for first, last in pairwise(bounds)]
+        parts.append(found[key])
+    return parts

@@ -67,11 +67,13 @@ class Sums:
 
 
 class _Report(NamedTuple):
-    """What a report that waits to be added counts for."""
+    """What a report that waits to be added counts for, and its scalars."""
 
     place: int
     weight: float
     factor: float
+    loss_sum: float
+    steps: int
 
 
 class RoundBuffer:
@@ -172,7 +174,7 @@ class RoundBuffer:
             self.skip(place)
             return False
         started = time.perf_counter()
-        report = _Report(place, weight, factor)
+        report = _Report(place, weight, factor, loss_sum, steps)
         if self._at_once > 1:
             for name, total in self._sums.items():
                 total.rows.put(len(self._waiting), vectors[name])
@@ -186,7 +188,7 @@ class RoundBuffer:
                 for (name, total), own in zip(self._sums.items(), own_weights, strict=True)
             ]
             self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in told])
-        self._clients[place, [0, 3, 4]] = DONE, _bits(loss_sum), steps
+        self._clients[place, 0] = DONE
         self.seconds["pack"] += time.perf_counter() - started
         return True
 
@@ -194,20 +196,22 @@ class RoundBuffer:
         """Add the reports that wait, if any do, to the sums."""
         if not self._waiting:
             return
-        weights = np.array([report.weight for report in self._waiting])
-        factors = np.array([report.factor for report in self._waiting])
+        _, weights, factors, _, _ = zip(*self._waiting, strict=True)
+        delta_weights = np.multiply(weights, factors)
         told = [
-            total.add_rows(weights if number else weights * factors) for number, total in enumerate(self._sums.values())
+            total.add_rows(np.array(weights) if number else delta_weights)
+            for number, total in enumerate(self._sums.values())
         ]
         self._fill(self._waiting, told)
         self._waiting.clear()
 
     def _fill(self, reports: Sequence[_Report], told: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fill in Δ's squared norm and the largest entry of reports (n,), both told (n,) for each vector."""
-        places = [report.place for report in reports]
-        squared = told[0][0] * np.array([report.factor for report in reports]) ** 2
+        """Fill in the scalars of reports (n,), with the squared norm and largest entry, (n,), told of each vector."""
+        places, _, factors, loss_sums, steps = zip(*reports, strict=True)
+        squared = told[0][0] * np.square(factors)
         largest = np.maximum.reduce([largest for _, largest in told])  # NaN, where there is one
-        self._clients[places, 1], self._clients[places, 2] = largest.view(np.int64), squared.view(np.int64)
+        scalars = np.array([largest, squared, loss_sums]).view(np.int64)
+        self._clients[list(places), 1:] = np.vstack([scalars, steps]).T
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""
