@@ -25,8 +25,8 @@ class Reduced:
         kind, entries: of the sums, and d.
         num_bytes: that each rank gave to the Allreduce.
         bare: an Allreduce of as many bytes, of the same type, and nothing else.
-        whole: opening the buffer, adding one vector, the Allreduce, and its result as float64.
-        pack, allreduce, unpack: the parts of it; the Allreduce as the last rank to arrive sees it.
+        whole: opening the buffer and adding one vector, then, begun together, the Allreduce and its result as float64.
+        pack, allreduce, unpack: the parts of it.
         over_bare: the median ratio of `whole` to `bare`, repetition by repetition.
     """
 
@@ -45,17 +45,7 @@ def measure(world: World, entries: int, repeats: int) -> list[Reduced]:
     """Measure each kind of sum at d entries of float32; called on every rank, which all get the same."""
     torch.set_num_threads(1)
     vector = torch.from_numpy(np.random.default_rng(world.rank).standard_normal(entries, dtype=np.float32))
-    buffers = {
-        kind: RoundBuffer(entries, torch.float32, torch.device("cpu"), world, kind=kind) for kind in sorted(KINDS)
-    }
-    plain = {kind: np.zeros(sum(buffer.sizes(1, world.size)), _word(kind)) for kind, buffer in buffers.items()}
-    rows: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in buffers}
-    for _ in range(WARM_UP + repeats):
-        for kind, buffer in buffers.items():
-            bare = _together(world, partial(world.sum_in_place, plain[kind]))
-            whole = _together(world, partial(_one_round, buffer, vector, world))
-            rows[kind].append((bare, whole, *buffer.seconds.values()))
-    return [_summary(kind, entries, plain[kind].nbytes, world.gather(rows[kind])) for kind in buffers]
+    return [_measure(world, kind, vector, repeats) for kind in sorted(KINDS)]
 
 
 def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
@@ -73,10 +63,22 @@ def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
     return found
 
 
-def _one_round(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
+def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Reduced:
+    """Measure one kind by itself, as in a run: with two, MPI's own memory would come to lie between theirs."""
+    buffer = RoundBuffer(len(vector), torch.float32, vector.device, world, kind=kind)
+    plain = np.zeros(sum(buffer.sizes(1, world.size)), _word(kind))
+    rows = []
+    for _ in range(WARM_UP + repeats):
+        bare = _together(world, partial(world.sum_in_place, plain))
+        whole = _together(world, partial(_pack, buffer, vector, world))
+        whole += _together(world, partial(buffer.reduce, 0, 0.0))
+        rows.append((bare, whole, *buffer.seconds.values()))
+    return _summary(kind, len(vector), plain.nbytes, world.gather(rows))
+
+
+def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
     buffer.open(("delta",), world.size)
     buffer.add(world.rank, 1 / world.size, {"delta": vector}, loss_sum=0.0, steps=1)
-    buffer.reduce(0, 0.0)
 
 
 def _together(world: World, work: Callable[[], object]) -> float:
@@ -90,11 +92,9 @@ def _together(world: World, work: Callable[[], object]) -> float:
 def _summary(kind: str, entries: int, num_bytes: int, per_rank: list[list[tuple[float, ...]]]) -> Reduced:
     times = 1e3 * np.array(per_rank)[:, WARM_UP:]  # (P, repeats, 5)
     slowest = times.max(axis=0)
-    bare, whole, pack, _, unpack = np.median(slowest, axis=0).tolist()
-    allreduce = float(np.median(times[:, :, 3].min(axis=0)))  # the last rank to arrive waits for nobody
-    return Reduced(
-        kind, entries, num_bytes, bare, whole, pack, allreduce, unpack, float(np.median(slowest[:, 1] / slowest[:, 0]))
-    )
+    over_bare = float(np.median(slowest[:, 1] / slowest[:, 0]))
+    bare, whole, pack, allreduce, unpack = np.median(slowest, axis=0).tolist()
+    return Reduced(kind, entries, num_bytes, bare, whole, pack, allreduce, unpack, over_bare)
 
 
 def _word(kind: str) -> type[np.generic]:

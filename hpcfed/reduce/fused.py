@@ -317,7 +317,9 @@ def _at_least(memory: Tensor, words: int, device: torch.device | None = None, *,
     """Return `memory` where it holds that many words, else new memory that does."""
     if memory.numel() >= words:
         return memory
-    return torch.empty(words, dtype=memory.dtype, device=device, pin_memory=pinned)
+    if pinned or (device is not None and device.type != "cpu"):
+        return torch.empty(words, dtype=memory.dtype, device=device, pin_memory=pinned)
+    return torch.from_numpy(np.empty(words, memory.numpy().dtype))  # numpy asks for huge pages: fewer for MPI to map
 
 
 def _bits(number: float) -> int:
