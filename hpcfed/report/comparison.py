@@ -15,7 +15,7 @@ from hpcfed.report.page import Chapter, Picture, render_page
 from hpcfed.report.paired import choose_baseline
 from hpcfed.report.plots import Scene
 from hpcfed.report.read import Run, read_runs
-from hpcfed.report.sections import CLIENTS, DIFFERENCES, KNOWN_FILES, SECTIONS, TIME, Plot
+from hpcfed.report.sections import CLIENTS, DIFFERENCES, SECTIONS, TIME, Plot, files_of, own_metrics
 from hpcfed.report.style import PAGE, PAPER, to_files, to_svg
 from hpcfed.report.write import choose_folder, write_report
 
@@ -84,7 +84,8 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
     }
     chapters: list[Chapter] = []
     files: dict[str, bytes] = {}
-    for section in SECTIONS:
+    sections = (*SECTIONS, own_metrics(comparison.runs))
+    for section in sections:
         drawn = [(plot, figure) for plot in section.plots if (figure := plot.draw(scene, PAGE))]
         pictures = [Picture(plot.file, plot.caption, to_svg(figure, plot.file)) for plot, figure in drawn]
         if figures:
@@ -96,7 +97,7 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
     page = render_page(
         groups, comparison.results, chapters, recipes, tables.environment_table(groups), has_files=figures
     )
-    return write_report(folder, page, files, known=KNOWN_FILES)
+    return write_report(folder, page, files, known=files_of(sections))
 
 
 def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:

@@ -72,6 +72,29 @@ class LinePlot:
 
 
 @dataclass(frozen=True)
+class PathPlot:
+    """Two columns against each other, a point a round: where each group's first run went in the plane."""
+
+    file: str
+    columns: tuple[str, str]
+    caption: str
+
+    def draw(self, scene: Scene, medium: Medium) -> Figure | None:
+        """Return the figure, None where no run recorded the columns."""
+        paths = [[group.runs[0].column(column) for column in self.columns] for group in scene.groups]
+        if not any(np.isfinite(path).all(axis=0).any() for path in paths):
+            return None
+        figure, axes = blank(medium)
+        for index, (group, (x, y)) in enumerate(zip(scene.groups, paths, strict=True)):
+            axes.plot(x, y, color=_colour(index), linewidth=1.2, marker="o", markersize=3.5, label=_plain(group.label))
+        axes.set_xlabel(self.columns[0].removeprefix("test_"))
+        axes.set_ylabel(self.columns[1].removeprefix("test_"))
+        axes.set_aspect("equal", adjustable="datalim")
+        _add_legend(figure, axes, medium)
+        return figure
+
+
+@dataclass(frozen=True)
 class DifferencePlot:
     """The criterion's paired difference from the baseline against rounds, with its confidence interval."""
 

@@ -62,7 +62,7 @@ class Run:
 
     def column(self, name: str) -> np.ndarray:
         """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, ``params`` (sent up plus sent down), or
-        ``seconds`` (since the first round began, waits in a queue left out).
+        ``seconds`` (since the first round began, waits in a queue left out); nan where the record does not have it.
         """
         if name == "round":
             return np.arange(1, self.num_rounds + 1, dtype=np.float64)
@@ -70,7 +70,13 @@ class Run:
             return self.columns["params_up"] + self.columns["params_down"]
         if name == "seconds":
             return np.cumsum(self.columns["seconds.total"])
-        return self.columns[name]
+        found = self.columns.get(name)
+        return np.full(self.num_rounds, np.nan) if found is None else found
+
+    @property
+    def own_metrics(self) -> list[str]:
+        """The columns of the recipe's own metrics, those of the test set and of the training set."""
+        return [name for name in self.columns if _is_own(name)]
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -141,8 +147,8 @@ def read_record(path: Path) -> dict[str, np.ndarray]:
         rows.append(parse_row(unfinished, path, len(lines) + 1))
     if not rows:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    names = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
-    return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names}
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, math.nan) for row in rows], dtype=np.float64) for name in names}
 
 
 def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
@@ -162,7 +168,12 @@ def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
     if not isinstance(seconds, dict):
         raise InputError("seconds", where=where, expected="an object", got=repr(seconds))
     values = {name: row.get(name) for name in METRICS} | {f"seconds.{timer}": seconds.get(timer) for timer in TIMERS}
+    values |= {name: value for name, value in row.items() if _is_own(name)}
     return {name: _number(value, name, where) for name, value in values.items()}
+
+
+def _is_own(name: str) -> bool:
+    return name.startswith(("test_", "train_")) and name not in METRICS
 
 
 def _number(value: Any, name: str, where: str) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcfed.report.plots import ClientsPlot, DifferencePlot, LinePlot, SecondsPlot
+from hpcfed.report.read import Run
 
 Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
 
@@ -82,7 +83,24 @@ CLIENTS = Section(
     (ClientsPlot("clients", "What each client gets from the last model evaluated, clients in order, worst first."),),
 )
 TIME = Section("Time", (SecondsPlot("seconds", "Where the time of a round goes."),))
+
+
+def own_metrics(runs: Sequence[Run]) -> Section:
+    """Return the section of the metrics that recipes have of their own; it is empty where none has any."""
+    columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
+    plots = []
+    for column in columns:
+        kind, _, name = column.partition("_")
+        words = f"{name} on the {'test' if kind == 'test' else 'training'} set"
+        plots.append(LinePlot(f"{column}-rounds", column, "round", words, f"{words} against rounds."))
+    return Section("Own metrics", tuple(plots))
+
+
 SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, TIME)
-KNOWN_FILES = tuple(
-    f"{plot.file}{suffix}" for section in SECTIONS for plot in section.plots for suffix in (".png", ".pdf")
-)
+
+
+def files_of(sections: Sequence[Section]) -> tuple[str, ...]:
+    """Return the names of all files that these sections' figures can have."""
+    return tuple(
+        f"{plot.file}{suffix}" for section in sections for plot in section.plots for suffix in (".png", ".pdf")
+    )

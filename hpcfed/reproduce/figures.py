@@ -7,13 +7,13 @@ from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.files import write_whole
-from hpcfed.report.plots import LinePlot, Scene
+from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import PAPER, to_files
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of
 
 AGAINST = " against "
-"""In a figure's name: what it is drawn against, where that is not rounds."""
+"""In a figure's name: what it is drawn against, where that is not rounds; another coordinate, and it is a path."""
 
 
 def draw(experiment: Experiment, measured: Sequence[Measured], folder: Path) -> list[Path]:
@@ -50,6 +50,9 @@ def _figures(
         column, _, against = entry.partition(AGAINST)
         file = f"{name}-{entry.replace(AGAINST, '-')}"
         label = column.replace("train_", "training ").replace("_lr", " step size").replace("_", " ")
-        figure = LinePlot(file, column, against or "round", label, case.title).draw(scene, PAPER)
+        plot: LinePlot | PathPlot = LinePlot(file, column, against or "round", label, case.title)
+        if against and against not in HORIZONTAL:
+            plot = PathPlot(file, (against, column), case.title)
+        figure = plot.draw(scene, PAPER)
         if figure is not None:
             yield from ((file + suffix, content) for suffix, content in to_files(figure).items())

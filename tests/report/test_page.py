@@ -97,6 +97,15 @@ def test_figures_of_an_earlier_report_go(tmp_path):
     assert [file.name for file in stale.parent.iterdir()] == ["own.pdf"]
 
 
+def test_metrics_of_the_users_own_are_drawn(tmp_path):
+    rows = [row | {"test_f1": 0.1 * row["round"], "train_f1": None} for row in make_rows(4, "fedavg", 0)]
+    runs = [write_run(tmp_path / "with", rows=rows), write_run(tmp_path / "without", rows=make_rows(4, "fedexp", 0))]
+    page = make_report(runs, tmp_path / "report").read_text(encoding="utf-8")
+    assert "f1 on the test set against rounds." in page
+    assert "f1 on the training set" not in page
+    assert (tmp_path / "report" / "figures" / "test_f1-rounds.pdf").exists()
+
+
 def test_one_run_is_reported_in_its_own_folder(tmp_path):
     folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
     assert make_report([folder], figures=False) == folder / "report.html"

@@ -40,7 +40,11 @@ def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(com
     # with η_g = 1.2, 6, 1.2 at (1.44, 1.08), (0, 1.08), (0.9216, 1.7712).
     np.testing.assert_allclose(loss["fedavg"], np.array([1.53, 1.6425, 1.488825]) / 2, rtol=1e-6)
     np.testing.assert_allclose(loss["last"][:2], np.array([2.9952, 3.6864]) / 2, rtol=1e-6)
-    assert (folder / "figures" / "toy-train_loss.pdf").read_bytes().startswith(b"%PDF")
+    averaged = read_run(folder / "sweep/runs/toy.fedavg.0")
+    np.testing.assert_allclose(averaged.column("test_w1"), [1.2, 1.2, 1.14], rtol=1e-6)
+    np.testing.assert_allclose(averaged.column("test_w2"), [0.9, 1.05, 1.155], rtol=1e-6)
+    for drawn in ("toy-train_loss", "toy-test_w2-test_w1"):
+        assert (folder / "figures" / f"{drawn}.pdf").read_bytes().startswith(b"%PDF")
     assert "| toy in the plane | FedAvg |" in (folder / "table.md").read_text()
 
 
