@@ -82,7 +82,8 @@ def softmax(output: Tensor) -> Tensor:
 
 def one_hot(target: Tensor, like: Tensor) -> Tensor:
     """Classes (B,) → (B, C), 1 where the class is the target's and else 0."""
-    return like.new_zeros(len(target), like.shape[-1]).scatter_(1, target.unsqueeze(1), 1.0)
+    classes = torch.arange(like.shape[-1], device=target.device)
+    return (target.unsqueeze(1) == classes).to(like.dtype)
 
 
 def as_rows(target: Tensor, like: Tensor) -> Tensor:

@@ -144,10 +144,11 @@ class Straight:
             for stack, constant in self._held(of_step[-1].last):
                 stack.sub_(constant, alpha=self._lr)
         for part, z in told.items():  # of many steps at once, for no step waits for its loss
-            rows, steps = slice(part.first, part.last), list(z)
+            rows = slice(part.first, part.last)
+            steps = slice(None) if len(z) == len(parts) else list(z)
             targets = y[rows, steps, : part.size]
             of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
-            losses[rows, steps] = of_part.view(-1, len(steps))
+            losses[rows, steps] = of_part.view(-1, len(z))
 
     def _of(self, first: int, last: int) -> list[Layer]:
         """Return the layers of some rows."""
