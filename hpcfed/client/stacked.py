@@ -52,7 +52,7 @@ class StackedSolver:
     def __init__(
         self, model: FlatModel, network: Network, section: LocalSection, seed: int, like: Samples, *, movable: bool
     ):
-        self._model, self._network, self._section, self._seed = model, network, section, seed
+        self._model, self._section, self._seed = model, section, seed
         self._stepping = Stepping(section)
         self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
         self._delta = model.vector.new_zeros(self.together, model.vector.numel())
