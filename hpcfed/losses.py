@@ -22,8 +22,8 @@ from hpcfed.errors import InputError
 
 Each = Callable[[Tensor, Tensor], Tensor]
 """output (B, …) and target (B, …) → the loss of each sample, (B,)."""
-Aim = Callable[[Tensor, Tensor], Tensor]
-"""target (B, …), and a tensor whose last axis has the length C of the output's and whose type → aims (B, C)."""
+Encode = Callable[[Tensor, Tensor], Tensor]
+"""target (B, …), and a tensor of the output's type whose last axis has its length C → the target as numbers, (B, C)."""
 Metric = Callable[[Tensor, Tensor], tuple[float, float]]
 """output (B, …) and target (B, …) → (sum, count)."""
 
@@ -43,15 +43,15 @@ class Loss:
         each: one loss per sample.
         reduction: ``mean`` or ``sum``.
         fused: `each` and the reduction in one kernel, called with ``reduction=``, where torch has one.
-        mean, aim: where they are known, functions of the output (…, C) and of the target, such that the derivative of
-            `each` by the output is mean(output) − aim(target): a link's inverse, and what it should come to.
+        inverse_link, encode: where the link is canonical, functions of the output (…, C) and of the target, such that
+            the derivative of `each` by the output is inverse_link(output) − encode(target).
     """
 
     each: Each
     reduction: str
     fused: Callable[..., Tensor] | None = None
-    mean: Callable[[Tensor], Tensor] | None = None
-    aim: Aim | None = None
+    inverse_link: Callable[[Tensor], Tensor] | None = None
+    encode: Encode | None = None
 
     def batch(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
@@ -82,8 +82,7 @@ def softmax(output: Tensor) -> Tensor:
 
 def one_hot(target: Tensor, like: Tensor) -> Tensor:
     """Classes (B,) → (B, C), 1 where the class is the target's and else 0."""
-    classes = torch.arange(like.shape[-1], device=target.device)
-    return (target.unsqueeze(1) == classes).to(like.dtype)
+    return functional.one_hot(target, like.shape[-1]).to(like.dtype)
 
 
 def as_rows(target: Tensor, like: Tensor) -> Tensor:
@@ -106,11 +105,11 @@ NAMED: Mapping[str, Callable[[str], Loss]] = {
         Loss,
         partial(functional.cross_entropy, reduction="none"),
         fused=functional.cross_entropy,
-        mean=softmax,
-        aim=one_hot,
+        inverse_link=softmax,
+        encode=one_hot,
     ),
-    "binary-cross-entropy": partial(Loss, binary_cross_entropy, mean=torch.sigmoid, aim=as_rows),
-    "squared": partial(Loss, squared, mean=torch.clone, aim=as_rows),
+    "binary-cross-entropy": partial(Loss, binary_cross_entropy, inverse_link=torch.sigmoid, encode=as_rows),
+    "squared": partial(Loss, squared, inverse_link=torch.clone, encode=as_rows),
 }
 ACCURACY: Mapping[str, Metric] = {
     "classification": classes_right,

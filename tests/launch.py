@@ -29,6 +29,8 @@ OPEN_MPI = {
     "OMPI_MCA_btl": "^ofi",  # saves a fixed second at start; right on one host only
     "OMPI_MCA_osc": "^ucx",
 }
+HUNG = 180.0
+"""Seconds after which a job counts as hung: beside eight processes on two cores, three ranks import for a minute."""
 GRACE = 3.0
 """Seconds between asking a job that is over time to end and killing it."""
 
@@ -60,7 +62,7 @@ def launch(
     ranks: int,
     args: Sequence[str | os.PathLike[str]],
     *,
-    timeout: float = 180,
+    timeout: float = HUNG,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     program: Sequence[str] = HPCFED,

@@ -1,4 +1,4 @@
-"""How stacked clients take their steps: by any client optimizer along any network's gradients, or straight down.
+"""How stacked clients take their steps: by any client optimizer along any network's gradients, or fused.
 
 The clients of a stack are its first rows, those that work longest first, and in a step those of the same batch size
 next to each other.
@@ -20,7 +20,7 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.flat import FlatModel
 
 
-class Part(NamedTuple):
+class EqualBatches(NamedTuple):
     """Clients of a stack whose minibatches have the same size in a step: rows ``first:last``, `size` samples."""
 
     first: int
@@ -53,7 +53,9 @@ class Descent(Protocol):
         """
         ...
 
-    def take(self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[Part]], losses: Tensor) -> None:
+    def take_steps(
+        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
+    ) -> None:
         """Take S steps.
 
         Args:
@@ -65,7 +67,7 @@ class Descent(Protocol):
         ...
 
 
-class Flat:
+class FlatDescent:
     """By the recipe's optimizer, on each client's parameters as one vector: a few operations on all of them."""
 
     def __init__(self, network: Network, model: FlatModel, section: LocalSection, together: int):
@@ -80,7 +82,9 @@ class Flat:
         self._rows, self._constant, self._lr, self._mu = rows, constant, lr, mu
         self._optimizer.reset()
 
-    def take(self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[Part]], losses: Tensor) -> None:
+    def take_steps(
+        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
+    ) -> None:
         """Take S steps; see `Descent`."""
         for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), parts, strict=True)):
             for part in of_step:
@@ -116,7 +120,7 @@ class Flat:
                 self._optimizer.guess(self._y[own], self._lr, task.guessed, own)
 
 
-class Straight:
+class FusedDescent:
     """By plain SGD on a perceptron: its products are added where the parameters lie, each one's stack without gaps."""
 
     def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, together: int):
@@ -130,18 +134,18 @@ class Straight:
         self._constants = None if constant is None else list(self._model.views(constant).values())
         self._layers.clear()
 
-    def take(self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[Part]], losses: Tensor) -> None:
+    def take_steps(
+        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
+    ) -> None:
         """Take S steps; see `Descent`."""
-        aims = self._network.aims(y.flatten(1, 2), self._of(0, len(x))).view(*y.shape[:3], -1)
-        told: dict[Part, dict[int, Tensor]] = defaultdict(dict)
-        batches = zip(x.flatten(3).unbind(1), aims.unbind(1), parts, strict=True)
-        for step, (x_step, aims_step, of_step) in enumerate(batches):
+        encoded = self._network.encoded(y.flatten(1, 2), self._rows_of(0, len(x))).view(*y.shape[:3], -1)
+        told: dict[EqualBatches, dict[int, Tensor]] = defaultdict(dict)
+        batches = zip(x.flatten(3).unbind(1), encoded.unbind(1), parts, strict=True)
+        for step, (x_step, y_step, of_step) in enumerate(batches):
             for part in of_step:
-                layers = self._of(part.first, part.last)
-                told[part][step] = self._network.descend(
-                    layers, part.of(x_step), part.of(aims_step), self._keep, self._lr
-                )
-            for stack, constant in self._held(of_step[-1].last):
+                layers = self._rows_of(part.first, part.last)
+                told[part][step] = self._network.descend(layers, part.of(x_step), part.of(y_step), self._keep, self._lr)
+            for stack, constant in self._shifts(of_step[-1].last):
                 stack.sub_(constant, alpha=self._lr)
         for part, z in told.items():  # of many steps at once, for no step waits for its loss
             rows = slice(part.first, part.last)
@@ -150,13 +154,13 @@ class Straight:
             of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
             losses[rows, steps] = of_part.view(-1, len(z))
 
-    def _of(self, first: int, last: int) -> list[Layer]:
+    def _rows_of(self, first: int, last: int) -> list[Layer]:
         """Return the layers of some rows."""
         if (first, last) not in self._layers:
             self._layers[first, last] = self._network.layers([stack[first:last] for stack in self.parameters])
         return self._layers[first, last]
 
-    def _held(self, active: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _shifts(self, active: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter's stack, and its constants, of the first rows; nothing where all constants are 0."""
         if self._constants is not None:
             for stack, constant in zip(self.parameters, self._constants, strict=True):

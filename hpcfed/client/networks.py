@@ -55,19 +55,19 @@ class Perceptron:
 
     Args:
         has_bias: of each layer, the first one first.
-        loss: one that knows its `mean` and `aim`.
+        loss: one with a canonical link, `inverse_link` and `encode`.
     """
 
     def __init__(self, has_bias: Sequence[bool], loss: Loss):
-        if loss.mean is None or loss.aim is None:
-            raise ValueError("a loss whose derivative is not known")
+        if loss.inverse_link is None or loss.encode is None:
+            raise ValueError("a loss without a canonical link")
         self._has_bias = tuple(has_bias)
-        self._loss, self._mean, self._aim = loss, loss.mean, loss.aim
+        self._loss, self._inverse_link, self._encode = loss, loss.inverse_link, loss.encode
 
     @property
     def kind(self) -> Hashable:
         """What tells it from others of the same shapes."""
-        return self._has_bias, self._mean, self._loss.reduction
+        return self._has_bias, self._inverse_link, self._encode, self._loss.reduction
 
     def layers(self, stack: Stack) -> list[Layer]:
         """Return the layers that parameters make up."""
@@ -81,37 +81,36 @@ class Perceptron:
         """Write the gradients; see `Network`."""
         layers = self.layers(parameters)
         inputs, z = self._forward(layers, x.flatten(2))
-        slope = self._mean(z).sub_(self.aims(y, layers)).mul_(self._share(x.shape[1]))
+        slope = self._inverse_link(z).sub_(self.encoded(y, layers)).mul_(self._share(x.shape[1]))
         for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
             slot.weight.copy_(torch.bmm(outgoing.transpose(1, 2), incoming))
             if slot.bias is not None:
                 slot.bias.copy_(outgoing.sum(1))
         return self.losses(z, y)
 
-    def descend(self, layers: Sequence[Layer], x: Tensor, aims: Tensor, keep: float, lr: float) -> Tensor:
+    def descend(self, layers: Sequence[Layer], x: Tensor, encoded: Tensor, keep: float, lr: float) -> Tensor:
         """Set the parameters to keep·parameters − lr·gradients.
 
         Args:
             layers: what `layers` returned.
             x: (R, B, inputs).
-            aims: (R, B, C), what `aims` returned.
+            encoded: (R, B, C), what `encoded` returned.
             keep, lr: the factors.
 
         Returns:
             z before the step, (R, B, C), from which `losses` tells the losses.
         """
         inputs, z = self._forward(layers, x)
-        slope, step = self._mean(z).sub_(aims), -lr * self._share(x.shape[1])
+        slope, step = self._inverse_link(z).sub_(encoded), -lr * self._share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             layer.weight.baddbmm_(outgoing.transpose(1, 2), incoming, beta=keep, alpha=step)
             if layer.bias is not None:
                 layer.bias.mul_(keep).add_(outgoing.sum(1), alpha=step)
         return z
 
-    def aims(self, y: Tensor, layers: Sequence[Layer]) -> Tensor:
-        """Return what the mean of z should come to, (R, B, C), from targets (R, B, …)."""
-        aims = self._aim(y.flatten(0, 1), layers[-1].across)
-        return aims.view(*y.shape[:2], -1)
+    def encoded(self, y: Tensor, layers: Sequence[Layer]) -> Tensor:
+        """Return targets (R, B, …) as the numbers that they stand for, (R, B, C): classes one-hot."""
+        return self._encode(y.flatten(0, 1), layers[-1].across).view(*y.shape[:2], -1)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each minibatch, (R,), from z (R, B, C) and targets (R, B, …)."""
@@ -167,7 +166,7 @@ class Vectorized:
 
 def perceptron_of(module: nn.Module, loss: Loss) -> Perceptron | None:
     """Return a module's `Perceptron`, where it is one and nothing else hangs on it; else None."""
-    if loss.mean is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+    if loss.inverse_link is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return None
     parts: list[nn.Module] = []
     if type(module) in LINEAR:

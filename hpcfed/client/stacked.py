@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.client.descents import Descent, Flat, Part, Straight
+from hpcfed.client.descents import Descent, EqualBatches, FlatDescent, FusedDescent
 from hpcfed.client.networks import Network, Perceptron
 from hpcfed.client.solver import Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
@@ -59,9 +59,9 @@ class StackedSolver:
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
         self._descent: Descent
         if isinstance(network, Perceptron) and plain:
-            self._descent = Straight(network, model, section, self.together)
+            self._descent = FusedDescent(network, model, section, self.together)
         else:
-            self._descent = Flat(network, model, section, self.together)
+            self._descent = FlatDescent(network, model, section, self.together)
         self._rooms: dict[int, Tensor] = {}
         self.inseparable = 1
         if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
@@ -86,7 +86,7 @@ class StackedSolver:
         parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
         for first, (x, y) in self._batches(rows, orders):
             last = first + x.shape[1]
-            self._descent.take(first, x, y, parts[first:last], losses[:, first:last])
+            self._descent.take_steps(first, x, y, parts[first:last], losses[:, first:last])
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
@@ -203,15 +203,15 @@ def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
     return torch.stack([torch.zeros_like(w) if constant is None else constant for constant in found])
 
 
-def _parts(sizes: np.ndarray) -> list[list[Part]]:
+def _parts(sizes: np.ndarray) -> list[list[EqualBatches]]:
     """Return the parts of each step from sizes of minibatches, (R, steps), 0 after a client's last."""
-    found: dict[bytes, list[Part]] = {}
+    found: dict[bytes, list[EqualBatches]] = {}
     parts = []
     for column in np.ascontiguousarray(sizes.T):
         key = column.tobytes()
         if key not in found:  # most steps are like the one before
             active = int(np.count_nonzero(column))
             bounds = [0, *(np.flatnonzero(np.diff(column[:active])) + 1).tolist(), active]
-            found[key] = [Part(first, last, int(column[first])) for first, last in pairwise(bounds)]
+            found[key] = [EqualBatches(first, last, int(column[first])) for first, last in pairwise(bounds)]
         parts.append(found[key])
     return parts

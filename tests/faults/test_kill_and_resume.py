@@ -108,7 +108,7 @@ class Place:
         (self.path / "aim.json").unlink(missing_ok=True)
         if aim:
             (self.path / "aim.json").write_text(json.dumps(dict(aim)))
-        return launch(ranks, ["run", self.recipe, "--quiet"], cwd=self.path, timeout=200)
+        return launch(ranks, ["run", self.recipe, "--quiet"], cwd=self.path)
 
     def landed(self) -> dict[str, Any]:
         """Where the blow fell; fails where none did."""

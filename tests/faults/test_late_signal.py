@@ -28,6 +28,6 @@ def test_a_signal_after_the_end_changes_no_exit_code(tmp_path: Path) -> None:
         while run.poll() is None:
             run.send_signal(signal.SIGUSR1)
             time.sleep(0.01)
-        assert run.wait(timeout=120) == 0
+        assert run.wait(timeout=30) == 0
     finally:
         run.kill()

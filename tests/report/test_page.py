@@ -196,5 +196,5 @@ def test_report_imports_neither_torch_nor_mpi():
     check = (
         "import sys, hpcfed.report, hpcfed.cli.report; print(sorted({'torch', 'mpi4py', 'h5py'} & set(sys.modules)))"
     )
-    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=120)
+    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"

@@ -144,7 +144,7 @@ def test_on_a_terminal_it_draws_until_the_run_ends(tmp_path):
         seen += read_until(ours, "60/60")
         (folder / "result.json").write_text(json.dumps({"status": "finished", "rounds": 60}))
         seen += read_until(ours, "finished")
-        assert job.wait(timeout=120) == 0
+        assert job.wait(timeout=30) == 0
     finally:
         job.kill()
         job.wait()

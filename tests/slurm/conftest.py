@@ -81,7 +81,7 @@ class Cluster:
         paths = Path(told.get("StdOut", "")), Path(self.env["SLURM_LOCAL_DIR"]) / "log" / "slurmctld.log"
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in paths if path.is_file())
 
-    def wait(self, number: str, *, timeout: float, **expected: str) -> dict[str, str]:
+    def wait(self, number: str, *, timeout: float = 120, **expected: str) -> dict[str, str]:
         """Wait until SLURM tells of a job what is expected; an end of another kind is an error."""
         deadline = time.monotonic() + timeout
         while True:
@@ -110,12 +110,12 @@ def cluster() -> Iterator[Cluster]:
     }
     env = kept | settings | OPEN_MPI
     env |= {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_CONF": f"{folder}/slurm.conf"}
-    started = subprocess.run([SCRIPT, "start"], env=env, capture_output=True, text=True, timeout=120)
+    started = subprocess.run([SCRIPT, "start"], env=env, capture_output=True, text=True, timeout=60)
     try:
         assert started.returncode == 0, started.stderr
         yield Cluster(env)
     finally:
-        subprocess.run([SCRIPT, "stop"], env=env, capture_output=True, timeout=120)
+        subprocess.run([SCRIPT, "stop"], env=env, capture_output=True, timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -98,10 +98,10 @@ def test_only_a_run_that_stopped_with_something_new_is_requeued(
     (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
     number = cluster.submit("--requeue", "job.sbatch", cwd=tmp_path)
     if goes_on:
-        cluster.wait(number, Restarts="1", timeout=120)
+        cluster.wait(number, Restarts="1")
         assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0
     else:
-        ended = cluster.wait(number, JobState="COMPLETED" if code == 0 else "FAILED", timeout=120)
+        ended = cluster.wait(number, JobState="COMPLETED" if code == 0 else "FAILED")
         assert (ended["ExitCode"], ended["Restarts"]) == (f"{code}:0", "0")
 
 
@@ -118,9 +118,9 @@ def test_in_a_chain_the_jobs_after_a_finished_run_are_cancelled(
 ) -> None:
     first, *others = chained(cluster, place)
     assert cluster.job(others[0])["Dependency"].startswith(f"afternotok:{first}")
-    cluster.wait(first, JobState="COMPLETED", timeout=120)
+    cluster.wait(first, JobState="COMPLETED")
     for number in others:
-        cluster.wait(number, JobState="CANCELLED", timeout=120)
+        cluster.wait(number, JobState="CANCELLED")
         assert not (place / f"run-{number}.log").exists()  # it never began
     assert (place / "run" / "model.safetensors").read_bytes() == reference
 
@@ -132,9 +132,9 @@ def test_a_chain_ends_with_an_error_that_would_come_again(
     """The run's place is taken by a command that ends with that code."""
     (place / "site.yaml").write_text(f"{{python: \"bash -c 'exit {code}'\", launch: env}}\n")
     first, second, third = chained(cluster, place, "--site", "site.yaml")
-    assert cluster.wait(first, JobState="FAILED", timeout=120)["ExitCode"] == f"{code}:0"
+    assert cluster.wait(first, JobState="FAILED")["ExitCode"] == f"{code}:0"
     for number in (second, third):
-        cluster.wait(number, JobState="FAILED" if goes_on else "CANCELLED", timeout=120)
+        cluster.wait(number, JobState="FAILED" if goes_on else "CANCELLED")
         assert (place / f"run-{number}.log").exists() == goes_on
 
 
@@ -147,7 +147,7 @@ def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
     assert f"in the queue already, job {number} (" in again
     assert "nothing submitted" in again
 
-    cluster.wait(number, Restarts="1", JobState="PENDING", timeout=120)
+    cluster.wait(number, Restarts="1", JobState="PENDING")
     log = place / f"run-{number}.log"
     assert re.search(r"recipe stopped after round \d+: (SIGUSR1|a signal to another rank);", log.read_text())
     # Else it waits two minutes, and is signalled again where all is slow. At once would be too soon: within a second of
@@ -155,7 +155,7 @@ def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
     soon = ("StartTime=now+5", "TimeLimit=10")
     updated = cluster.call("scontrol", "update", f"JobId={number}", *soon, cwd=place)
     assert updated.returncode == 0, updated.stderr
-    ended = cluster.wait(number, JobState="COMPLETED", timeout=120)
+    ended = cluster.wait(number, JobState="COMPLETED")
     assert (ended["Restarts"], ended["ExitCode"]) == ("1", "0:0")
     assert "goes on after round" in log.read_text()
 

@@ -50,7 +50,7 @@ def test_plain_python_in_a_batch_script_works(cluster: Cluster, place: Path, ref
     """Of a job with several tasks, too: no step runs them."""
     program = 'import hpcfed; hpcfed.run("recipe.yaml", quiet=True)'
     number = cluster.submit("--nodes=2", "--ntasks=2", f"--wrap={sys.executable} -c '{program}'", cwd=place)
-    cluster.wait(number, JobState="COMPLETED", timeout=120)
+    cluster.wait(number, JobState="COMPLETED")
     assert left(place) == (reference, 1)
 
 

@@ -22,7 +22,7 @@ def test_what_is_not_measured_is_submitted_and_the_rest_is_shown(cluster: Cluste
     numbers = re.findall(r"submitted as job (\d+)", first.stdout)
     assert len(numbers) == 2
     for number in numbers:
-        cluster.wait(number, JobState="COMPLETED", timeout=120)
+        cluster.wait(number, JobState="COMPLETED")
     then = cluster.call(*HPCFED, *asked, cwd=place)
     assert then.returncode == 0, then.stderr
     assert "submitted" not in then.stdout

@@ -55,7 +55,7 @@ def test_the_jobs_of_an_array_share_the_runs(cluster: Cluster, place: Path) -> N
     number = number_of(said)
     assert f"in the queue already, job {number}_" in submit(cluster, place, *SMALL, jobs=2)
     for task in ("1", "2"):
-        ended = cluster.wait(f"{number}_{task}", JobState="COMPLETED", timeout=120)
+        ended = cluster.wait(f"{number}_{task}", JobState="COMPLETED")
         assert ended["ExitCode"] == "0:0"
         assert (place / f"swept-{number}_{task}.log").exists()
     sessions = shared(place)
@@ -78,7 +78,7 @@ def test_the_ready_made_script(cluster: Cluster, place: Path, pmi: str) -> None:
     (place / "sweep.sbatch").write_text(script)
     options = ("--array=1-1", "--ntasks-per-node=2", f"--export=ALL,PATH={program.parent}:{cluster.env['PATH']}")
     number = cluster.submit(*options, "sweep.sbatch", "recipe.yaml", "swept", "--grid=local.lr=0.1,1", cwd=place)
-    cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=120)
+    cluster.wait(f"{number}_1", JobState="COMPLETED")
     shared(place)
     check_whole(place, 2)
 
@@ -153,7 +153,7 @@ def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Clus
     head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
     (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
     number = cluster.submit("--requeue", "--array=1-2", "job.sbatch", cwd=tmp_path)
-    cluster.wait(f"{number}_2", Restarts="1", timeout=120)
-    ended = cluster.wait(f"{number}_1", JobState="COMPLETED", timeout=120)
+    cluster.wait(f"{number}_2", Restarts="1")
+    ended = cluster.wait(f"{number}_1", JobState="COMPLETED")
     assert ended["Restarts"] == "0"
     assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0

@@ -60,7 +60,7 @@ def test_of_processes_that_pull_together_each_run_goes_to_one(tmp_path):
     for job in jobs:
         job.stdin.write("\n")
         job.stdin.flush()
-    said = [job.communicate(timeout=120)[0].split() for job in jobs]
+    said = [job.communicate(timeout=60)[0].split() for job in jobs]
     assert Counter(run for runs in said for run in runs) == {run: 1 for run, _ in RUNS}
     assert endings(tmp_path) == {"finished": 30}
 

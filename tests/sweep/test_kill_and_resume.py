@@ -92,7 +92,7 @@ def has_rounds(run: Path) -> bool:
 def test_a_sweep_goes_on(place, command, number, ranks):
     """One rank of one group is killed, or alone hears that it is to stop; the rest is done without MPI."""
     (place / "order").write_text(f"{int(number)} 12")
-    first = launch(ranks, [*SWEEP, "--groups", "2"], cwd=place, timeout=200)
+    first = launch(ranks, [*SWEEP, "--groups", "2"], cwd=place)
     assert (place / "landed").exists()
     done = {path: path.stat().st_mtime_ns for path in (place / "run-sweep").rglob("model.safetensors")}
     left = endings(place / "run-sweep")
