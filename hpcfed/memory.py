@@ -6,8 +6,8 @@ import ctypes
 import os
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-LARGEST_KEPT = 1 << 30
-"""Bytes; a larger block is given back to the system at once."""
+LARGEST_KEPT = (1 << 30, 1 << 25)
+"""Bytes; a larger block is given back to the system at once. The second is the most that glibc before 2.35 takes."""
 
 
 def keep_freed_memory() -> None:
@@ -23,5 +23,5 @@ def keep_freed_memory() -> None:
         tell = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another C library, or none that can be asked
         return
-    tell(M_MMAP_THRESHOLD, LARGEST_KEPT)
-    tell(M_TRIM_THRESHOLD, -1)
+    if any(tell(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT):
+        tell(M_TRIM_THRESHOLD, -1)

@@ -92,8 +92,7 @@ class Training:
         groups = deque(mine[first : first + engine.together] for first in range(0, len(mine), engine.together))
         while groups:
             group = groups.popleft()
-            where = whereabouts(self._parts.federation, given.round, clients[group[0]])
-            self._parts.watch.stage(f"{where}: training")
+            self._parts.watch.stage(f"round {given.round}, client {clients[group[0]]}: training")  # a name costs a read
             try:
                 if any(clients[place] in arriving for place in group):
                     self._moves.finish()

@@ -11,16 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import psutil
 
 from hpcfed.bench.phases import median_ms
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.files import write_whole
 
 BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
+SIDE_BY_SIDE = """
+import json, subprocess, sys
+sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
+"""
+"""Runs commands at the same time; ends well if they all do."""
 SAMPLED_EVERY = 0.1
 """Seconds between looks at a contender's memory."""
 
@@ -110,17 +116,39 @@ def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
     command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
     def read(done: Done) -> Turn:
-        with (output / "metrics.jsonl").open(encoding="utf-8") as record:
-            seconds = [json.loads(line)["seconds"] for line in record][warm_up:]
-        shutil.rmtree(output)
-        return Turn(
-            wall=1e3 * median(row["total"] for row in seconds),
-            cpu=1e3 * median(row["cpu"] for row in seconds),
-            peak_bytes=done.peak_bytes if ranks == 1 else None,
-            phases=median_ms(seconds),
-        )
+        turn = _recorded(output, warm_up)
+        return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
 
     return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
+
+
+def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
+    """As many runs of one rank side by side, each with its share of every cohort: nobody waits for another.
+
+    What `count` ranks could do on this machine at most, where cores share caches, memory and what else there is.
+    """
+    cohorts = json.loads((folder / "cohorts.json").read_text(encoding="utf-8"))
+    commands, outputs = [], [folder / f"apart-{number}-of-{count}" for number in range(count)]
+    for number, output in enumerate(outputs):
+        share = output.with_suffix(".json")
+        write_whole(share, json.dumps([cohort[number::count] for cohort in cohorts]))
+        changes = (f"rounds={rounds + warm_up}", f"cohort.schedule={share}", f"output={output}")
+        commands.append(run_command(folder / "recipe.yaml", 1, *changes))
+
+    def read(_: Done) -> Turn:
+        return Turn(wall=fmean(_recorded(output, warm_up).wall for output in outputs))
+
+    together = [sys.executable, "-c", SIDE_BY_SIDE, json.dumps(commands)]
+    return Contender(f"hpcfed, {count} apart", together, read)
+
+
+def _recorded(output: Path, warm_up: int) -> Turn:
+    """Return what the rounds of a run took by its record, and remove the run."""
+    with (output / "metrics.jsonl").open(encoding="utf-8") as record:
+        seconds = [json.loads(line)["seconds"] for line in record][warm_up:]
+    shutil.rmtree(output)
+    wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
+    return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))
 
 
 def own(name: str, command: Sequence[str]) -> Contender:

@@ -60,6 +60,7 @@ def command() -> None:
 @repeats
 @rounds_of(25)
 @click.option("--ranks", type=click.IntRange(min=1), multiple=True, default=(1,), show_default=True, help="Repeatable.")
+@click.option("--apart", is_flag=True, help="Also time as many runs side by side, of which none waits for another.")
 @click.option(
     "--own",
     "own_loop",
@@ -73,6 +74,7 @@ def rounds_command(
     rounds: int,
     warm_up: int,
     ranks: tuple[int, ...],
+    apart: bool,
     own_loop: str | None,
     json_file: Path | None,
 ) -> None:
@@ -81,7 +83,7 @@ def rounds_command(
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
     """
     from hpcfed.bench import tables
-    from hpcfed.bench.timing import bare, in_turn, ours, own
+    from hpcfed.bench.timing import bare, in_turn, ours, ours_apart, own
     from hpcfed.bench.workloads import WORKLOADS as KNOWN
     from hpcfed.bench.workloads import write_workload
     from hpcfed.errors import InputError, nearest
@@ -97,6 +99,7 @@ def rounds_command(
             write_workload(name, folder)
             contenders = [bare(name, folder, rounds, warm_up)]
             contenders += [ours(folder, rounds, warm_up, count) for count in ranks]
+            contenders += [ours_apart(folder, rounds, warm_up, count) for count in ranks if apart and count > 1]
             if own_loop is not None:
                 contenders.append(own("own loop", shlex.split(own_loop)))
             timings = in_turn(contenders, repeats, _tell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcfed.bench.phases import PHASES, phases_of
-from hpcfed.bench.timing import BARE, Done, in_turn, last_json, ours, own, run_to_end
+from hpcfed.bench.timing import BARE, SIDE_BY_SIDE, Done, in_turn, last_json, ours, ours_apart, own, run_to_end
 from hpcfed.bench.workloads import WORKLOADS
 from hpcfed.cli.bench import WORKLOADS as OFFERED
 from hpcfed.cli.bench import command
@@ -59,6 +60,27 @@ def test_our_rounds_are_read_from_their_record(tmp_path: Path) -> None:
     turn = contender.read(Done("", 5.0, 1 << 20))
     assert (turn.wall, turn.cpu, turn.peak_bytes) == (pytest.approx(1000), pytest.approx(500), 1 << 20)
     assert not (tmp_path / "run-1").exists()
+
+
+def test_runs_apart_share_each_cohort(tmp_path: Path) -> None:
+    (tmp_path / "cohorts.json").write_text(json.dumps([[5, 1, 4, 2], [0, 3, 2, 1]]))
+    contender = ours_apart(tmp_path, rounds=1, warm_up=1, count=2)
+    shares = [json.loads((tmp_path / f"apart-{number}-of-2.json").read_text()) for number in (0, 1)]
+    assert shares == [[[5, 4], [0, 2]], [[1, 2], [3, 1]]]
+    for number, total in enumerate((1.0, 3.0)):
+        (tmp_path / f"apart-{number}-of-2").mkdir()
+        row = json.dumps({"seconds": {**SECONDS, "total": total, "cpu": total}}) + "\n"
+        (tmp_path / f"apart-{number}-of-2" / "metrics.jsonl").write_text(2 * row)
+    assert contender.read(Done("", 5.0, 1 << 20)).wall == pytest.approx(2000)
+
+
+@pytest.mark.parametrize(
+    ("endings", "code"),
+    [(("pass", "pass"), 0), (("pass", "sys.exit(3)"), 1), (("os.kill(os.getpid(), 9)", "pass"), 1)],
+)
+def test_side_by_side_ends_well_if_all_do(endings: tuple[str, str], code: int) -> None:
+    commands = json.dumps([[sys.executable, "-S", "-c", f"import os, sys; {ending}"] for ending in endings])
+    assert subprocess.run([sys.executable, "-S", "-c", SIDE_BY_SIDE, commands], check=False).returncode == code
 
 
 @pytest.fixture(scope="module")

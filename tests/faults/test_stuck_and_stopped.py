@@ -28,7 +28,7 @@ def test_a_client_that_hangs_ends_the_job(place):
     assert place.seconds_since_the_deed() < 12
     assert done.returncode == 4, done.stderr
     line = own_line(done.stderr)
-    for told in ("round 5, client 1 ", "training, rank ", "nothing moved for 2 s", ".log for the stack"):
+    for told in ("round 5, client 1: training, rank ", "nothing moved for 2 s", ".log for the stack"):
         assert told in line
     (log,) = (place.run / "logs").iterdir()
     assert f"{log.name} for the stack" in line
