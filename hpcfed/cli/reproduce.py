@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--raw", type=click.Path(path_type=Path), envvar="HPCFED_RAW",
               help="Folder with a folder of raw files for each data set: mnist, cifar10, … [$HPCFED_RAW].")  # fmt: skip
 @click.option("--case", "cases", multiple=True, help="Only this case of the experiment; repeatable.")
+@click.option("--method", "methods", multiple=True, help="Run only this method; repeatable. The table shows all.")
 @click.option("--rounds", type=click.IntRange(1), help="At most so many rounds now; a later call goes on to more.")
 @click.option("--to-targets", is_flag=True, help="End each run at its highest target; its figures end there, too.")
 @click.option("--seeds", type=click.IntRange(1), help="At most so many seeds now.")
@@ -44,6 +45,7 @@ def command(
     output: Path,
     raw: Path | None,
     cases: tuple[str, ...],
+    methods: tuple[str, ...],
     rounds: int | None,
     to_targets: bool,
     seeds: int | None,
@@ -64,7 +66,7 @@ def command(
         return
     if name is None:
         raise click.UsageError("no NAME: --list shows all", click.get_current_context())
-    wanted = _chosen(name, scale, cases, seeds)
+    wanted = _chosen(name, scale, cases, methods, seeds)
     if ranks is not None and not table:
         _start(ranks)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
@@ -72,7 +74,7 @@ def command(
     from hpcfed.reproduce.session import Session
     from hpcfed.world import connect
 
-    session = Session(connect(), places, scale, rounds, to_targets, groups, retry)
+    session = Session(connect(), places, scale, rounds, to_targets, methods, groups, retry)
     world = session.world
     present = world.on_root(lambda: session.available(wanted, prepared=table))
     left_out = []
@@ -111,7 +113,7 @@ def _list(places: Places) -> None:
     click.echo("Costs are expectations. NAME is an experiment, or one of the tables and figures that it shows.")
 
 
-def _chosen(name: str, scale: str, cases: Sequence[str], seeds: int | None) -> list[Experiment]:
+def _chosen(name: str, scale: str, cases: Sequence[str], methods: Sequence[str], seeds: int | None) -> list[Experiment]:
     """Return what is to be run.
 
     Raises:
@@ -121,12 +123,14 @@ def _chosen(name: str, scale: str, cases: Sequence[str], seeds: int | None) -> l
     from hpcfed.reproduce.catalogue import find
 
     found = [experiment.at(scale) for experiment in find(name)]
-    known = [case for experiment in found for case in experiment.cases]
-    for case in cases:
-        if case not in known:
-            raise InputError(f"{name} has no case {case!r}", remedy=nearest(case, known))
     limited = [experiment.limited(list(cases)) for experiment in found]
     kept = [experiment for experiment in limited if experiment.cases]
+    known_cases = [case for experiment in found for case in experiment.cases]
+    known_methods = [method for one in kept for case in one.cases.values() for method in one.methods_of(case)]
+    for what, wanted, known in (("case", cases, known_cases), ("method", methods, known_methods)):
+        for word in wanted:
+            if word not in known:
+                raise InputError(f"{name} has no {what} {word!r}", remedy=nearest(word, known))
     return [one.model_copy(update={"seeds": min(one.seeds, seeds or one.seeds)}) for one in kept]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,13 @@ def folder_of(experiment: Experiment, scale: str, places: Places) -> Path:
 
 
 def lay_out(
-    experiment: Experiment, scale: str, places: Places, rounds: int | None = None, *, to_targets: bool = False
+    experiment: Experiment,
+    scale: str,
+    places: Places,
+    rounds: int | None = None,
+    *,
+    to_targets: bool = False,
+    methods: Sequence[str] = (),
 ) -> Layout:
     """Return the runs of an experiment, whose data is prepared.
 
@@ -54,6 +61,7 @@ def lay_out(
         places: where the data is, and the runs go.
         rounds: limits all runs; None for as many as the experiment has.
         to_targets: whether a run ends once it has its case's highest test accuracy.
+        methods: these alone; all where none is named.
 
     Raises:
         InputError: a recipe cannot be run.
@@ -63,6 +71,8 @@ def lay_out(
     units: list[Unit] = []
     for name, case in experiment.cases.items():
         for method, entry in experiment.methods_of(case).items():
+            if methods and method not in methods:
+                continue
             content = experiment.recipe_of(case, method, scale)
             if rounds is not None:
                 content = {**content, "rounds": min(rounds, content["rounds"])}

@@ -38,6 +38,7 @@ class Session:
         places: where data and runs are.
         scale: ``full`` or ``small``.
         rounds, to_targets: see `lay_out`.
+        methods: those that are run, all where none is named; the table shows all that were run ever.
         groups: of ranks, a run each at a time; None for one a rank.
         retry: whether runs that were refused or failed are tried again.
     """
@@ -47,6 +48,7 @@ class Session:
     scale: str
     rounds: int | None = None
     to_targets: bool = False
+    methods: Sequence[str] = ()
     groups: int | None = None
     retry: bool = False
 
@@ -102,7 +104,9 @@ class Session:
         """
         if not experiment.methods:
             return False
-        layout = self.world.on_root(lambda: self._layout(experiment))
+        layout = self.world.on_root(lambda: self._layout(experiment, self.methods))
+        if not layout.plan.units:
+            return False
         stopped = run_sweep(layout.plan, self.world, self.groups, retry=self.retry)
         self.world.on_root(lambda: _check(layout))
         return stopped
@@ -126,8 +130,8 @@ class Session:
             raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
         return Shown(table, [folder / "table.md", *pictures])
 
-    def _layout(self, experiment: Experiment) -> Layout:
-        return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets)
+    def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> Layout:
+        return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)
 
 
 def _check(layout: Layout) -> None:

@@ -135,7 +135,8 @@ class Teller:
         counts = self._counts()
         self._decided, self._spoke = counts["decided"], time.monotonic()
         size = f"{self.world.size} rank{'s' * (self.world.size > 1)} in {self.groups} group{'s' * (self.groups > 1)}"
-        runs = f"{self.plan} = {len(self.plan.units)} runs, {counts['decided']} done"
+        count = len(self.plan.units)
+        runs = f"{self.plan} = {count} run{'s' * (count > 1)}, {counts['decided']} done"
         print(f"{self.plan.name}: {runs}; {size}; {self.plan.folder}", flush=True)
 
     def tell(self, *, now: bool = False) -> None:

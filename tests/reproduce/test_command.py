@@ -61,12 +61,22 @@ def test_ranks_are_started_and_what_is_done_is_not_run_again(command, tmp_path):
     assert "2 of 2" in shown.stdout
 
 
+def test_methods_are_run_one_by_one_and_shown_together(command, tmp_path):
+    asked = ["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"]
+    for method, others in (("fedavg", 2), ("last", 1)):
+        done = command([*asked, "--method", method], tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "1 run, 0 done" in done.stdout
+        assert done.stdout.count("not run") == others
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "no NAME"),
         (["fedexp-tabel1"], "did you mean 'fedexp-table1'"),
         (["fedexp-table3", "--case", "cifar"], "did you mean 'cifar10'"),
+        (["fedexp-figure2", "--method", "fedexp"], "no method 'fedexp'; did you mean 'fedavg'"),
         (["feddyn-table5", "--case", "iid-1"], "no data"),
         (["fedexp-figure2", "--table"], "nothing has been run"),
     ],
