@@ -53,7 +53,8 @@ def command(
     table: bool,
     retry: bool,
 ) -> None:
-    """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8.
+    """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8, or
+    a file of your own like those in jobs/recipes.
 
     It prepares the data, runs what has not run yet, and draws the figures. Stopped or killed, the same command goes on,
     and several jobs may share one experiment.

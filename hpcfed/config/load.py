@@ -47,6 +47,9 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     else:
         path = Path(source)
         where, folder, content = str(path), path.resolve().parent, read_yaml(path)
+        if "cases" in content and "measure" in content:
+            remedy = f"hpcfed reproduce {path} --rounds 2 tries it, and leaves each run's recipe in its folder"
+            raise InputError("an experiment of many runs", where=where, expected="a recipe", remedy=remedy)
         content.setdefault("name", path.stem)
     for override in overrides:
         _override(content, override)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from hpcfed.config.load import read_yaml, validated
 from hpcfed.errors import InputError, nearest
@@ -41,11 +42,15 @@ def read(file: Traversable, paper: str) -> Experiment:
 
 
 def find(name: str) -> list[Experiment]:
-    """Return what is named: one experiment, or a paper's table or figure, with the cases that it is made of.
+    """Return what is named: an experiment, its file, or a paper's table or figure, with the cases that it is made of.
+
+    A file says itself which ``paper`` it belongs to, unless its folder is named so.
 
     Raises:
-        InputError: nothing has that name.
+        InputError: nothing has that name, or the file is not what `Experiment` describes.
     """
+    if name.endswith((".yaml", ".yml")):
+        return [read(Path(name), Path(name).resolve().parent.name)]
     every = experiments()
     if name in every:
         return [every[name]]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hpcfed.config.limits import Section
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError
 
 PAPERS = {
     "fedexp": "Jhunjhunwala, Wang, Joshi, FedExP, ICLR 2023",
@@ -186,7 +186,7 @@ class Experiment(Section):
     @classmethod
     def _known(cls, paper: str) -> str:
         if paper not in PAPERS:
-            raise ValueError(nearest(paper, PAPERS))
+            raise ValueError(f"one of {', '.join(sorted(PAPERS))}")
         return paper
 
     @model_validator(mode="after")

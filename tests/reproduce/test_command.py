@@ -11,7 +11,7 @@ from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.classes import class_counts
 from hpcfed.reproduce.inputs import Places, lacking
-from tests.launch import launch
+from tests.launch import ROOT, launch
 
 TORCHLESS = """
 import sys
@@ -68,6 +68,24 @@ def test_methods_are_run_one_by_one_and_shown_together(command, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "1 run, 0 done" in done.stdout
         assert done.stdout.count("not run") == others
+
+
+def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_path):
+    (tmp_path / "mine").mkdir()
+    copy = tmp_path / "mine" / "short.yaml"
+    copy.write_text((ROOT / "jobs" / "recipes" / "fedexp" / "toy.yaml").read_text().replace("rounds: 20", "rounds: 2"))
+    asked = ["reproduce", "mine/short.yaml", "--output", "out", "--method", "last"]
+    refused = command(asked, tmp_path)
+    assert refused.returncode == 2
+    assert "paper: expected one of feddyn, fedexp, gel, got 'mine'" in refused.stderr
+    copy.write_text("paper: fedexp\nname: short\n" + copy.read_text())
+    done = command(asked, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2" in done.stdout
+    assert (tmp_path / "out" / "short" / "table.md").is_file()
+    no_recipe = command(["run", "mine/short.yaml"], tmp_path)
+    assert no_recipe.returncode == 2
+    assert "an experiment of many runs: expected a recipe; hpcfed reproduce mine/short.yaml" in no_recipe.stderr
 
 
 @pytest.mark.parametrize(
