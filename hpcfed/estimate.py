@@ -197,8 +197,8 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
     slowest, average = [], []
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
         cohort = cohorts.round(round)
-        at_home = home[cohort.clients].tolist()
-        where = spread(cohort.work.tolist(), at_home, ranks) if balances(recipe, parts.method) else at_home
+        at_home = home[cohort.clients]
+        where = spread(cohort.work, at_home, ranks) if balances(recipe, parts.method) else at_home
         load = np.bincount(where, weights=cohort.work, minlength=ranks)
         slowest.append(load.max())
         average.append(load.mean())

@@ -14,11 +14,16 @@ from itertools import combinations
 from operator import mul
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 LEARNED, KEPT = 0.2, 0.9
 """Share of the last round in what is held to be a rank's speed; of what was seen before it in the cost of a step."""
 ALIKE = 1e-3
 """How different from each other the parts of the work must be, relatively, for the cost of each to be told."""
+ROUNDING = 1e-9
+"""By how much sums of the same work may differ, relatively, by the order of their additions."""
+SMALL = 0.25
+"""Of a rank's fair share: members up to this are placed many at a time."""
 FASTEST = 16.0
 """By what factor a rank is held to be faster or slower than the average at most."""
 
@@ -57,10 +62,6 @@ class Cost:
         samples, chain, clients = self.parts(loads)
         return self.sample * samples + self.step * chain + self.client * clients
 
-    def at(self, samples: float, steps: float, longest: float, clients: float) -> float:
-        """Return the same for one rank."""
-        return self.sample * samples + self.step * max(steps / self.together, longest) + self.client * clients
-
     def parts(self, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what is paid for, (P,) each: samples, steps that follow one another, clients."""
         samples, steps, longest, clients = loads
@@ -68,14 +69,17 @@ class Cost:
 
 
 def spread(
-    samples: Sequence[float],
-    home: Sequence[int],
+    samples: ArrayLike,
+    home: ArrayLike,
     num_ranks: int,
     speeds: Sequence[float] | None = None,
-    steps: Sequence[float] | None = None,
+    steps: ArrayLike | None = None,
     cost: Cost | None = None,
 ) -> list[int]:
     """Return a rank for each cohort member: longest first, at home while home has room, else where it ends soonest.
+
+    Those that are small beside a rank's share stay at home together, as many of the longest as it has room for. Every
+    rank comes to the same answer: sums are running ones, whose additions have an order.
 
     Args:
         samples: that each member visits, or its work in any unit, (S,).
@@ -85,29 +89,62 @@ def spread(
         steps: minibatches of each member, (S,).
         cost: of samples, steps and clients; by default of samples alone.
     """
-    cost, taken = cost or Cost(), list(steps) if steps is not None else [0.0] * len(samples)
-    takes = [1.0] * num_ranks if speeds is None else [1 / speed for speed in speeds]
-    alone = cost.of(np.array([samples, taken, taken, [1.0] * len(taken)], np.float64)).tolist()
-    in_a_row = max(sum(taken) / cost.together, sum(sorted(taken, reverse=True)[:num_ranks]))
-    whole = cost.sample * sum(samples) + cost.step * in_a_row + cost.client * len(taken)
-    fair_share = whole / sum(1 / each for each in takes)
-    loads, chosen, of_all = np.zeros((4, num_ranks)), [0] * len(taken), np.array(takes)
-    for place in sorted(range(len(taken)), key=lambda place: -alone[place]):
-        own, rank = (samples[place], taken[place]), home[place]
-        with_it = _with(loads[:, rank].tolist(), *own)
-        if cost.at(*with_it) * takes[rank] > fair_share:
-            more = np.array([loads[0] + own[0], loads[1] + own[1], np.maximum(loads[2], own[1]), loads[3] + 1])
-            rank = int(np.argmin(cost.of(more) * of_all))
-            with_it = _with(loads[:, rank].tolist(), *own)
-        chosen[place] = rank
-        loads[:, rank] = with_it
-    return chosen
+    cost, chosen = cost or Cost(), np.array(home, np.int64)
+    if not len(chosen):
+        return []
+    takes = np.ones(num_ranks) if speeds is None else 1 / np.asarray(speeds)
+    taken = np.zeros(len(chosen)) if steps is None else np.asarray(steps, np.float64)
+    members = np.array([np.asarray(samples, np.float64), taken, taken, np.ones(len(chosen))])
+    alone, loads = cost.of(members), np.zeros((4, num_ranks))
+    longest_first = np.argsort(-alone, kind="stable")
+    fair_share = _whole(members, num_ranks, cost) / np.cumsum(1 / takes)[-1] * (1 + ROUNDING)
+
+    def place_one_by_one(places: np.ndarray) -> None:
+        for place in places.tolist():
+            more = _with(loads, members[:, place : place + 1])
+            ends = cost.of(more) * takes
+            if ends[chosen[place]] > fair_share:
+                soonest = int(ends.argmin())
+                if ends[soonest] < ends[chosen[place]]:
+                    chosen[place] = soonest
+            loads[:, chosen[place]] = more[:, chosen[place]]
+
+    is_small = alone * takes[chosen] <= SMALL * fair_share
+    place_one_by_one(longest_first[~is_small[longest_first]])
+    small = longest_first[is_small[longest_first]]
+    by_home = small[np.argsort(chosen[small], kind="stable")]
+    rank = chosen[by_home]
+    up_to_each = _with(loads[:, rank], _running(members[:, by_home], rank))
+    stays = np.zeros(len(chosen), bool)
+    stays[by_home] = cost.of(up_to_each) * takes[rank] <= fair_share
+    for part in (0, 1, 3):
+        loads[part] += np.bincount(chosen[stays], members[part, stays], num_ranks)
+    np.maximum.at(loads[2], chosen[stays], taken[stays])
+    place_one_by_one(small[~stays[small]])
+    return chosen.tolist()
 
 
-def _with(load: Sequence[float], own: float, taken: float) -> tuple[float, float, float, float]:
-    """Return a rank's load with one more client."""
-    samples, steps, longest, clients = load
-    return samples + own, steps + taken, max(longest, taken), clients + 1
+def _whole(members: np.ndarray, num_ranks: int, cost: Cost) -> float:
+    """Return what members, (4, S), take in all, at the least."""
+    samples, steps, _, clients = np.cumsum(members, axis=1)[:, -1].tolist()
+    side_by_side = np.cumsum(np.sort(members[2])[::-1][:num_ranks])[-1]
+    return cost.sample * samples + cost.step * max(steps / cost.together, side_by_side) + cost.client * clients
+
+
+def _with(loads: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Return loads (4, n) with more (4, n) to do."""
+    total = loads + more
+    np.maximum(loads[2], more[2], out=total[2])
+    return total
+
+
+def _running(members: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Return the load, (4, S), of each member's rank up to it, for members (4, S) in the order of their ranks (S,)."""
+    first, totals = np.searchsorted(rank, rank), np.cumsum(members, axis=1)
+    loads = totals - (totals - members)[:, first]
+    apart = rank * (members[2].max(initial=0) + 1)
+    loads[2] = np.maximum.accumulate(members[2] + apart) - apart
+    return loads
 
 
 class Placement:
@@ -134,11 +171,11 @@ class Placement:
 
     def place(self, clients: np.ndarray, samples: np.ndarray, steps: np.ndarray) -> list[int]:
         """Return the rank of each cohort member, (S,), from their numbers, and the samples and steps of each, (S,)."""
-        home = self.home[clients].tolist()
+        home = self.home[clients]
         if not self.balanced:
-            return home
+            return home.tolist()
         groups = np.arange(0, len(samples), self._inseparable)
-        own, taken = np.add.reduceat(samples, groups).tolist(), np.maximum.reduceat(steps, groups).tolist()
+        own, taken = np.add.reduceat(samples, groups), np.maximum.reduceat(steps, groups)
         ranks = spread(own, home[:: self._inseparable], self._num_ranks, self._speeds, taken, self._cost)
         return np.repeat(ranks, self._inseparable)[: len(home)].tolist()
 

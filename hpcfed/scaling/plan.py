@@ -75,8 +75,8 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
     home, slowest, average = homes(sizes, ranks), [], []
     for round in range(1, min(DRAWN, recipe.rounds) + 1):
         members = drawn.round(round)
-        at_home = home[members.clients].tolist()
-        where = at_home if stays else spread(members.work.tolist(), at_home, ranks)
+        at_home = home[members.clients]
+        where = at_home if stays else spread(members.work, at_home, ranks)
         per_rank = np.bincount(where, weights=members.work, minlength=ranks)
         slowest.append(per_rank.max())
         average.append(per_rank.mean())

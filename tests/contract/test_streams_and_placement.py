@@ -71,6 +71,9 @@ def test_equal_clients_are_spread_evenly_wherever_they_are_at_home(home):
 
 def test_clients_stay_at_home_where_that_is_fair():
     assert spread([5, 5, 5, 5], [1, 0, 1, 0], 2) == [1, 0, 1, 0]
+    assert spread([5, 9, 7], [11, 2, 5], 12) == [11, 2, 5]  # more ranks than clients
+    assert spread([1] * 90 + [60], [0] * 45 + [1] * 45 + [2], 3) == [0] * 45 + [1] * 45 + [2]
+    assert spread([], [], 3) == []
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5, 12])
