@@ -41,11 +41,13 @@ class Workload:
     batch_size: int
 
 
+MLP = Workload(
+    "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, (784,), 10, cohort=10, batch_size=50
+)
 LOGISTIC = Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, (60,), 5, cohort=20, batch_size=5)
 WORKLOADS = {
-    "mlp": Workload(
-        "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, (784,), 10, cohort=10, batch_size=50
-    ),
+    "mlp": MLP,
+    "mlp-100": replace(MLP, letter="A100", cohort=100),
     "cnn": Workload(
         "B",
         "CNN conv5(64)-pool-conv5(64)-pool-394-192-10",

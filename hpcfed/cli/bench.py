@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hpcfed.bench.timing import Timing
 
-WORKLOADS = ("mlp", "cnn", "logistic", "logistic-200")
+WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
 ENTRIES = (100_000, 1_000_000, 11_000_000)
 
 repeats = click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each.")
