@@ -60,7 +60,7 @@ class Plan:
 
     def __str__(self) -> str:
         seeds = len(self.units) // len(self.points)
-        return f"{_count(len(self.points), 'configuration')} × {_count(seeds, 'seed')}"
+        return f"{counted(len(self.points), 'configuration')} × {counted(seeds, 'seed')}"
 
 
 def make_plan(
@@ -148,5 +148,6 @@ def _seed(recipe: Recipe) -> str:
     return str(recipe.seed.model) if len(set(told.values())) == 1 else json.dumps(told)
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return the number with the word in the singular or plural."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -19,7 +19,7 @@ from hpcfed.folder import RunFolder
 from hpcfed.progress import QUIET_SECONDS, Reporter, clock
 from hpcfed.signals import Heard, heeded
 from hpcfed.sweep.claims import AGAIN, POLL, Claims, Standing
-from hpcfed.sweep.plan import Plan, Unit
+from hpcfed.sweep.plan import Plan, Unit, counted
 from hpcfed.world import World
 
 T = TypeVar("T")
@@ -134,9 +134,8 @@ class Teller:
             return
         counts = self._counts()
         self._decided, self._spoke = counts["decided"], time.monotonic()
-        size = f"{self.world.size} rank{'s' * (self.world.size > 1)} in {self.groups} group{'s' * (self.groups > 1)}"
-        count = len(self.plan.units)
-        runs = f"{self.plan} = {count} run{'s' * (count > 1)}, {counts['decided']} done"
+        size = f"{counted(self.world.size, 'rank')} in {counted(self.groups, 'group')}"
+        runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
         print(f"{self.plan.name}: {runs}; {size}; {self.plan.folder}", flush=True)
 
     def tell(self, *, now: bool = False) -> None:
