@@ -24,6 +24,7 @@ from hpcfed.flat import FlatModel
 from hpcfed.folder import RunFolder
 from hpcfed.parts import Parts
 from hpcfed.personal import COLUMNS, ClientScores
+from hpcfed.processor import cpu_model
 from hpcfed.reduce.exact import units_of
 from hpcfed.reduce.fused import KINDS
 from hpcfed.simulation import Outcome
@@ -151,12 +152,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def cpu_model() -> str:
-    """Return what this host calls its processor, "" where it does not say."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()

@@ -22,6 +22,7 @@ from hpcfed.memory import keep_freed_memory
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
 from hpcfed.placement import Placement, homes
+from hpcfed.processor import favours_onednn
 from hpcfed.products import check_product
 from hpcfed.rng import Purpose, torch_seed
 from hpcfed.staging import open_federation
@@ -79,7 +80,7 @@ def _parts(section: Algorithm) -> dict[str, str]:
 
 
 def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Local:
-    """Return the recipe's ``local``, its engine chosen; with the one step of a method that takes no other.
+    """Return the recipe's ``local``, its engine and products chosen; with the one step of a method that takes no other.
 
     Raises:
         InputError: the recipe says nowhere how much a client works, or its engine cannot do it.
@@ -97,12 +98,32 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Loc
     if engine == "batched" and any(hindrances.values()):
         why = next(why for why, is_so in hindrances.items() if is_so)
         raise InputError(f"local.engine: batched with {why}", remedy="use local.engine: sequential")
-    recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update={"engine": engine})})
+    chosen = {"engine": engine, "matmul": _matmul(recipe, engine, spec)}
+    recipe = recipe.model_copy(update={"local": recipe.local.model_copy(update=chosen)})
     if method.local.full_gradient:
         return recipe.local.model_copy(update={"steps": 1, "epochs": None, "batch_size": "full"})
     if recipe.local.steps is None and recipe.local.epochs is None and recipe.budget is None:
         raise InputError("local", expected="'local.steps', 'local.epochs' or 'budget'", got="none of them")
     return recipe.local
+
+
+def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
+    """Return what computes the products of stacked clients on a CPU.
+
+    Raises:
+        InputError: the recipe names what cannot.
+    """
+    hindrances = {
+        f"local.engine: {engine}": engine != "batched",
+        f"dtype: {recipe.dtype}": recipe.dtype != "float32",
+    }
+    if recipe.local.matmul == "onednn" and any(hindrances.values()):
+        why = next(why for why, is_so in hindrances.items() if is_so)
+        raise InputError(f"local.matmul: onednn with {why}", remedy="use local.matmul: blas")
+    if recipe.local.matmul != "auto":
+        return recipe.local.matmul
+    ours = spec is not None and spec.stacks and not any(hindrances.values())
+    return "onednn" if ours and recipe.device != "cuda" and favours_onednn() else "blas"
 
 
 def assemble(recipe: Recipe, world: World, seat: Seat | None = None) -> tuple[Parts, Evaluator]:

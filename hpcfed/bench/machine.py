@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
+from hpcfed.processor import cpu_model
+
 
 def describe() -> dict[str, Any]:
     """Return the date, the machine and the versions that a result depends on."""
-    from hpcfed.record import cpu_model
-
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": platform.node(),

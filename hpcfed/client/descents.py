@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.client.networks import Layer, Network, Perceptron
+from hpcfed.client.matmul import Layer
+from hpcfed.client.networks import Network, Perceptron
 from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.solver import Stepping, Task
 from hpcfed.config.recipe import Local as LocalSection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcfed.client.matmul import OneDNN, matmul_for
 from hpcfed.client.networks import Network, Vectorized, perceptron_of
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.client.stacked import StackedSolver
@@ -39,16 +40,19 @@ def engine_for(
         movable: whether a cohort can be cut into groups before it is placed on ranks.
 
     Raises:
-        InputError: the batched engine cannot take the model, it cannot be compiled, or the device knows no such
-            precision.
+        InputError: the batched engine or its products cannot take the model, it cannot be compiled, or the device knows
+            no such precision.
     """
     if section.engine != "batched":
         solver = SequentialSolver(model, loss, section, seed, precision=precision, draws=draws)
         if section.compile:
             try_compiled(solver, like)
         return solver
-    network: Network = perceptron_of(model.module, loss) or Vectorized(model.module, loss)
+    matmul = matmul_for(section.matmul, model.vector)
+    network: Network = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
     if isinstance(network, Vectorized):
+        if isinstance(matmul, OneDNN):
+            raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
         try_vectorized(network, model, like)
     return StackedSolver(model, network, section, seed, like, movable=movable)
 

@@ -6,12 +6,13 @@ Clients are stacked along a first axis: R of them have each parameter as one ten
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from hpcfed.client.matmul import Blas, Layer
 from hpcfed.losses import Loss
 from hpcfed.models.modules import FlatLinear, FlatSequential
 
@@ -28,22 +29,6 @@ class Network(Protocol):
         ...
 
 
-class Layer(NamedTuple):
-    """A linear layer of R clients.
-
-    Attributes:
-        weight: (R, outputs, inputs).
-        across: the same memory as (R, inputs, outputs).
-        bias: (R, outputs), or None.
-        row: the same memory as (R, 1, outputs), or None.
-    """
-
-    weight: Tensor
-    across: Tensor
-    bias: Tensor | None
-    row: Tensor | None
-
-
 class Perceptron:
     """Linear layers with ReLU between them, their gradients written out:
 
@@ -56,18 +41,19 @@ class Perceptron:
     Args:
         has_bias: of each layer, the first one first.
         loss: one with a canonical link, `inverse_link` and `encode`.
+        matmul: what computes the products.
     """
 
-    def __init__(self, has_bias: Sequence[bool], loss: Loss):
+    def __init__(self, has_bias: Sequence[bool], loss: Loss, matmul: Blas):
         if loss.inverse_link is None or loss.encode is None:
             raise ValueError("a loss without a canonical link")
-        self._has_bias = tuple(has_bias)
+        self._has_bias, self._matmul = tuple(has_bias), matmul
         self._loss, self._inverse_link, self._encode = loss, loss.inverse_link, loss.encode
 
     @property
     def kind(self) -> Hashable:
         """What tells it from others of the same shapes."""
-        return self._has_bias, self._inverse_link, self._encode, self._loss.reduction
+        return self._has_bias, self._inverse_link, self._encode, self._loss.reduction, type(self._matmul)
 
     def layers(self, stack: Stack) -> list[Layer]:
         """Return the layers that parameters make up."""
@@ -83,7 +69,7 @@ class Perceptron:
         inputs, z = self._forward(layers, x.flatten(2))
         slope = self._inverse_link(z).sub_(self.encoded(y, layers)).mul_(self._share(x.shape[1]))
         for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
-            slot.weight.copy_(torch.bmm(outgoing.transpose(1, 2), incoming))
+            slot.weight.copy_(self._matmul.gradient(outgoing, incoming))
             if slot.bias is not None:
                 slot.bias.copy_(outgoing.sum(1))
         return self.losses(z, y)
@@ -103,7 +89,7 @@ class Perceptron:
         inputs, z = self._forward(layers, x)
         slope, step = self._inverse_link(z).sub_(encoded), -lr * self._share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
-            layer.weight.baddbmm_(outgoing.transpose(1, 2), incoming, beta=keep, alpha=step)
+            self._matmul.descend(layer, outgoing, incoming, keep, step)
             if layer.bias is not None:
                 layer.bias.mul_(keep).add_(outgoing.sum(1), alpha=step)
         return z
@@ -121,27 +107,25 @@ class Perceptron:
         """What a sample's loss counts for in its minibatch's."""
         return 1 / batch if self._loss.reduction == "mean" else 1.0
 
-    @staticmethod
-    def _forward(layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
+    def _forward(self, layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the input of each layer, (R, B, …), and z, (R, B, C)."""
         inputs, z = [], x
         for number, layer in enumerate(layers):
             if number:
                 z = z.relu_()
             inputs.append(z)
-            z = torch.bmm(z, layer.across) if layer.row is None else torch.baddbmm(layer.row, z, layer.across)
+            z = self._matmul.outputs(layer, z)
         return inputs, z
 
-    @staticmethod
     def _backward(
-        layers: Sequence[Layer], slots: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor
+        self, layers: Sequence[Layer], slots: Sequence[Layer], inputs: Sequence[Tensor], slope: Tensor
     ) -> Iterator[tuple[Layer, Tensor, Tensor]]:
         """Yield each layer's slot, its input h and its D, the last layer first; then its parameters may change."""
         outgoing = slope
         for number in range(len(layers) - 1, -1, -1):
             incoming, current = inputs[number], outgoing
             if number:
-                outgoing = torch.ops.aten.threshold_backward(torch.bmm(current, layers[number].weight), incoming, 0)
+                outgoing = torch.ops.aten.threshold_backward(self._matmul.backward(layers[number], current), incoming, 0)
             yield slots[number], incoming, current
 
 
@@ -164,7 +148,7 @@ class Vectorized:
         return losses
 
 
-def perceptron_of(module: nn.Module, loss: Loss) -> Perceptron | None:
+def perceptron_of(module: nn.Module, loss: Loss, matmul: Blas) -> Perceptron | None:
     """Return a module's `Perceptron`, where it is one and nothing else hangs on it; else None."""
     if loss.inverse_link is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return None
@@ -183,7 +167,7 @@ def perceptron_of(module: nn.Module, loss: Loss) -> Perceptron | None:
         return None
     if not all(parameter.requires_grad for parameter in parameters):
         return None
-    return Perceptron([part.bias is not None for part in linear], loss)
+    return Perceptron([part.bias is not None for part in linear], loss, matmul)
 
 
 def _flattens(part: nn.Module) -> bool:

@@ -167,6 +167,7 @@ class Local(Section):
     eps: float = Field(1e-8, gt=0)
     augment: Augment | None = None
     engine: Literal["auto", "sequential", "batched"] = "auto"
+    matmul: Literal["auto", "blas", "onednn"] = "auto"
     compile: bool = False
 
     @model_validator(mode="after")

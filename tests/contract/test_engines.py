@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from hpcfed.client import matmul, stacked
 from hpcfed.client.engine import engine_for
+from hpcfed.client.matmul import Blas
 from hpcfed.client.networks import Perceptron, perceptron_of
 from hpcfed.client.solver import Engine, Task
 from hpcfed.client.stacked import StackedSolver
@@ -131,16 +133,71 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
             assert loss == pytest.approx(their_loss, rel=near["rtol"])
 
 
+ONEDNN_CASES = [
+    (name, local, least) for name in ("images", "MNIST's") for local in (LOCALS[0], LOCALS[1]) for least in (0, 2000)
+]
+
+
+@pytest.mark.parametrize(("name", "local", "least"), ONEDNN_CASES)
+def test_products_by_onednn(monkeypatch, name, local, least):
+    """All products, and only those of some layers; a client's result whoever is stacked with it, and beside BLAS's."""
+    monkeypatch.setattr(matmul, "LARGE", least)
+    monkeypatch.setattr(stacked, "_FOUND", {})  # what was found with another limit
+    which, local = MODELS[name], local | {"engine": "batched", "weight_decay": 1e-3}
+    engine, model = built(which, local | {"matmul": "onednn"}, torch.float32)
+    by_blas, _ = built(which, local | {"matmul": "blas"}, torch.float32)
+    w = model.vector.clone()
+    tasks = tasks_for(which, model, [12, 12, 5, 0, 17, 1], [3, 4, 7, 0, 4, 2], 0.3)
+    together = solved(engine, w, tasks)
+    for first, last in ((0, 1), (1, 4), (2, 6), (5, 6)):
+        for (delta, loss), (own_delta, own_loss) in zip(
+            together[first:last], solved(engine, w, tasks[first:last]), strict=True
+        ):
+            assert engine.inseparable > 1 or (torch.equal(delta, own_delta) and loss == own_loss)
+    for (delta, loss), (their_delta, their_loss) in zip(together, solved(by_blas, w, tasks), strict=True):
+        torch.testing.assert_close(delta, their_delta, rtol=2e-4, atol=2e-5)  # rounding of seven float32 steps
+        assert loss == pytest.approx(their_loss, rel=1e-5)
+
+
+def test_onednn_is_used_for_large_products(monkeypatch):
+    """With the sizes of a real minibatch: the first layer's products alone, one a client."""
+    asked, product = [], matmul._product
+
+    def counted(x, weight, bias=None):
+        asked.append((*x.shape, weight.shape[0]))
+        return product(x, weight, bias)
+
+    engine, model = built(MODELS["MNIST's"], {"engine": "batched", "matmul": "onednn", "steps": 1}, torch.float32)
+    tasks = tasks_for(MODELS["MNIST's"], model, [50, 50], [1, 1], 0.0)
+    monkeypatch.setattr(matmul, "_product", counted)
+    solved(engine, model.vector.clone(), tasks)
+    assert sorted(asked) == [(50, 784, 200)] * 2 + [(200, 50, 784)] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "local", "dtype", "why"),
+    [
+        ("logistic", {"engine": "batched"}, torch.float64, "cannot be reached in torch"),
+        ("cifar-cnn", {"engine": "batched"}, torch.float32, "is for linear models and perceptrons"),
+    ],
+)
+def test_onednn_where_it_cannot_be(model, local, dtype, why):
+    which = MODELS.get(model, ({"name": model}, (3, 16, 16), 10))
+    with pytest.raises(InputError, match=f"local.matmul: onednn {why}.*use.*blas") as refused:
+        built(which, local | {"steps": 1, "matmul": "onednn"}, dtype)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_machine_that_mixes_clients_is_found_out():
     """A network whose results depend on the group's size: where a cohort cannot be cut beforehand, clients go alone."""
 
     class Mixing(Perceptron):
-        def descend(self, parameters, x, y, keep, lr):
-            return super().descend(parameters, x * (1 + 2.0**-20 * len(x)), y, keep, lr)
+        def descend(self, layers, x, encoded, keep, lr):
+            return super().descend(layers, x * (1 + 2.0**-20 * len(x)), encoded, keep, lr)
 
     _, model = built(MODELS["logistic"], {"engine": "sequential", "steps": 1}, torch.float32)
     local, like = Local(batch_size=5, steps=1), (torch.zeros(1, 60), torch.zeros(1, dtype=torch.int64))
-    network = Mixing([True], loss_for(LossSection(), "classification", []))
+    network = Mixing([True], loss_for(LossSection(), "classification", []), Blas())
     held = StackedSolver(model, network, local, 0, like, movable=False)
     assert (held.together, held.inseparable) == (1, 1)
     moved = StackedSolver(model, network, local, 0, like, movable=True)
@@ -223,6 +280,6 @@ def test_a_compiled_model_learns_the_same():
 )
 def test_perceptrons_are_told_from_other_modules(module, stacks):
     loss = loss_for(LossSection(), "classification", [])
-    assert (perceptron_of(module, loss) is not None) == stacks
+    assert (perceptron_of(module, loss, Blas()) is not None) == stacks
     module.register_forward_hook(lambda *_: None)
-    assert perceptron_of(module, loss) is None
+    assert perceptron_of(module, loss, Blas()) is None

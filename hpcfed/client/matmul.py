@@ -1,0 +1,116 @@
+"""The matrix products of stacked clients: by torch's BLAS, all clients in a call, or the large ones by oneDNN.
+
+MKL, the BLAS in torch's builds, takes its AVX2 path on processors that are not Intel's, so that on those with AVX-512
+oneDNN, which is in the same builds, computes a large product in half the time. The operator is not part of torch's
+public interface, so it is asked for and tried before the first round (`matmul_for`), never taken for granted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfed.errors import InputError
+
+LARGE = 1 << 22
+"""Multiplications of one client's product from which oneDNN computes it; smaller ones are no faster there."""
+
+
+class Layer(NamedTuple):
+    """A linear layer of R clients.
+
+    Attributes:
+        weight: (R, outputs, inputs).
+        across: the same memory as (R, inputs, outputs).
+        bias: (R, outputs), or None.
+        row: the same memory as (R, 1, outputs), or None.
+    """
+
+    weight: Tensor
+    across: Tensor
+    bias: Tensor | None
+    row: Tensor | None
+
+
+class Blas:
+    """Every product of R clients in one call of torch's BLAS."""
+
+    def outputs(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b, (R, B, outputs), of x (R, B, inputs)."""
+        return torch.bmm(x, layer.across) if layer.row is None else torch.baddbmm(layer.row, x, layer.across)
+
+    def backward(self, layer: Layer, outgoing: Tensor) -> Tensor:
+        """Return D W, (R, B, inputs), of D (R, B, outputs)."""
+        return torch.bmm(outgoing, layer.weight)
+
+    def gradient(self, outgoing: Tensor, incoming: Tensor) -> Tensor:
+        """Return Dᵀ h, (R, outputs, inputs), of D and h (R, B, inputs)."""
+        return torch.bmm(outgoing.transpose(1, 2), incoming)
+
+    def descend(self, layer: Layer, outgoing: Tensor, incoming: Tensor, keep: float, step: float) -> None:
+        """Set W to keep·W + step·Dᵀ h."""
+        layer.weight.baddbmm_(outgoing.transpose(1, 2), incoming, beta=keep, alpha=step)
+
+
+class OneDNN(Blas):
+    """Products of `LARGE` and more by oneDNN, a call for each client; the others as ever."""
+
+    def outputs(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return x Wᵀ + b; see `Blas`."""
+        if not _is_large(x, layer.across):
+            return super().outputs(layer, x)
+        biases = [None] * len(x) if layer.bias is None else layer.bias.unbind()
+        return torch.stack([_product(*one) for one in zip(x.unbind(), layer.weight.unbind(), biases, strict=True)])
+
+    def backward(self, layer: Layer, outgoing: Tensor) -> Tensor:
+        """Return D W; see `Blas`."""
+        if not _is_large(outgoing, layer.weight):
+            return super().backward(layer, outgoing)
+        return torch.stack([_product(*one) for one in zip(outgoing.unbind(), layer.across.unbind(), strict=True)])
+
+    def gradient(self, outgoing: Tensor, incoming: Tensor) -> Tensor:
+        """Return Dᵀ h; see `Blas`."""
+        across = outgoing.transpose(1, 2)
+        if not _is_large(across, incoming):
+            return super().gradient(outgoing, incoming)
+        return torch.stack([_product(d, h.T) for d, h in zip(across.unbind(), incoming.unbind(), strict=True)])
+
+    def descend(self, layer: Layer, outgoing: Tensor, incoming: Tensor, keep: float, step: float) -> None:
+        """Set W to keep·W + step·Dᵀ h; see `Blas`."""
+        across = outgoing.transpose(1, 2)
+        if not _is_large(across, incoming):
+            super().descend(layer, outgoing, incoming, keep, step)
+            return
+        for weight, d, h in zip(layer.weight.unbind(), across.unbind(), incoming.unbind(), strict=True):
+            weight.mul_(keep).add_(_product(d, h.T), alpha=step)
+
+
+def matmul_for(name: str, like: Tensor) -> Blas:
+    """Return what computes products, by the recipe's ``local.matmul``, of tensors like that one.
+
+    On a GPU that is torch's BLAS, whatever the name.
+
+    Raises:
+        InputError: oneDNN cannot be reached.
+    """
+    if name != "onednn" or like.device.type != "cpu":
+        return Blas()
+    try:
+        _product(like.new_ones(1, 2), like.new_ones(1, 2), like.new_ones(1))
+    except (RuntimeError, AttributeError) as error:  # a build without it, a type that it has not, another signature
+        why = str(error).splitlines()[0]
+        what = f"local.matmul: onednn cannot be reached in torch {torch.__version__} ({why})"
+        raise InputError(what, remedy="use local.matmul: blas") from error
+    return OneDNN()
+
+
+def _is_large(left: Tensor, right: Tensor) -> bool:
+    """Whether each product of (R, m, k) and (R, k, n) is."""
+    return left.shape[1] * left.shape[2] * right.shape[2] >= LARGE
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x Wᵀ + b, (m, n), of x (m, k), W (n, k) and b (n,)."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
