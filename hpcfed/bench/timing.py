@@ -116,7 +116,7 @@ def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
     command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
     def read(done: Done) -> Turn:
-        turn = _recorded(output, warm_up)
+        turn = recorded(output, warm_up)
         return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
 
     return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
@@ -136,13 +136,13 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
         commands.append(run_command(folder / "recipe.yaml", 1, *changes))
 
     def read(_: Done) -> Turn:
-        return Turn(wall=fmean(_recorded(output, warm_up).wall for output in outputs))
+        return Turn(wall=fmean(recorded(output, warm_up).wall for output in outputs))
 
     together = [sys.executable, "-c", SIDE_BY_SIDE, json.dumps(commands)]
     return Contender(f"hpcfed, {count} apart", together, read)
 
 
-def _recorded(output: Path, warm_up: int) -> Turn:
+def recorded(output: Path, warm_up: int) -> Turn:
     """Return what the rounds of a run took by its record, and remove the run."""
     with (output / "metrics.jsonl").open(encoding="utf-8") as record:
         seconds = [json.loads(line)["seconds"] for line in record][warm_up:]

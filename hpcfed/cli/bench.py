@@ -38,9 +38,14 @@ def rounds_of(count: int) -> Any:
 
 
 class _RoundsUnlessNamed(click.Group):
-    """A group in which what names no subcommand is for ``rounds``: ``hpcfed bench mlp --repeats 3``."""
+    """A group in which what names no subcommand is for ``rounds``: ``hpcfed bench mlp --repeats 3``.
+
+    ``--calibrate`` is another way to write ``calibrate``.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--calibrate" in args:
+            args = ["calibrate", *(arg for arg in args if arg != "--calibrate")]
         if not args or (args[0] not in self.commands and args[0] not in self.get_help_option_names(ctx)):
             args = ["rounds", *args]
         return super().parse_args(ctx, args)
@@ -106,6 +111,39 @@ def rounds_command(
         _show(tables.rounds(timings), tables.phases(timings))
         results[name] = _plain(timings)
     _keep(json_file, "rounds", results)
+
+
+@command.command("calibrate")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each.")
+@rounds_of(10)
+@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks of each run.")
+@json_file
+def calibrate_command(
+    recipe: Path,
+    overrides: tuple[str, ...],
+    repeats: int,
+    rounds: int,
+    warm_up: int,
+    ranks: int,
+    json_file: Path | None,
+) -> None:
+    """Time rounds of RECIPE by each `local.engine` and `local.matmul` on this machine, and say what to write into it.
+
+    Without it, `auto` takes what its rule says of the model and the processor. The choice is part of the recipe, since
+    a result's last bits depend on it.
+    """
+    from hpcfed.bench import tables
+    from hpcfed.bench.calibration import calibrate
+
+    with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
+        found = calibrate(recipe, overrides, Path(scratch), rounds, warm_up, repeats, ranks, _tell)
+    _show(tables.pairs(found.timings))
+    for name, why in found.refused.items():
+        _tell(f"{name} is no choice: {why}")
+    _tell(found.advice)
+    _keep(json_file, "calibrate", {"timings": _plain(found.timings), "advice": found.advice})
 
 
 @command.command("start")

@@ -45,9 +45,9 @@ class Blas:
         """Return D W, (R, B, inputs), of D (R, B, outputs)."""
         return torch.bmm(outgoing, layer.weight)
 
-    def gradient(self, outgoing: Tensor, incoming: Tensor) -> Tensor:
-        """Return Dᵀ h, (R, outputs, inputs), of D and h (R, B, inputs)."""
-        return torch.bmm(outgoing.transpose(1, 2), incoming)
+    def gradient(self, outgoing: Tensor, incoming: Tensor, out: Tensor) -> None:
+        """Write Dᵀ h, (R, outputs, inputs), of D and h (R, B, inputs)."""
+        torch.bmm(outgoing.transpose(1, 2), incoming, out=out)
 
     def descend(self, layer: Layer, outgoing: Tensor, incoming: Tensor, keep: float, step: float) -> None:
         """Set W to keep·W + step·Dᵀ h."""
@@ -70,12 +70,14 @@ class OneDNN(Blas):
             return super().backward(layer, outgoing)
         return torch.stack([_product(*one) for one in zip(outgoing.unbind(), layer.across.unbind(), strict=True)])
 
-    def gradient(self, outgoing: Tensor, incoming: Tensor) -> Tensor:
-        """Return Dᵀ h; see `Blas`."""
+    def gradient(self, outgoing: Tensor, incoming: Tensor, out: Tensor) -> None:
+        """Write Dᵀ h; see `Blas`."""
         across = outgoing.transpose(1, 2)
         if not _is_large(across, incoming):
-            return super().gradient(outgoing, incoming)
-        return torch.stack([_product(d, h.T) for d, h in zip(across.unbind(), incoming.unbind(), strict=True)])
+            super().gradient(outgoing, incoming, out)
+            return
+        for slot, d, h in zip(out.unbind(), across.unbind(), incoming.unbind(), strict=True):
+            slot.copy_(_product(d, h.T))
 
     def descend(self, layer: Layer, outgoing: Tensor, incoming: Tensor, keep: float, step: float) -> None:
         """Set W to keep·W + step·Dᵀ h; see `Blas`."""

@@ -69,9 +69,9 @@ class Perceptron:
         inputs, z = self._forward(layers, x.flatten(2))
         slope = self._inverse_link(z).sub_(self.encoded(y, layers)).mul_(self._share(x.shape[1]))
         for slot, incoming, outgoing in self._backward(layers, self.layers(out), inputs, slope):
-            slot.weight.copy_(self._matmul.gradient(outgoing, incoming))
+            self._matmul.gradient(outgoing, incoming, slot.weight)
             if slot.bias is not None:
-                slot.bias.copy_(outgoing.sum(1))
+                torch.sum(outgoing, 1, out=slot.bias)
         return self.losses(z, y)
 
     def descend(self, layers: Sequence[Layer], x: Tensor, encoded: Tensor, keep: float, lr: float) -> Tensor:
@@ -125,7 +125,8 @@ class Perceptron:
         for number in range(len(layers) - 1, -1, -1):
             incoming, current = inputs[number], outgoing
             if number:
-                outgoing = torch.ops.aten.threshold_backward(self._matmul.backward(layers[number], current), incoming, 0)
+                slope_within = self._matmul.backward(layers[number], current)
+                outgoing = torch.ops.aten.threshold_backward(slope_within, incoming, 0)
             yield slots[number], incoming, current
 
 

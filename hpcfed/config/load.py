@@ -63,6 +63,13 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
 
 
+def of_rounds_alone(rounds: int, output: Path) -> tuple[str, ...]:
+    """Return the overrides with which a recipe trains so many rounds for a measurement, and does nothing else."""
+    nothing_else = (f"evaluate.{what}every=0" for what in ("", "train.", "clients."))
+    quoted = str(output).replace("'", "''")
+    return f"rounds={rounds}", *nothing_else, "stop={}", "checkpoint={every: 0}", "observers=[]", f"output='{quoted}'"
+
+
 def to_plain(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as plain YAML data, paths as text, keys in their documented order."""
     return recipe.model_dump(mode="json", by_alias=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
 PROBED = (8, 1 << 16, 1 << 20)
 """Bytes of the Allreduces that are timed besides the round's own."""
-OUTSIDE = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "python_path")
+OUTSIDE = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "observers", "python_path")
 """Keys of the recipe that a measurement changes, or that change nothing in it."""
 
 

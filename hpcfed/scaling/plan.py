@@ -10,6 +10,7 @@ import numpy as np
 
 from hpcfed import algorithms
 from hpcfed.cohort import Cohorts
+from hpcfed.config.load import of_rounds_alone
 from hpcfed.config.recipe import Cohort, Recipe
 from hpcfed.errors import InputError
 from hpcfed.placement import homes, spread
@@ -58,10 +59,9 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Se
 
 def overrides(recipe: Recipe, setting: Setting, rounds: int, output: Path) -> Iterator[str]:
     """Yield what a measured run changes in its recipe: rounds of training and nothing else."""
-    yield from (f"rounds={rounds}", "evaluate.every=0", "evaluate.train.every=0", "stop={}", "checkpoint={every: 0}")
+    yield from of_rounds_alone(rounds, output)
     if setting.cohort is not None:
         yield f"cohort={{size: {setting.cohort}, sampling: {recipe.cohort.sampling}}}"
-    yield f"output='{str(output).replace(chr(39), 2 * chr(39))}'"
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:

@@ -12,14 +12,28 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
+from hpcfed.bench.calibration import Calibration
 from hpcfed.bench.phases import PHASES, phases_of
-from hpcfed.bench.timing import BARE, SIDE_BY_SIDE, Done, in_turn, last_json, ours, ours_apart, own, run_to_end
+from hpcfed.bench.timing import (
+    BARE,
+    SIDE_BY_SIDE,
+    Done,
+    Timing,
+    Turn,
+    in_turn,
+    last_json,
+    ours,
+    ours_apart,
+    own,
+    run_to_end,
+)
 from hpcfed.bench.workloads import WORKLOADS
 from hpcfed.cli.bench import WORKLOADS as OFFERED
 from hpcfed.cli.bench import command
 from hpcfed.config.recipe import Model
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.models import spec
+from tests.launch import launch
 
 SECONDS = {"local": 0.5, "convert": 0.1, "wait": 0.05, "reduce": 0.2, "server": 0.1, "evaluate": 0.0, "total": 0.9}
 
@@ -99,6 +113,25 @@ def test_the_bare_loop_trains_the_same_model(name: str, bare_loop: ModuleType) -
     mine = spec(Model.model_validate(work.model)).build(work.shape, work.classes)
     assert [p.shape for p in build().parameters()] == [p.shape for p in mine.parameters()]
     assert batch_size == work.batch_size
+
+
+def test_a_choice_is_advised_where_it_is_clearly_faster() -> None:
+    auto, near, fast = (Timing(name, (Turn(wall), Turn(2 * wall))) for name, wall in (("a", 10), ("b", 9.8), ("c", 7)))
+    assert Calibration([auto, near], {}).advice == "auto takes a, and nothing is clearly faster here"
+    assert Calibration([auto, near, fast], {}).advice.startswith("c takes 0.70 of the time")
+
+
+def test_choices_are_timed_on_the_users_recipe(folder: Path, environment: dict[str, str]) -> None:
+    """In float64, which oneDNN does not take; what else the recipe asks for is left out, and its run folder alone."""
+    few = ["--repeats", "1", "--rounds", "1", "--warm-up", "0", "--json", "found.json"]
+    command = ["bench", "--calibrate", "recipe.yaml", "dtype=float64", "evaluate.clients.every=1", *few]
+    done = launch(0, command, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    timed = json.loads((folder / "found.json").read_text())["calibrate"]["timings"]
+    names = [f"local.engine={engine} local.matmul=blas" for engine in ("batched", "sequential")]
+    assert [timing["name"] for timing in timed] == names
+    assert "local.matmul=onednn is no choice: local.matmul: onednn with dtype: float64" in done.stdout
+    assert not (folder / "run").exists()
 
 
 def test_a_workload_that_is_not_one_is_refused() -> None:
