@@ -17,6 +17,11 @@ from hpcfed.losses import Loss
 from hpcfed.models.modules import FlatLinear, FlatSequential
 
 LINEAR = (FlatLinear, nn.Linear)
+SMALL = 400
+"""Entries of D below which its sum over samples is taken as a product with ones, one operation in place of three.
+
+Torch computes such a product itself; a larger one is for BLAS, where a client's bits would depend on its group.
+"""
 Stack = Sequence[Tensor]
 """Each parameter of R clients, (R, …), in the module's order."""
 
@@ -49,6 +54,7 @@ class Perceptron:
             raise ValueError("a loss without a canonical link")
         self._has_bias, self._matmul = tuple(has_bias), matmul
         self._loss, self._inverse_link, self._encode = loss, loss.inverse_link, loss.encode
+        self._ones: dict[tuple[int, int], Tensor] = {}
 
     @property
     def kind(self) -> Hashable:
@@ -90,7 +96,9 @@ class Perceptron:
         slope, step = self._inverse_link(z).sub_(encoded), -lr * self._share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
-            if layer.bias is not None:
+            if layer.row is not None and outgoing.shape[1] * outgoing.shape[2] < SMALL:
+                layer.row.baddbmm_(self._ones_for(outgoing), outgoing, beta=keep, alpha=step)
+            elif layer.bias is not None:
                 layer.bias.mul_(keep).add_(outgoing.sum(1), alpha=step)
         return z
 
@@ -102,6 +110,13 @@ class Perceptron:
         """Return the loss of each minibatch, (R,), from z (R, B, C) and targets (R, B, …)."""
         each = self._loss.each(z.flatten(0, 1), y.flatten(0, 1))
         return each.view(z.shape[:2]).sum(1).mul_(self._share(z.shape[1]))
+
+    def _ones_for(self, outgoing: Tensor) -> Tensor:
+        """Return ones (R, 1, B), for D (R, B, outputs)."""
+        rows, batch, _ = outgoing.shape
+        if (rows, batch) not in self._ones:
+            self._ones[rows, batch] = outgoing.new_ones(rows, 1, batch)
+        return self._ones[rows, batch]
 
     def _share(self, batch: int) -> float:
         """What a sample's loss counts for in its minibatch's."""
