@@ -104,11 +104,21 @@ class FlatDescent:
         if before_clip:
             g.add_(y, alpha=before_clip)
         if self._section.clip_norm is not None:
-            norms = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-            g.mul_((self._section.clip_norm / (norms + 1e-6)).clamp_(max=1.0))
+            self._clip(g, self._section.clip_norm)
             if after_clip:
                 g.add_(y, alpha=after_clip)
         self._optimizer.step(y, g, self._lr, rows)
+
+    @staticmethod
+    def _clip(g: Tensor, most: float) -> None:
+        """Scale each row to a norm of at most `most`; on a CPU, only those rows that are longer."""
+        scales = (most / (torch.linalg.vector_norm(g, dim=1) + 1e-6)).clamp_(max=1.0)
+        if g.device.type != "cpu":
+            g.mul_(scales.unsqueeze(1))
+            return
+        for row, scale in enumerate(scales.tolist()):
+            if scale != 1:
+                g[row].mul_(scale)
 
     def _guess(self, done: int, active: int) -> None:
         """Let the clients that have taken all their steps go on without gradients."""

@@ -51,7 +51,10 @@ class Sgd:
             self._velocity.zero_()
 
     def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
-        v = g if self._velocity is None else self._velocity[rows].mul_(self._momentum).add_(g)
+        v = g
+        if self._velocity is not None:
+            v = self._velocity[rows]
+            torch.add(g, v, alpha=self._momentum, out=v)
         y.add_(v, alpha=-lr)
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
