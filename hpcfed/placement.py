@@ -8,18 +8,25 @@ Results do not depend on it, to the last bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from operator import mul
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-LEARNED, KEPT = 0.2, 0.9
-"""Share of the last round in what is held to be a rank's speed; of what was seen before it in the cost of a step."""
+LEARNED, KEPT = 0.1, 0.95
+"""Share of the last round in what is held to be a rank's speed; of what was seen before it in the costs."""
 ALIKE = 1e-3
 """How different from each other the parts of the work must be, relatively, for the cost of each to be told."""
+EXPLANATIONS = ((0,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
+"""What may make up the cost of work, the simple first: samples (0), steps (1), clients (2).
+
+Never steps alone: one client more in a group would then be free, and all would go to the rank that seems the fastest.
+"""
+CLEARLY = 4.0
+"""Standard errors, squared, that are no accident."""
 ROUNDING = 1e-9
 """By how much sums of the same work may differ, relatively, by the order of their additions."""
 SMALL = 0.25
@@ -166,8 +173,8 @@ class Placement:
         self.balanced = balanced and num_ranks > 1
         self._num_ranks, self._inseparable = num_ranks, inseparable
         self._cost = Cost(together=together // inseparable)
-        self._speeds = [1.0] * num_ranks
-        self._products = [[0.0] * 4 for _ in range(3)]
+        self._speeds, self._rounds = [1.0] * num_ranks, 0
+        self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 
     def place(self, clients: np.ndarray, samples: np.ndarray, steps: np.ndarray) -> list[int]:
         """Return the rank of each cohort member, (S,), from their numbers, and the samples and steps of each, (S,)."""
@@ -206,7 +213,8 @@ class Placement:
             [KEPT * seen + sum(map(mul, columns[i], columns[j])) for j, seen in enumerate(line)]
             for i, line in enumerate(self._products)
         ]
-        sample, step, client = not_negative(self._products)
+        self._seen = KEPT * self._seen + len(rows)
+        sample, step, client = costs_of(self._products, self._seen)
         if sample or step or client:
             self._cost = Cost(sample, step, client, self._cost.together)
 
@@ -217,28 +225,36 @@ class Placement:
         if not known:
             return
         average = sum(known) / len(known)
+        self._rounds += 1
+        share = max(LEARNED, 1 / (1 + self._rounds))  # at first an average of what was held and what is seen
         for rank, rate in enumerate(rates):
             if rate:
                 shown = min(max(rate / average, 1 / FASTEST), FASTEST)
-                self._speeds[rank] += LEARNED * (shown - self._speeds[rank])
+                self._speeds[rank] += share * (shown - self._speeds[rank])
 
 
-def not_negative(products: Sequence[Sequence[float]]) -> list[float]:
-    """Return the least-squares solution x ≥ 0, (k,), from the normal equations (k, k + 1), [AᵀA | Aᵀb].
+def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:
+    """Return what a sample, a step and a client cost, (3,), none less than 0: as few of them as explain what was seen.
 
-    The best of all sets of unknowns that are not 0, few as they are; a set whose columns are all but the same is none.
+    Least squares over the sets in `EXPLANATIONS`. One takes the place of a simpler one where the squares that it leaves
+    unexplained are fewer by more than `CLEARLY` times their variance; noise alone seldom does that. A set whose columns
+    are all but the same is none.
+
+    Args:
+        products: of the equations' columns and right side, [A b]ᵀ[A b], (4, 4).
+        seen: how many equations that is, older ones counting less.
     """
-    count, best, found = len(products), 0.0, [0.0] * len(products)
-    for size in range(1, count + 1):
-        for chosen in combinations(range(count), size):
-            solved = _solved([[products[i][j] for j in (*chosen, count)] for i in chosen])
-            if solved is None or min(solved) < 0:
-                continue
-            gain = sum(value * products[i][count] for value, i in zip(solved, chosen, strict=True))
-            if gain > best * (1 + ALIKE):  # one more unknown must explain more
-                best, found = gain, [0.0] * count
-                for value, i in zip(solved, chosen, strict=True):
-                    found[i] = value
+    best, found = math.inf, [0.0] * 3
+    for chosen in EXPLANATIONS:
+        solved = _solved([[products[i][j] for j in (*chosen, 3)] for i in chosen])
+        freedom = seen - len(chosen)
+        if solved is None or min(solved) < 0 or freedom <= 0:
+            continue
+        left = max(products[3][3] - sum(cost * products[i][3] for cost, i in zip(solved, chosen, strict=True)), 0.0)
+        if best - left > CLEARLY * left / freedom:
+            best, found = left, [0.0] * 3
+            for cost, i in zip(solved, chosen, strict=True):
+                found[i] = cost
     return found
 
 
