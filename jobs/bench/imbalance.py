@@ -7,6 +7,7 @@ median, the mean and the worst over ROUNDS rounds (20), after 5 that are not cou
 epochs, with SCAFFOLD, whose clients have a state that moves. CPU seconds, so that more ranks than cores do no harm.
 """
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +89,7 @@ def main(folder: Path, rounds: int = 20) -> None:
     for placement in ("static", "balanced"):
         wanted = recipe(folder, placement, rounds + WARM_UP)
         parts, _ = assemble(world.on_root(lambda: resolve(load_recipe(wanted))), world)  # noqa: B023
+        gc.freeze()  # as in a run: no search through all that torch brought along
         with parts.clients:
             found = imbalances(parts, rounds, world)
         if world.is_root:
