@@ -85,8 +85,10 @@ class OneDNN(Blas):
         if not _is_large(across, incoming):
             super().descend(layer, outgoing, incoming, keep, step)
             return
+        if keep != 1:
+            layer.weight.mul_(keep)
         for weight, d, h in zip(layer.weight.unbind(), across.unbind(), incoming.unbind(), strict=True):
-            weight.mul_(keep).add_(_product(d, h.T), alpha=step)
+            weight.add_(_product(d, h.T), alpha=step)
 
 
 def matmul_for(name: str, like: Tensor) -> Blas:
