@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.data.format import Federation
-from hpcfed.data.shards import Samples, Shards
+from hpcfed.data.held import Samples
+from hpcfed.data.shards import Shards
 from hpcfed.flat import FlatModel
 from hpcfed.losses import ACCURACY, Loss, Metric
 from hpcfed.world import World

@@ -113,12 +113,12 @@ class Training:
     def _train_group(self, given: Given, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their reports to the buffer, and their next states to `states`."""
         method, federation, cohort = self._parts.method.local, self._parts.federation, given.cohort
+        clients = cohort.clients[places].tolist()
         members, tasks = [], []
-        for place in places:
-            client = int(cohort.clients[place])
+        for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
             who = Who(client, int(federation.sizes[client]), federation.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._initial)
-            samples, tilt = self._parts.shards.client(client), method.tilt(given.w, given.shared, state, who)
+            tilt = method.tilt(given.w, given.shared, state, who)
             tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
             members.append((place, who, state))
         solved = self._parts.engine.solve(given.w, tasks, given.round)

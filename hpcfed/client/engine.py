@@ -8,7 +8,7 @@ from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.client.stacked import StackedSolver
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
-from hpcfed.data.shards import Samples
+from hpcfed.data.held import Samples
 from hpcfed.errors import InputError
 from hpcfed.flat import FlatModel
 from hpcfed.losses import Loss

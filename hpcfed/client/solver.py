@@ -25,7 +25,7 @@ from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import minibatches
-from hpcfed.data.shards import Samples
+from hpcfed.data.held import Samples
 from hpcfed.flat import FlatModel
 from hpcfed.losses import Loss
 from hpcfed.rng import Purpose, stream, torch_seed

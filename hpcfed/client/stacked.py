@@ -20,7 +20,7 @@ from hpcfed.client.networks import Network, Perceptron
 from hpcfed.client.solver import Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
-from hpcfed.data.shards import Samples
+from hpcfed.data.held import Samples
 from hpcfed.flat import FlatModel
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import Local, Tilt

@@ -36,6 +36,11 @@ class Storage:
         self.size = os.fstat(self._raw.fileno()).st_size
         self._mapping = mmap.mmap(self._raw.fileno(), 0, access=mmap.ACCESS_READ) if access == "mmap" else None
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether rows may be views of a mapping."""
+        return self._mapping is not None
+
     def array(self, start: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return native numbers that lie from byte `start` on: read-only where mapped, a copy where read.
 
@@ -46,7 +51,7 @@ class Storage:
         stop = start + count * dtype.itemsize
         if self._mapping is None or stop - start < NEIGHBOURHOOD:
             target = np.empty(shape, dtype)
-            self._read(start, target.reshape(-1).view(np.uint8).data)
+            self.fill(start, target.reshape(-1).view(np.uint8).data)
             return target
         size = os.fstat(self._raw.fileno()).st_size
         if size < stop:
@@ -60,31 +65,39 @@ class Storage:
             EnvironmentFailure: as `array`.
         """
         target = bytearray(stop - start)
-        self._read(start, memoryview(target))
+        self.fill(start, memoryview(target))
         return bytes(target)
 
+    def fill(self, start: int, target: memoryview) -> None:
+        """Fill `target`, a view of bytes, from byte `start` of the file on.
+
+        Raises:
+            EnvironmentFailure: as `array`.
+        """
+        while True:
+            try:
+                read = os.preadv(self._raw.fileno(), [target], start)
+            except OSError as error:
+                what = f"can't be read ({error.strerror})"
+                raise EnvironmentFailure(what, where=self.path, remedy="check the disk or file system") from error
+            if read == len(target):
+                return
+            if read == 0:
+                raise self._shorter(start + len(target), start)
+            start, target = start + read, target[read:]
+
     def expect(self, start: int, stop: int) -> None:
-        """Let the system begin to read the bytes ``start:stop`` from disk, where it can be told; returns at once."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # a file system may not know the advice
-                os.posix_fadvise(self._raw.fileno(), start, stop - start, os.POSIX_FADV_WILLNEED)
+        """Let the system begin to read the bytes ``start:stop`` from disk, where it can be told; returns at once.
+
+        Raises:
+            OSError: the file system does not know the advice.
+        """
+        if hasattr(os, "posix_fadvise") and start < stop:  # of no bytes, all that follow are meant
+            os.posix_fadvise(self._raw.fileno(), start, stop - start, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close the descriptor; arrays handed out before stay valid."""
         self._raw.close()
-
-    def _read(self, start: int, target: memoryview) -> None:
-        """Fill `target`, a view of bytes, from byte `start` on."""
-        done = 0
-        while done < len(target):
-            try:
-                step = os.preadv(self._raw.fileno(), [target[done:]], start + done)
-            except OSError as error:
-                what = f"can't be read ({error.strerror})"
-                raise EnvironmentFailure(what, where=self.path, remedy="check the disk or file system") from error
-            if step == 0:
-                raise self._shorter(start + len(target), start + done)
-            done += step
 
     def _shorter(self, expected: int, got: int) -> EnvironmentFailure:
         expected_bytes, got_bytes = f"at least {expected:,} bytes", f"{got:,}"
@@ -132,11 +145,36 @@ class Rows:
                 raise EnvironmentFailure("can't be read", where=where, got=str(error), remedy=_AGAIN) from error
         return self._storage.array(self._start + start * self._row_bytes, shape, self.dtype)
 
-    def expect(self, rows: slice) -> None:
-        """Let the system begin to read adjacent rows from disk; those that h5py must unpack are left to it."""
-        start, stop, _ = rows.indices(len(self))
-        if self._start is not None and start < stop:
-            self._storage.expect(self._start + start * self._row_bytes, self._start + stop * self._row_bytes)
+    def joined(self, parts: np.ndarray, *, touched: bool = False) -> np.ndarray:
+        """Return copies of the rows ``start:stop`` of each part, one part after another, (rows, ...).
+
+        Args:
+            parts: start and stop of each, (parts, 2) int64.
+            touched: all rows have been read before, so that, if they are mapped, they are nearer than by reading.
+
+        Raises:
+            EnvironmentFailure: as `__getitem__`.
+        """
+        if self._start is None:
+            return np.concatenate([self[start:stop] for start, stop in parts.tolist()])
+        starts, counts = parts[:, 0], parts[:, 1] - parts[:, 0]
+        if touched and self._storage.is_mapped:
+            return self[:][np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)]
+        rows = np.empty((counts.sum(), *self.shape[1:]), self.dtype)
+        target, done = rows.reshape(-1).view(np.uint8).data, 0
+        places, sizes = self._start + starts * self._row_bytes, counts * self._row_bytes
+        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
+            self._storage.fill(place, target[done : done + size])
+            done += size
+        return rows
+
+    def expect(self, parts: np.ndarray) -> None:
+        """Let the system begin to read such parts from disk; those that h5py must unpack are left to it."""
+        if self._start is None:
+            return
+        with suppress(OSError):
+            for start, stop in (self._start + parts * self._row_bytes).tolist():
+                self._storage.expect(start, stop)
 
 
 def is_numbers(dtype: np.dtype) -> bool:

@@ -13,6 +13,7 @@ samples and for a million clients of three, and every rank may do it on the same
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,11 +134,25 @@ class Federation:
             self._check_values(y, f"/train/y of client {k}")
         return self._x[rows], y
 
-    def expect(self, k: int) -> None:
-        """Let the system begin to read the samples of client k from disk, so that `client` need not wait for them."""
-        rows = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
-        self._x.expect(rows)
-        self._y.expect(rows)
+    def clients(self, clients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return x (n, ...) and y (n, ...) of some clients, one after another, as copies.
+
+        Raises:
+            InputError, EnvironmentFailure: as `client`.
+        """
+        parts = self._parts(clients)
+        y = self._y.joined(parts, touched=self._targets_checked)
+        if not self._targets_checked:
+            for k, own in zip(clients, np.split(y, np.cumsum(self.sizes[clients])[:-1]), strict=True):
+                self._check_values(own, f"/train/y of client {k}")
+        return self._x.joined(parts), y
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """Let the system begin to read the samples of some clients from disk, so that nobody need wait for them."""
+        parts = self._parts(clients)
+        self._x.expect(parts)
+        if not self._targets_checked:  # else they have been read
+            self._y.expect(parts)
 
     def train(self) -> tuple[np.ndarray, np.ndarray]:
         """Return x (n, ...) and y (n, ...) of all clients, one after another, as `client` does."""
@@ -172,6 +187,11 @@ class Federation:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _parts(self, clients: Iterable[int]) -> np.ndarray:
+        """Return the first row of each client, and the one after its last, (C, 2)."""
+        first = np.fromiter(clients, np.int64)
+        return np.column_stack((self.offsets[first], self.offsets[first + 1]))
 
     def _wrong(self, what: str, *, expected: str = "", got: str = "", remedy: str = REMEDY) -> InputError:
         return InputError(what, where=str(self.path), expected=expected, got=got, remedy=remedy)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.data.format import Federation
+from hpcfed.data.held import Held, Key, Samples, aligned
 from hpcfed.errors import InputError
 
-Samples = tuple[Tensor, Tensor]
-"""x (n, …) and y (n, …), in the types that `types_of` says."""
+SMALL = 1 << 16
+"""Bytes in the file of a client whose samples are quicker read and prepared together with others'."""
 
 
 def types_of(task: str, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
@@ -38,14 +39,22 @@ class Shards:
         self._x_dtype, self._y_dtype = types_of(federation.task, dtype)
         self._device = device
         self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
-        self._room = capacity
-        self._held: OrderedDict[tuple[str, int], Samples] = OrderedDict()
+        per_sample = (federation.feature_shape, federation.x_dtype), (federation.target_shape, federation.y_dtype)
+        self._sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
+        self._held = Held(capacity)
         self._missed = True
         self._centre = self._per_channel(federation)
 
     def client(self, client: int) -> Samples:
         """Return all samples of a client, in the file's order."""
         return self._get(("train", client), lambda: self._federation.client(client))
+
+    def clients(self, clients: Sequence[int]) -> list[Samples]:
+        """Return all samples of each of several clients, (C,), as `client` does; small ones are read at once."""
+        is_small = (self._federation.sizes[clients] * self._sample_bytes <= SMALL).tolist()
+        missing = [k for k, small in zip(clients, is_small, strict=True) if small and ("train", k) not in self._held]
+        read = self._read_together(missing) if missing else {}
+        return [read[k] if k in read else self.client(k) for k in clients]
 
     def expect(self, clients: Callable[[], Iterable[int]]) -> None:
         """Let the system read from disk, meanwhile, what clients have that is not held yet.
@@ -55,9 +64,7 @@ class Shards:
         if not self._missed:
             return
         self._missed = False
-        for client in clients():
-            if ("train", client) not in self._held:
-                self._federation.expect(client)
+        self._federation.expect(client for client in clients() if ("train", client) not in self._held)
 
     def client_test(self, client: int) -> Samples:
         """Return all samples of a client's own test set, in the file's order, of a federation that has such sets."""
@@ -68,18 +75,26 @@ class Shards:
         """Return test samples ``chunk·size : (chunk+1)·size``, fewer in the last chunk."""
         return self._get(("test", chunk), lambda: self._federation.test(chunk * size, (chunk + 1) * size))
 
-    def _get(self, key: tuple[str, int], read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Samples:
+    def _get(self, key: Key, read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Samples:
         if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key]
+            return self._held.get(key)
         self._missed = True
-        x, y = read()
-        samples = self._prepare_x(x), self._to_device(y, self._y_dtype)
-        self._room -= _nbytes(samples)
-        while self._room < 0 and self._held:
-            self._room += _nbytes(self._held.popitem(last=False)[1])
-        self._held[key] = samples
+        samples = self._prepare(*read())
+        self._held.add({key: samples}, sum(part.nbytes for part in samples))
         return samples
+
+    def _read_together(self, clients: Sequence[int]) -> dict[int, Samples]:
+        """Read and prepare samples of clients in one go, into memory that they share."""
+        self._missed = True
+        sizes = self._federation.sizes[clients]
+        both = self._prepare(*self._federation.clients(clients))
+        (x, x_bytes), (y, y_bytes) = (aligned(rows, sizes) for rows in both)
+        read = dict(zip(clients, zip(x, y, strict=True), strict=True))
+        self._held.add({("train", k): samples for k, samples in read.items()}, x_bytes + y_bytes)
+        return read
+
+    def _prepare(self, x: np.ndarray, y: np.ndarray) -> Samples:
+        return self._prepare_x(x), self._to_device(y, self._y_dtype)
 
     def _prepare_x(self, x: np.ndarray) -> Tensor:
         if self._federation.task == "next-token":
@@ -118,7 +133,3 @@ class Shards:
             for values in (federation.normalization.mean, federation.normalization.std)
         )
         return mean, std
-
-
-def _nbytes(samples: Samples) -> int:
-    return sum(tensor.nbytes for tensor in samples)

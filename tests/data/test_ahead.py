@@ -46,7 +46,7 @@ def in_memory(federation: Federation, client: int) -> bool:
 
 def test_what_is_expected_is_read_and_nothing_else(federation):
     before = in_memory(federation, 1)
-    federation.expect(4)
+    federation.expect([4])
     deadline = time.monotonic() + 10
     while not in_memory(federation, 4):
         assert time.monotonic() < deadline

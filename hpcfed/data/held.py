@@ -1,0 +1,75 @@
+"""Prepared samples that are kept while there is room, and how those of many clients share memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import count
+from math import gcd, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Samples = tuple[Tensor, Tensor]
+"""x (n, …) and y (n, …), in the types that `hpcfed.data.shards.types_of` says."""
+Key = tuple[str, int]
+ALIGNED = 64
+"""Bytes: where torch's own memory begins; the last bits of a product may depend on it."""
+
+
+class Held:
+    """Samples by key, in pieces of memory. The least recently used piece goes first, with all that lies in it.
+
+    Args:
+        capacity: bytes; the newest piece is held even if it is larger.
+    """
+
+    def __init__(self, capacity: int):
+        self._room = capacity
+        self._samples: dict[Key, tuple[Samples, int]] = {}
+        self._pieces: OrderedDict[int, tuple[list[Key], int]] = OrderedDict()
+        self._numbers = count()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._samples
+
+    def get(self, key: Key) -> Samples:
+        """Return what is held; its piece is now the last to go.
+
+        Raises:
+            KeyError: nothing is.
+        """
+        samples, piece = self._samples[key]
+        self._pieces.move_to_end(piece)
+        return samples
+
+    def add(self, members: Mapping[Key, Samples], nbytes: int) -> None:
+        """Hold samples that share a piece of memory, of `nbytes`."""
+        self._room -= nbytes
+        while self._room < 0 and self._pieces:
+            _, (keys, freed) = self._pieces.popitem(last=False)
+            self._room += freed
+            for key in keys:
+                del self._samples[key]
+        piece = next(self._numbers)
+        self._pieces[piece] = list(members), nbytes
+        self._samples |= {key: (samples, piece) for key, samples in members.items()}
+
+
+def aligned(rows: Tensor, sizes: np.ndarray) -> tuple[list[Tensor], int]:
+    """Return the rows of each client as views of one piece of memory, each aligned, and the bytes of that piece.
+
+    Args:
+        rows: (n, …) of all clients, one after another, aligned.
+        sizes: rows of each client, (C,), of sum n.
+    """
+    multiple = ALIGNED // gcd(ALIGNED, prod(rows.shape[1:]) * rows.element_size())
+    room = -(-sizes // multiple) * multiple
+    is_padded = bool((room > sizes).any())
+    cuts = np.column_stack((sizes, room - sizes)).ravel() if is_padded else sizes
+    if is_padded:
+        places = np.arange(len(rows)) + np.repeat(np.cumsum(room - sizes) - (room - sizes), sizes)
+        spread = rows.new_zeros(int(room.sum()), *rows.shape[1:])
+        rows = spread.index_copy_(0, torch.from_numpy(places).to(rows.device), rows)
+    return list(rows.split(cuts.tolist())[:: 2 if is_padded else 1]), rows.nbytes
