@@ -44,9 +44,14 @@ class Cohorts:
         sizes: samples per client, (N,).
         weights: ``samples`` (q_i = n_i/n) or ``uniform`` (q_i = 1/N).
 
+    Attributes:
+        draws: how often a client takes part in the whole run, on average.
+
     Raises:
         InputError: a cohort larger than the federation, or a schedule that does not fit it.
     """
+
+    draws: float
 
     def __init__(self, recipe: Recipe, sizes: np.ndarray, weights: str):
         self._recipe = recipe
@@ -75,6 +80,7 @@ class Cohorts:
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
         if section.schedule is not None:
             schedule = _read_schedule(section.schedule, "cohort.schedule", self._recipe.rounds, self._check_cohort)
+            self.draws = sum(map(len, schedule)) / num_clients
             return lambda round: np.array(schedule[round - 1], dtype=np.int64)
         size = num_clients
         if section.size is not None:
@@ -88,6 +94,7 @@ class Cohorts:
                 got=str(size),
                 remedy="make the cohort smaller or prepare more clients",
             )
+        self.draws = self._recipe.rounds * size / num_clients
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
             return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance)

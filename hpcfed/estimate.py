@@ -222,7 +222,7 @@ def _participants(recipe: Recipe, parts: Parts, cohorts: Cohorts) -> int:
 
 
 def _data_bytes(recipe: Recipe, parts: Parts) -> int:
-    """Return the bytes of all samples as training holds them, in the run's dtype, with 8 bytes for a target."""
-    samples = int(parts.federation.sizes.sum()) + parts.federation.num_test
+    """Return the bytes of all samples that are held, in the run's dtype, with 8 bytes for a target."""
+    samples = int(parts.federation.sizes.sum()) * parts.shards.keeps_clients + parts.federation.num_test
     each = prod(parts.federation.feature_shape) * (8 if recipe.dtype == "float64" else 4)
     return samples * (each + 8 * max(prod(parts.federation.target_shape), 1))

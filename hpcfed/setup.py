@@ -168,7 +168,9 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
             x, y = _zeros(2, federation, dtype, device)
             try_own(loss, metrics, model.module(x), y)
     room = {"device": _room(device, seat.sharing), "host": _room(torch.device("cpu"), seat.neighbours)}
-    shards = Shards(federation, dtype, device, capacity=room["device"] // 2)
+    cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
+    again = cohorts.draws > 1 or recipe.evaluate.train.every > 0 or recipe.evaluate.clients.every > 0
+    shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     home = homes(federation.sizes, world.size)
     balanced = balances(recipe, method)
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
@@ -185,7 +187,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         stepping=Stepping(recipe.local),
         tuner=tuner_for(fine_tune, model, loss, seed, draws=draws) if fine_tune is not None else None,
         shards=shards,
-        cohorts=Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights),
+        cohorts=cohorts,
         placement=Placement(
             home, world.size, balanced=balanced, together=engine.together, inseparable=engine.inseparable
         ),

@@ -32,9 +32,23 @@ class Shards:
 
     The least recently used pieces make room once `capacity` bytes are held; what is prepared again is the same to the
     last bit, so the capacity changes the time of a run and nothing else.
+
+    Args:
+        federation: the file.
+        dtype, device: of the samples that it returns.
+        capacity: bytes to hold.
+        keeps_clients: whether clients' training samples are held. Of a million clients, a run sees hardly any twice.
     """
 
-    def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device, capacity: int):
+    def __init__(
+        self,
+        federation: Federation,
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int,
+        *,
+        keeps_clients: bool = True,
+    ):
         self._federation = federation
         self._x_dtype, self._y_dtype = types_of(federation.task, dtype)
         self._device = device
@@ -42,6 +56,7 @@ class Shards:
         per_sample = (federation.feature_shape, federation.x_dtype), (federation.target_shape, federation.y_dtype)
         self._sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
         self._held = Held(capacity)
+        self.keeps_clients = keeps_clients
         self._missed = True
         self._centre = self._per_channel(federation)
 
@@ -80,7 +95,8 @@ class Shards:
             return self._held.get(key)
         self._missed = True
         samples = self._prepare(*read())
-        self._held.add({key: samples}, sum(part.nbytes for part in samples))
+        if self.keeps_clients or key[0] != "train":
+            self._held.add({key: samples}, sum(part.nbytes for part in samples))
         return samples
 
     def _read_together(self, clients: Sequence[int]) -> dict[int, Samples]:
@@ -90,7 +106,8 @@ class Shards:
         both = self._prepare(*self._federation.clients(clients))
         (x, x_bytes), (y, y_bytes) = (aligned(rows, sizes) for rows in both)
         read = dict(zip(clients, zip(x, y, strict=True), strict=True))
-        self._held.add({("train", k): samples for k, samples in read.items()}, x_bytes + y_bytes)
+        if self.keeps_clients:
+            self._held.add({("train", k): samples for k, samples in read.items()}, x_bytes + y_bytes)
         return read
 
     def _prepare(self, x: np.ndarray, y: np.ndarray) -> Samples:

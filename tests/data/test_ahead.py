@@ -80,3 +80,4 @@ def test_who_comes_after_a_round(cohort):
     for number in range(1, 4):
         assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
     assert cohorts.after(4).tolist() == []
+    assert cohorts.draws == pytest.approx(4 * (3 if "size" in cohort else 4) / 9)

@@ -75,6 +75,15 @@ def test_small_clients_cost_one_read_for_all(path, access, monkeypatch):
     assert asked == [[4, 1, 3], [0]]
 
 
+def test_clients_of_whom_few_come_again_are_not_held(path):
+    with Federation.open(path) as federation:
+        shards = Shards(federation, torch.float32, CPU, 1 << 20, keeps_clients=False)
+        for read in (lambda: shards.clients([4, 3])[0], lambda: shards.client(5)):
+            assert read()[0] is not read()[0]
+        kept = Shards(federation, torch.float32, CPU, 1 << 20)
+        assert kept.clients([4, 3])[0] is kept.clients([4, 3])[0]
+
+
 def test_what_shares_memory_is_let_go_together_and_the_rest_stays():
     held, sample = Held(100), (torch.zeros(1), torch.zeros(1))
     held.add({("train", k): sample for k in (0, 1, 2)}, 60)
