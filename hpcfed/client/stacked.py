@@ -90,12 +90,9 @@ class StackedSolver:
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
-        host = losses.double().cpu().numpy()
-        told = {
-            place: Local(self._delta[row], task.steps, float(host[row, : task.steps].sum()), lr)
-            for row, (place, task) in enumerate(zip(places, rows, strict=True))
-        }
-        return [told[place] for place in range(size)]
+        told = zip(places, rows, self._delta[:size].unbind(), _sums(losses.double().cpu().numpy(), rows), strict=True)
+        of_place = {place: Local(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in told}
+        return [of_place[place] for place in range(size)]
 
     def _start(self, w: Tensor, rows: Sequence[Task]) -> None:
         """Put every client where its training starts."""
@@ -137,13 +134,14 @@ class StackedSolver:
         ]
         slots = list(zip(*(part.flatten(1, 2).unbind() for part in together), strict=True))
         for first in range(0, steps, chunk):
-            for task, order, into in zip(rows, orders, slots, strict=True):
-                if task.steps <= first or (full and first):
-                    break  # and so do those that follow, or all samples are the same ones in every step
-                part = torch.from_numpy(order[first : first + chunk].reshape(-1)).to(x.device)
-                for samples, slot in zip(task.samples, into, strict=True):
-                    torch.index_select(samples, 0, part, out=slot[: part.shape[0]])
             count = min(chunk, steps - first)
+            if not (full and first):  # else all samples are the same ones in every step
+                visited = _visited(orders, first, count).to(x.device)
+                for task, places, into in zip(rows, visited.unbind(), slots, strict=False):
+                    number = min(count, task.steps - first) * width
+                    own = places if number == len(places) else places[:number]
+                    for samples, slot in zip(task.samples, into, strict=True):
+                        torch.index_select(samples, 0, own, out=slot if number == len(slot) else slot[:number])
             yield first, (together[0][:, :count], together[1][:, :count])
 
     def _room(self, number: int, like: Tensor, *shape: int) -> Tensor:
@@ -193,6 +191,27 @@ class StackedSolver:
 def _order(task: Task) -> tuple[int, int]:
     """What clients are stacked by: those that work longest first, and next to each other those of the same size."""
     return -task.steps, task.samples[1].shape[0]
+
+
+def _visited(orders: Sequence[np.ndarray], first: int, count: int) -> Tensor:
+    """Return which samples are visited in `count` steps, (R', visits), by the clients that still work in step `first`.
+
+    Once a client has taken all its steps, it visits sample 0.
+    """
+    active = [order[first : first + count] for order in orders if len(order) > first]
+    visited = np.zeros((len(active), count, orders[0].shape[1]), np.int64)
+    for own, order in zip(visited, active, strict=True):
+        own[: len(order)] = order
+    return torch.from_numpy(visited.reshape(len(active), -1))
+
+
+def _sums(losses: np.ndarray, rows: Sequence[Task]) -> list[float]:
+    """Return the sum of each client's losses, (R, most steps), over the steps it took; those of most come first."""
+    sums: list[float] = []
+    for steps, alike in groupby(rows, key=lambda task: task.steps):
+        first, last = len(sums), len(sums) + len(list(alike))
+        sums += losses[first:last, :steps].sum(axis=1).tolist()
+    return sums
 
 
 def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:

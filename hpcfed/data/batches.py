@@ -46,8 +46,11 @@ def visits(
         order[:, :num_samples] = np.arange(num_samples)
         return order, np.full(steps, num_samples)
     size = min(int(batch_size), num_samples)
-    order, sizes, done = np.zeros((steps, width), np.int64), np.full(steps, size), 0
-    for visited in _passes(num_samples, size, steps, rng):
+    sizes, passes = np.full(steps, size), list(_passes(num_samples, size, steps, rng))
+    if size == width and sum(map(len, passes)) == steps * size:  # none is short, as where a batch is all or divides all
+        return np.concatenate(passes).reshape(steps, size) if steps else np.zeros((0, width), np.int64), sizes
+    order, done = np.zeros((steps, width), np.int64), 0
+    for visited in passes:
         whole, rest = divmod(len(visited), size)
         order[done : done + whole, :size] = visited[: whole * size].reshape(whole, size)
         done += whole
