@@ -138,10 +138,11 @@ class StackedSolver:
             if not (full and first):  # else all samples are the same ones in every step
                 visited = _visited(orders, first, count).to(x.device)
                 for task, places, into in zip(rows, visited.unbind(), slots, strict=False):
-                    number = min(count, task.steps - first) * width
-                    own = places if number == len(places) else places[:number]
+                    own = min(count, task.steps - first)
+                    if own < count:
+                        places = places[: own * width]
                     for samples, slot in zip(task.samples, into, strict=True):
-                        torch.index_select(samples, 0, own, out=slot if number == len(slot) else slot[:number])
+                        torch.index_select(samples, 0, places, out=slot if own == chunk else slot[: own * width])
             yield first, (together[0][:, :count], together[1][:, :count])
 
     def _room(self, number: int, like: Tensor, *shape: int) -> Tensor:

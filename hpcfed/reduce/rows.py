@@ -26,14 +26,16 @@ class Rows:
     def __init__(self, num_entries: int, dtype: torch.dtype, device: torch.device):
         self._num_entries = num_entries
         self._memory = torch.empty(0, dtype=dtype, device=device)
+        self._rows: tuple[Tensor, ...] = ()
 
     def put(self, row: int, vector: Tensor) -> None:
         """Keep a copy of a vector (d,) in a row below `rows_of`."""
-        if self._memory.numel() == 0:
+        if not self._rows:
             width = -(-self._num_entries // ALIGNED) * ALIGNED
-            self._memory = self._memory.new_empty(rows_of(self._num_entries), width)
-        self._memory[row, : self._num_entries].copy_(vector)
+            self._memory = self._memory.new_empty(rows_of(self._num_entries), width)[:, : self._num_entries]
+            self._rows = self._memory.unbind()
+        self._rows[row].copy_(vector)
 
     def first(self, count: int) -> Tensor:
         """Return the first rows, (count, d); they may be changed."""
-        return self._memory[:count, : self._num_entries]
+        return self._memory[:count]
