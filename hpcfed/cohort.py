@@ -51,13 +51,11 @@ class Cohorts:
         InputError: a cohort larger than the federation, or a schedule that does not fit it.
     """
 
-    draws: float
-
     def __init__(self, recipe: Recipe, sizes: np.ndarray, weights: str):
         self._recipe = recipe
         self._sizes = sizes
         self._total = sizes.sum() if weights == "samples" else None
-        self._draw = self._sampler()
+        self._draw, self.draws = self._sampler()
         self._budgets = self._read_budgets()
 
     def round(self, round: int) -> Cohort:
@@ -76,12 +74,13 @@ class Cohorts:
         """Return the clients of the round that follows, in order; none after the last one."""
         return self._draw(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
 
-    def _sampler(self) -> Callable[[int], np.ndarray]:
+    def _sampler(self) -> tuple[Callable[[int], np.ndarray], float]:
+        """Return what draws the clients of a round, and how often that is a client, on average, in all rounds."""
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
         if section.schedule is not None:
             schedule = _read_schedule(section.schedule, "cohort.schedule", self._recipe.rounds, self._check_cohort)
-            self.draws = sum(map(len, schedule)) / num_clients
-            return lambda round: np.array(schedule[round - 1], dtype=np.int64)
+            each = sum(map(len, schedule)) / num_clients
+            return lambda round: np.array(schedule[round - 1], dtype=np.int64), each
         size = num_clients
         if section.size is not None:
             size = section.size
@@ -94,13 +93,15 @@ class Cohorts:
                 got=str(size),
                 remedy="make the cohort smaller or prepare more clients",
             )
-        self.draws = self._recipe.rounds * size / num_clients
+        rounds = self._recipe.rounds
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
-            return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance)
-        return lambda round: np.sort(
-            stream(seed, Purpose.COHORT, round).choice(num_clients, size, replace=False, shuffle=False)
-        )
+            return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance), rounds * chance
+
+        def uniform(round: int) -> np.ndarray:
+            return np.sort(stream(seed, Purpose.COHORT, round).choice(num_clients, size, replace=False, shuffle=False))
+
+        return uniform, rounds * size / num_clients
 
     def _steps(self, round: int, clients: np.ndarray) -> np.ndarray:
         local, budget = self._recipe.local, self._recipe.budget

@@ -47,8 +47,8 @@ def visits(
         return order, np.full(steps, num_samples)
     size = min(int(batch_size), num_samples)
     sizes, passes = np.full(steps, size), list(_passes(num_samples, size, steps, rng))
-    if size == width and sum(map(len, passes)) == steps * size:  # none is short, as where a batch is all or divides all
-        return np.concatenate(passes).reshape(steps, size) if steps else np.zeros((0, width), np.int64), sizes
+    if passes and size == width and sum(map(len, passes)) == steps * size:  # no minibatch is short
+        return np.concatenate(passes).reshape(steps, size), sizes
     order, done = np.zeros((steps, width), np.int64), 0
     for visited in passes:
         whole, rest = divmod(len(visited), size)

@@ -66,10 +66,10 @@ def aligned(rows: Tensor, sizes: np.ndarray) -> tuple[list[Tensor], int]:
     """
     multiple = ALIGNED // gcd(ALIGNED, prod(rows.shape[1:]) * rows.element_size())
     room = -(-sizes // multiple) * multiple
-    is_padded = bool((room > sizes).any())
-    cuts = np.column_stack((sizes, room - sizes)).ravel() if is_padded else sizes
-    if is_padded:
-        places = np.arange(len(rows)) + np.repeat(np.cumsum(room - sizes) - (room - sizes), sizes)
-        spread = rows.new_zeros(int(room.sum()), *rows.shape[1:])
-        rows = spread.index_copy_(0, torch.from_numpy(places).to(rows.device), rows)
-    return list(rows.split(cuts.tolist())[:: 2 if is_padded else 1]), rows.nbytes
+    gaps = room - sizes
+    if not gaps.any():
+        return list(rows.split(sizes.tolist())), rows.nbytes
+    places = np.arange(len(rows)) + np.repeat(np.cumsum(gaps) - gaps, sizes)
+    spread = rows.new_zeros(int(room.sum()), *rows.shape[1:])
+    spread.index_copy_(0, torch.from_numpy(places).to(rows.device), rows)
+    return list(spread.split(np.column_stack((sizes, gaps)).ravel().tolist())[::2]), spread.nbytes

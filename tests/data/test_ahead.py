@@ -80,4 +80,11 @@ def test_who_comes_after_a_round(cohort):
     for number in range(1, 4):
         assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
     assert cohorts.after(4).tolist() == []
-    assert cohorts.draws == pytest.approx(4 * (3 if "size" in cohort else 4) / 9)
+    assert cohorts.draws == pytest.approx(4 * (3 / 9 if "size" in cohort else 0.5))
+
+
+def test_how_often_a_schedule_draws_a_client(tmp_path):
+    (tmp_path / "schedule.json").write_text("[[0, 1], [2], [0, 3, 5]]")
+    sections = small(None, cohort={"schedule": tmp_path / "schedule.json"}, rounds=3)
+    recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
+    assert Cohorts(recipe, np.full(9, 20), "uniform").draws == pytest.approx(6 / 9)
