@@ -168,7 +168,7 @@ def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.
 
 
 def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int], str], None]) -> list[list[int]]:
-    """Read a JSON list over rounds of lists of whole numbers, and check each round's list."""
+    """Read a JSON list over rounds of lists of whole numbers; check and return those of the recipe's rounds."""
     where = f"{key} {path}"
     try:
         schedule: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -183,6 +183,7 @@ def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int]
         raise InputError(where, expected="a list over rounds of lists of whole numbers")
     if len(schedule) < rounds:
         raise InputError(where, expected=f"a list for each of the {rounds} rounds", got=f"{len(schedule)} lists")
-    for number, row in enumerate(schedule[:rounds], 1):
+    asked = schedule[:rounds]
+    for number, row in enumerate(asked, 1):
         check(row, f"{where}: round {number}")
-    return schedule
+    return asked

@@ -84,7 +84,7 @@ def test_who_comes_after_a_round(cohort):
 
 
 def test_how_often_a_schedule_draws_a_client(tmp_path):
-    (tmp_path / "schedule.json").write_text("[[0, 1], [2], [0, 3, 5]]")
+    (tmp_path / "schedule.json").write_text("[[0, 1], [2], [0, 3, 5], [4, 6, 7, 8]]")
     sections = small(None, cohort={"schedule": tmp_path / "schedule.json"}, rounds=3)
     recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
     assert Cohorts(recipe, np.full(9, 20), "uniform").draws == pytest.approx(6 / 9)
