@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcfed.cohort import Cohort
 from hpcfed.data.format import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
-from hpcfed.reduce.fused import FAILED, SKIPPED, Sums
+from hpcfed.reduce.fused import FAILED, KINDS, SKIPPED, Sums
 from hpcfed.types import Report, Stepped
 from hpcfed.world import World
 
@@ -57,7 +57,6 @@ def check_sums(
     failure: HpcfedError | None,
     federation: Federation,
     world: World,
-    limit: float,
 ) -> None:
     """Raise, on every rank alike, what makes a round's sums unusable.
 
@@ -65,11 +64,10 @@ def check_sums(
         sums, round, cohort, ranks: of the round; which rank trained which member.
         failure: what went wrong on this rank, if anything.
         federation, world: of the run.
-        limit: magnitude that the sums must stay below (`RoundBuffer.range`).
 
     Raises:
         EnvironmentFailure: the ranks' states differ, or the training of a client raised.
-        Diverged: a client's update is not finite, or the sums left their range.
+        Diverged: a client's update is not finite.
     """
     if len(set(sums.hashes.tolist())) > 1:
         raise EnvironmentFailure(
@@ -82,17 +80,58 @@ def check_sums(
     failed = np.flatnonzero(sums.status == FAILED)
     if len(failed):
         raise world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
-    bad = np.flatnonzero(~np.isfinite(sums.largest))
+    bad = np.flatnonzero(~np.isfinite(sum(sums.bounds.values())))
     if len(bad):
         place = f"{whereabouts(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
         raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=LOWER)
-    if sums.largest.sum() >= limit:
-        raise Diverged(
-            f"{whereabouts(federation, round, int(cohort.clients[np.argmax(sums.largest)]))}: "
-            "updates leave the range of the sums",
-            expected=f"magnitudes below {limit:.7g} in total",
-            got=f"{sums.largest.sum():.3g}",
-            remedy=LOWER,
+
+
+def check_range(sums: Sums, counts: Mapping[str, np.ndarray], round: int, kind: str) -> None:
+    """Refuse sums that may have left the range of their kind: float32's, or nearly float64's.
+
+    Args:
+        sums, round: of the round.
+        counts: c_i of each vector, (S,).
+        kind: the recipe's ``reduction``.
+
+    Raises:
+        Diverged: they may have.
+    """
+    for name, own in sums.bounds.items():
+        total, limit = float((counts[name] * own).sum()), KINDS[kind].range
+        if not total < limit:
+            raise Diverged(
+                f"round {round}: the sum of {name!r} may have left the range of reduction: {kind}",
+                expected=f"magnitudes below {limit:.3g} in total",
+                got=f"{total:.3g}",
+                remedy=LOWER if kind == "exact" else f"set reduction: exact if updates may be so large, else {LOWER}",
+            )
+
+
+def check_repeated(
+    first: Sums,
+    second: Sums,
+    round: int,
+    cohort: Cohort,
+    ranks: Sequence[int],
+    federation: Federation,
+    world: World,
+) -> None:
+    """Compare what two attempts at a round brought: clients must have reported the same.
+
+    Raises:
+        EnvironmentFailure: naming the first client that did not.
+    """
+    same = [first.status == second.status, *(first.bounds[name] == own for name, own in second.bounds.items())]
+    differing = np.flatnonzero(~np.all(same, axis=0))
+    if len(differing):
+        place, client = int(differing[0]), int(cohort.clients[differing[0]])
+        rank = ranks[place]
+        raise EnvironmentFailure(
+            f"{whereabouts(federation, round, client)}, rank {rank} on {world.hosts[rank]}: trained twice, it "
+            "reported two different updates",
+            remedy="look for randomness of its own in the model, the loss or the method, and for kernels that are not "
+            "deterministic",
         )
 
 

@@ -22,6 +22,7 @@ class Cohort:
     Attributes:
         clients: (S,) int64, distinct.
         shares: p_i = q_i / q(S), (S,) float64; they sum to 1.
+        counts: |S| p_i, (S,) float64, one quotient each: exactly 1 where weights are equal.
         fraction: q(S).
         steps: τ_i, (S,) int64; 0 for a client without samples.
         guessed: τ'_i, steps to guess after them, (S,) float64; ``inf`` for the limit.
@@ -30,6 +31,7 @@ class Cohort:
 
     clients: np.ndarray
     shares: np.ndarray
+    counts: np.ndarray
     fraction: float
     steps: np.ndarray
     guessed: np.ndarray
@@ -65,10 +67,11 @@ class Cohorts:
         q = np.full(len(clients), 1 / len(self._sizes)) if self._total is None else sizes / self._total
         fraction = float(q.sum())
         shares = q / fraction if fraction > 0 else np.zeros(len(q))
+        counts = np.ones(len(q)) if self._total is None else len(q) * sizes / max(sizes.sum(), 1)
         steps = self._steps(round, clients)
         batch_size = self._recipe.local.batch_size
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
-        return Cohort(clients, shares, fraction, steps, self._guessed(steps), work)
+        return Cohort(clients, shares, counts, fraction, steps, self._guessed(steps), work)
 
     def after(self, round: int) -> np.ndarray:
         """Return the clients of the round that follows, in order; none after the last one."""

@@ -97,7 +97,8 @@ class _FirstClients(Cohorts):
         kept = slice(CLIENTS)
         total = float(whole.shares[kept].sum())
         cut = {name: getattr(whole, name)[kept] for name in ("clients", "steps", "guessed", "work")}
-        return replace(whole, **cut, shares=whole.shares[kept] / total if total else whole.shares[kept])
+        shares = whole.shares[kept] / total if total else whole.shares[kept]
+        return replace(whole, **cut, shares=shares, counts=len(shares) * shares)
 
 
 def estimate(
@@ -125,7 +126,7 @@ def estimate(
         state = sum(tensor.nbytes for tensor in parts.method.local.begin(simulation.w).values())
     slowest, average = _work(recipe, parts, whole, ranks)
     kind = KINDS[recipe.reduction]
-    reduced = num_vectors * kind.words_of(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
+    reduced = num_vectors * kind.usual_words(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
     round_seconds = slowest * measured.sample_seconds + measured.server_seconds
     if ranks > 1:
         round_seconds += reduced / (1e9 * allreduce)

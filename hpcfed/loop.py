@@ -31,6 +31,9 @@ from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
 
+MANY_REPEATS = 0.05
+"""Share of rounds run twice that the user should hear of."""
+
 
 def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, seat: Seat | None = None) -> None:
     """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
@@ -50,7 +53,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
             world.on_root(lambda: folder.claim(recipe, done))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
-                facts = environment(world, parts.model.vector.device, parts.model.vector.dtype, recipe.reduction)
+                facts = environment(world, parts.model.vector.device, recipe.reduction)
                 world.on_root(lambda: folder.write("environment.json", facts))
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
@@ -129,6 +132,11 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
         )
     if stopping.reason is not None:
         session.reporter.say(f"{recipe.name}: stopped after round {round}, {stopping.reason}")
+    if simulation.magnitudes.repeats > MANY_REPEATS * round:
+        session.reporter.say(
+            f"{recipe.name}: {simulation.magnitudes.repeats} of {round} rounds were run twice, since the size of the "
+            "updates changed too much from one round to the next (column 'attempts')"
+        )
     models = session.parts.model, simulation.w, simulation.evaluated()
     world.on_root(lambda: session.recorder.keep_models(*models))
     return stopping.reason

@@ -24,8 +24,6 @@ from hpcfed.folder import RunFolder
 from hpcfed.parts import Parts
 from hpcfed.personal import COLUMNS, ClientScores
 from hpcfed.processor import cpu_model
-from hpcfed.reduce.exact import units_of
-from hpcfed.reduce.fused import KINDS
 from hpcfed.simulation import Outcome
 from hpcfed.version import __version__
 from hpcfed.world import World
@@ -77,6 +75,8 @@ class Recorder:
             **scores.columns(),
             "clients": None if clients is None else clients.summary(),
             "skipped": outcome.skipped,
+            "attempts": outcome.attempts,
+            "unit": outcome.units,
             "server_lr": outcome.server_lr,
             "delta_sq": outcome.means.delta_sq if has_delta else None,
             "mean_delta_sq": outcome.means.mean_delta_sq if has_delta else None,
@@ -114,7 +114,7 @@ def _round_off(value: float) -> float:
     return float(f"{value:.6f}")
 
 
-def environment(world: World, device: torch.device, dtype: torch.dtype, reduction: str) -> dict[str, Any]:
+def environment(world: World, device: torch.device, reduction: str) -> dict[str, Any]:
     """Return ``environment.json``: what the run's bits depend on, and where it ran. Called on every rank."""
     exact = reduction == "exact"
     here = {
@@ -127,8 +127,6 @@ def environment(world: World, device: torch.device, dtype: torch.dtype, reductio
     alike = len({(entry["device"], entry["instructions"]) for entry in everywhere}) == 1
     doubts = ("reduction: fast adds in an order of its own", "the ranks differ in device or instruction set")
     why_not = "; ".join(doubt for doubt, ruled_out in zip(doubts, (exact, alike), strict=True) if not ruled_out)
-    units = list(units_of(dtype)) if exact else None
-    sums = {"kind": reduction, "units": units, "range": KINDS[reduction].range_of(dtype)}
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hpcfed": __version__,
@@ -139,7 +137,7 @@ def environment(world: World, device: torch.device, dtype: torch.dtype, reductio
         "cpu": cpu_model(),
         "memory_bytes": psutil.virtual_memory().total,
         "threads_per_rank": torch.get_num_threads(),
-        "reduction": sums,
+        "reduction": {"kind": reduction},
         "bitwise": not why_not,
         "bitwise_why_not": why_not or None,
     }

@@ -14,12 +14,13 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.averaging import evaluated_model
-from hpcfed.checks import LOWER, check_step, check_sums
+from hpcfed.checks import LOWER, check_range, check_repeated, check_step, check_sums
 from hpcfed.client.work import Work, known_work
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
 from hpcfed.parts import Parts
 from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
+from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.training import Given, Training
 from hpcfed.types import Ask, Means, State
 from hpcfed.world import PATIENCE
@@ -42,6 +43,19 @@ class Outcome:
     """Round of the last checkpoint of which every rank's part is on disk."""
     seconds: dict[str, float]
     imbalance: float
+    units: Mapping[str, float] | None
+    """The finest unit of each vector's sum; None where sums have none."""
+    attempts: int
+    """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A round's training and reduction, on this rank: the sums, the clients' next states, and seconds spent."""
+
+    sums: Sums
+    states: Mapping[int, State]
+    seconds: Mapping[str, float]
 
 
 class Simulation:
@@ -52,12 +66,14 @@ class Simulation:
         server: the server method's state; the same on every rank.
         shared: what the server keeps for the clients; the same on every rank.
         touched: (N,) bool, which clients have a state, on whatever rank; the same on every rank.
+        magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
     """
 
     def __init__(self, parts: Parts):
         self._parts = parts
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
+        self._is_exact = parts.reduction == "exact"
         self._buffer = RoundBuffer(
             parts.model.vector.numel(),
             self._dtype,
@@ -73,33 +89,44 @@ class Simulation:
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._training = Training(parts, self._buffer)
+        self.magnitudes = Magnitudes(self.w.numel(), self._dtype)
 
     def round(self, round: int, *, asks: Ask = Ask.NOTHING, written: int = 0) -> Outcome:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
 
-        What a rank asks of all, and how far its checkpoints are written, reaches all ranks' `Outcome`.
+        Where the clients' updates turn out to be of another size than the units of the sums were chosen for, the local
+        work and the Allreduce are done once more. What a rank asks of all, and how far its checkpoints are written,
+        reaches all ranks' `Outcome`.
 
         Raises:
-            Diverged: a client's update is not finite, or the sums left their range.
-            EnvironmentFailure: a client's training raised, or the ranks' states differ.
+            Diverged: a client's update is not finite.
+            EnvironmentFailure: a client's training raised, or the ranks' states differ, or a client that was trained
+                twice reported two different updates.
         """
-        started = time.perf_counter()
         given = self._begin(round)
-        states, failure = self._training(given)
-        trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
-        self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
-        with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
-            sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
-        reduced = time.perf_counter()
-        cohort, ranks, local = given.cohort, given.ranks, sums.local_seconds
-        check_sums(sums, round, cohort, ranks, failure, self._parts.federation, self._world, self._buffer.range)
-        self._parts.placement.learn(ranks, cohort.work, cohort.steps, local)
+        cohort, ranks = given.cohort, given.ranks
+        vectors = self._parts.method.local.vectors(given.work.common is not None)
+        counts = counts_of(vectors, cohort.counts, given.work.factors)
+        units: Mapping[str, Units] = self.magnitudes.predict(counts)
+        attempts = 1
+        attempt = self._attempt(given, units, asks, written)
+        self._parts.placement.learn(ranks, cohort.work, cohort.steps, attempt.sums.local_seconds)
+        better = self._better_units(units, counts, attempt.sums, round)
+        spent = attempt.seconds
+        if better is not None:
+            first, units, attempts = attempt.sums, better, 2
+            attempt = self._attempt(given, units, asks, written)
+            check_repeated(first, attempt.sums, round, cohort, ranks, self._parts.federation, self._world)
+            spent = {name: spent[name] + seconds for name, seconds in attempt.seconds.items()}
+            self.magnitudes.repeats += 1
+        sums, reduced = attempt.sums, time.perf_counter()
         means = self._means(round, cohort, sums, given.work)
         server_lr = self._step(means)
-        self._parts.clients.commit(states)
+        self.magnitudes.learn(sums.bounds)
+        self._parts.clients.commit(attempt.states)
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
-        waited, steps = float(local.max() - local[self._world.rank]), int(sums.steps.sum())
+        steps, local = int(sums.steps.sum()), sums.local_seconds
         return Outcome(
             cohort=cohort,
             means=means,
@@ -109,21 +136,53 @@ class Simulation:
             asks=Ask(int(np.bitwise_or.reduce(sums.asks))),
             skipped=cohort.clients[sums.status == SKIPPED].tolist(),
             written=int(sums.written.min()),
-            seconds={
-                "local": float(local.max()),
-                "convert": packed,
-                "wait": float((local.max() - local).mean()),
-                "reduce": max(reduced - trained - waited, 0.0),
-                "server": time.perf_counter() - reduced,
-            },
+            seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
+            units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
+            attempts=attempts,
         )
 
+    def _attempt(self, given: Given, units: Mapping[str, Units], asks: Ask, written: int) -> _Attempt:
+        """Train a round's cohort and reduce what it reports, in these units.
+
+        Raises:
+            Diverged, EnvironmentFailure: as `round` does.
+        """
+        round, started = given.round, time.perf_counter()
+        self._buffer.open(units, len(given.cohort.clients))
+        states, failure = self._training(given)
+        trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
+        self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
+        with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
+            sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
+        reduced, local = time.perf_counter(), sums.local_seconds
+        check_sums(sums, round, given.cohort, given.ranks, failure, self._parts.federation, self._world)
+        waited = float(local.max() - local[self._world.rank])
+        seconds = {
+            "local": float(local.max()),
+            "convert": packed,
+            "wait": float((local.max() - local).mean()),
+            "reduce": max(reduced - trained - waited, 0.0),
+        }
+        return _Attempt(sums, states, seconds)
+
+    def _better_units(
+        self, units: Mapping[str, Units], counts: Mapping[str, np.ndarray], sums: Sums, round: int
+    ) -> Mapping[str, Units] | None:
+        """Return units that suit what the clients reported, where those that were used do not; else None."""
+        if not self._is_exact:
+            check_range(sums, counts, round, self._parts.reduction)
+            return None
+        terms = {name: exact_terms(own, counts[name], self.w.numel()) for name, own in sums.bounds.items()}
+        if all(suffice(units[name], own, self._dtype) for name, own in terms.items()):
+            return None
+        check_range(sums, counts, round, self._parts.reduction)
+        return {name: units[name] if own is None else units_for(own, self._dtype) for name, own in terms.items()}
+
     def _begin(self, round: int) -> Given:
-        """Draw and place the round's cohort, and open the buffer for its reports."""
+        """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
         work = known_work(self._parts.method, self._parts.stepping, cohort, round)
-        self._buffer.open(self._parts.method.local.vectors(work.common is not None), len(cohort.clients))
         return Given(
             round=round,
             cohort=cohort,
@@ -195,6 +254,7 @@ class Simulation:
     def _hash(self) -> int:
         """Hash of all that must be the same on every rank, as a signed 64-bit integer."""
         digest = xxhash.xxh3_64(self.w.numpy().data)
+        digest.update(repr(self.magnitudes.state()).encode())
         for state in (self.server, self.shared):
             for name in sorted(state):
                 digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,18 +128,18 @@ class Training:
             check_report(self._parts.method.name, told, self._buffer.names, local.delta)
             added = self._buffer.add(
                 place,
-                float(cohort.shares[place]),
+                float(cohort.counts[place]),
                 told.vectors,
                 factor=float(given.work.factors[place]),
                 loss_sum=local.loss_sum,
                 steps=local.steps,
-                most=self._buffer.range / len(cohort.clients) if self._parts.skips_bad else math.inf,
+                skips=self._parts.skips_bad,
             )
             if added and told.state is not None:
                 states[who.client] = told.state
             elif not added:
                 where = whereabouts(federation, given.round, who.client)
-                log.warning("%s: skipped, its update is not finite or too large", where)
+                log.warning("%s: skipped, its update is not finite", where)
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""

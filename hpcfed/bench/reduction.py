@@ -14,6 +14,8 @@ from hpcfed.reduce.fused import KINDS, RoundBuffer
 from hpcfed.world import World
 
 WARM_UP = 2
+UNIT = 2.0**-44
+"""Of exact sums: as it is predicted for entries of a normal distribution."""
 ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 
@@ -66,7 +68,7 @@ def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
 def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Reduced:
     """Measure one kind by itself, as in a run: with two, MPI's own memory would come to lie between theirs."""
     buffer = RoundBuffer(len(vector), torch.float32, vector.device, world, kind=kind)
-    plain = np.zeros(sum(buffer.sizes(1, world.size)), _word(kind))
+    plain = np.zeros(sum(buffer.sizes([1], world.size)), _word(kind))
     rows = []
     for _ in range(WARM_UP + repeats):
         bare = _together(world, partial(world.sum_in_place, plain))
@@ -77,8 +79,8 @@ def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Red
 
 
 def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
-    buffer.open(("delta",), world.size)
-    buffer.add(world.rank, 1 / world.size, {"delta": vector}, loss_sum=0.0, steps=1)
+    buffer.open({"delta": (UNIT,)}, world.size)
+    buffer.add(world.rank, 1.0, {"delta": vector}, loss_sum=0.0, steps=1)
 
 
 def _together(world: World, work: Callable[[], object]) -> float:

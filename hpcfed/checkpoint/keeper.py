@@ -87,6 +87,7 @@ class Checkpoints:
                 where=str(self._run.path), remedy="choose another output for a shorter run",
             )  # fmt: skip
         self.simulation.restore(found.replicated, found.clients)
+        self.simulation.magnitudes.restore(found.progress["magnitudes"])
         self.done = self._saved_round = found.round
         return found.round, found.progress
 
@@ -163,7 +164,7 @@ class Checkpoints:
                     simulation.replicated(),
                     np.flatnonzero(simulation.touched),
                     self._parts.clients.snapshot(),
-                    progress,
+                    {**progress, "magnitudes": simulation.magnitudes.state()},
                 )
             )
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from hpcfed.errors import HpcfedError, InputError
 from hpcfed.types import State
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"hpcfed-c"
 HEADER = struct.Struct("<8sqqQq")
 PAGE = 4096

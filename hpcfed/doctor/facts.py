@@ -145,11 +145,10 @@ def _load_libraries() -> None:
 
 def _this_rank(world: World, seat: Seat) -> Rank:
     """Return this rank's facts; called on every rank."""
-    import torch
 
     from hpcfed.record import environment
 
-    recorded = environment(world, seat.device, torch.float32, "exact")
+    recorded = environment(world, seat.device, "exact")
     memory = psutil.virtual_memory()
     shm = Path("/dev/shm")
     shm_size = shutil.disk_usage(shm) if shm.is_dir() else None

@@ -1,12 +1,9 @@
 """Sums of floating-point vectors that do not depend on their order: fixed-point numbers in int64.
 
-A number is rounded to a multiple of a fixed unit and added as an integer, which is associative, so any split of the
-clients over ranks gives the same bits.
-
-    float32 runs: one word in units of 2^-44, range ±2^19;
-    float64 runs: two words, x = hi·2^-20 + lo·2^-64, range ±2^43.
-
-A sum that leaves the range is told from the largest entries of the contributions, never from a wrapped sum.
+A number is rounded to a multiple of a unit and added as an integer, which is associative, so any split of the clients
+over ranks gives the same bits. A sum has one word or more: x = Σ_k word_k · unit_k, where each word takes what the one
+before, whose unit is coarser, leaves over. `hpcfed.reduce.units` chooses the units, and tells afterwards from the
+largest entries of the contributions, never from a sum that may have wrapped, whether they were right.
 
 Rounding costs an addition: x + 1.5·2^52 is a float64 whose last bit counts ones, so its bit pattern, read as an
 integer, is round(x) plus a constant; the constants of many contributions are taken off together (`ExactSum.settle`).
@@ -22,28 +19,35 @@ import torch
 from torch import Tensor
 
 from hpcfed.reduce.rows import Rows
+from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch whatever the model's size
 BIAS = 1.5 * 2.0**52
 BIAS_BITS = 0x4338000000000000  # BIAS as an integer
-SMALL = 2.0**50  # units; half of what the addition can round
+SMALL = 2.0**ROUNDABLE  # units; half of what the addition can round
 
 
 class ExactSum:
     """Accumulates weighted vectors (d,) into ``words·d`` integers.
 
+    Args:
+        integers: (words, d) int64, memory of the sum, 0 to begin with.
+        units: of its words.
+
     Attributes:
-        integers: (words, d) int64, the running sum; right after `settle`.
+        integers: the running sum; right after `settle`.
         rows: vectors that wait for `add_rows`.
     """
 
     word: ClassVar[torch.dtype] = torch.int64
     slot_words: ClassVar[int] = 1
     """Words that an int64 takes up beside the sums."""
+    range: ClassVar[float] = RANGE
+    """Magnitude that a sum must stay below, whatever its units."""
 
-    def __init__(self, integers: Tensor, dtype: torch.dtype):
+    def __init__(self, integers: Tensor, units: Units):
         self.integers = integers
-        self._units = units_of(dtype)
+        self._units = units
         self._biased = 0
         self._empty = False
         self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
@@ -51,20 +55,20 @@ class ExactSum:
         self._rounded = torch.empty_like(self._scaled)
         self.rows = Rows(integers.shape[1], torch.float64, integers.device)
 
-    def begin(self, integers: Tensor) -> None:
-        """Start a sum in this memory, whatever it holds."""
-        self.integers = integers
+    def begin(self, integers: Tensor, units: Units) -> None:
+        """Start a sum in this memory, (words, d), whatever it holds."""
+        self.integers, self._units = integers, units
         self._biased = 0
         self._empty = True
 
     def add(self, vector: Tensor, weight: float) -> tuple[float, float]:
-        """Add ``weight·vector``; return the vector's squared norm, and the largest magnitude that was added.
+        """Add ``weight·vector``; return the vector's squared norm, and its largest magnitude.
 
         Both are NaN or infinite where the vector is; the sum is then meaningless, and the caller must say so.
         """
         low, high = torch.aminmax(vector)
-        largest = abs(weight) * max(-float(low), float(high))
-        small = largest < SMALL * self._units[0]  # false for NaN, too
+        largest = max(-float(low), float(high))
+        small = abs(weight) * largest < SMALL * self._units[0]  # false for NaN, too
         squared = 0.0
         for start in range(0, vector.numel(), self._block):
             piece = vector[start : start + self._block]
@@ -80,10 +84,10 @@ class ExactSum:
         """Add the first of `rows` by weights (n,); return squared norms and largest magnitudes, (n,), as `add` does."""
         rows = self.rows.first(len(weights))
         low, high = (ends.cpu().numpy() for ends in torch.aminmax(rows, dim=1))
-        largest = np.abs(weights) * np.maximum(-low, high)
-        if not (largest < SMALL * self._units[0]).all():
-            told = [self.add(row, weight) for row, weight in zip(rows, weights.tolist(), strict=True)]
-            return np.array([squared for squared, _ in told]), largest
+        largest = np.maximum(-low, high)
+        if not (np.abs(weights) * largest < SMALL * self._units[0]).all():
+            squares = [self.add(row, weight)[0] for row, weight in zip(rows, weights.tolist(), strict=True)]
+            return np.array(squares), largest
         squared = torch.stack([torch.dot(row, row) for row in rows]).cpu().numpy()
         rows.mul_(torch.from_numpy(weights / self._units[0]).to(rows.device).unsqueeze(1))
         rounded, last = torch.empty_like(rows), len(self._units) - 1
@@ -130,19 +134,19 @@ class ExactSum:
             entries.sub_(_wrapped(self._biased * BIAS_BITS))
 
     @staticmethod
-    def words_of(dtype: torch.dtype) -> int:
+    def words_of(units: Units) -> int:
         """Return the words of an entry."""
-        return len(units_of(dtype))
+        return len(units)
 
     @staticmethod
-    def range_of(dtype: torch.dtype) -> float:
-        """Return the magnitude that a sum must stay below."""
-        return range_of(dtype)
+    def usual_words(dtype: torch.dtype) -> int:
+        """Return the words of an entry in a round whose magnitudes are like those of rounds before."""
+        return 2 if dtype == torch.float64 else 1
 
     @staticmethod
-    def read(integers: Tensor, dtype: torch.dtype, out: Tensor) -> None:
-        """Write the sum as float64, (d,), from its (words, d) integers."""
-        to_float64(integers, dtype, out)
+    def read(integers: Tensor, units: Units, number: int, out: Tensor) -> None:
+        """Write the sum over `number` as float64, (d,), from its (words, d) integers."""
+        to_float64(integers, units, number, out)
 
     @staticmethod
     def write_slots(slots: np.ndarray, words: np.ndarray) -> None:
@@ -155,26 +159,19 @@ class ExactSum:
         slots[:] = words
 
 
-def units_of(dtype: torch.dtype) -> tuple[float, ...]:
-    """Return the unit of each word, coarsest first."""
-    return (2.0**-20, 2.0**-64) if dtype == torch.float64 else (2.0**-44,)
-
-
-def range_of(dtype: torch.dtype) -> float:
-    """Return the magnitude that a sum must stay below, with room for the rounding of its terms."""
-    return 2.0**63 * units_of(dtype)[0] - 1.0
-
-
-def to_float64(integers: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """Return the sum as float64, (d,), from its (words, d) integers; `out` itself, where it is given."""
-    units = units_of(dtype)
+def to_float64(integers: Tensor, units: Units, number: int = 1, out: Tensor | None = None) -> Tensor:
+    """Return the sum over `number` as float64, (d,), from its (words, d) integers; `out` itself, where it is given."""
     total = torch.empty(integers.shape[1], dtype=torch.float64, device=integers.device) if out is None else out
     block = BLOCK if integers.device.type == "cpu" else max(integers.shape[1], 1)
     for start in range(0, len(total), block):
         piece, rows = total[start : start + block], integers[:, start : start + block]
+        if len(units) == 1:
+            piece.copy_(rows[0]).div_(number / units[0])  # one rounding, as a power of two brings none
+            continue
         piece.copy_(rows[-1]).mul_(units[-1])
-        for row, unit in zip(rows[:-1], units[:-1], strict=True):
-            piece.add_(row.to(torch.float64), alpha=unit)
+        for word in range(len(units) - 2, -1, -1):  # the finest first: one rounding that counts
+            piece.add_(rows[word].to(torch.float64), alpha=units[word])
+        piece.div_(number)
     return total
 
 

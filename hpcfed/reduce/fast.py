@@ -14,12 +14,17 @@ import torch
 from torch import Tensor
 
 from hpcfed.reduce.rows import Rows
+from hpcfed.reduce.units import Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and squares summed in float32 over no more than these
+SQUARES = 1e-25, 1e37
+"""Sums of squares that float32 can hold, and in which none that counts has vanished."""
 
 
 class FastSum:
     """Accumulates weighted vectors (d,) into d float32; the same interface as `hpcfed.reduce.exact.ExactSum`.
+
+    It has no units: where one names them, they are not looked at.
 
     Attributes:
         floats: (1, d) float32, the running sum; right after `settle`.
@@ -29,23 +34,24 @@ class FastSum:
     word: ClassVar[torch.dtype] = torch.float32
     slot_words: ClassVar[int] = 4
     """Words that an int64 takes up beside the sums."""
+    range: ClassVar[float] = torch.finfo(torch.float32).max
+    """Magnitude that a sum must stay below."""
 
-    def __init__(self, floats: Tensor, dtype: torch.dtype):
+    def __init__(self, floats: Tensor, units: Units = ()):
         self.floats = floats
         self._empty = False
         self.rows = Rows(floats.shape[1], torch.float32, floats.device)
         self._block = BLOCK if floats.device.type == "cpu" else max(floats.shape[1], 1)
 
-    def begin(self, floats: Tensor) -> None:
+    def begin(self, floats: Tensor, units: Units = ()) -> None:
         """Start a sum in this memory, whatever it holds."""
         self.floats = floats
         self._empty = True
 
     def add(self, vector: Tensor, weight: float) -> tuple[float, float]:
-        """Add ``weight·vector``; return the vector's squared norm, and a bound on the largest magnitude that was added.
+        """Add ``weight·vector``; return the vector's squared norm, and a bound on its largest magnitude, the norm.
 
-        The norm is a float32 sum, right to some 1e-6 of itself; the bound is the norm's. Both are NaN or infinite where
-        the vector, or a square in it, is.
+        The norm is right to some 1e-6 of itself. Both are NaN or infinite where the vector is.
         """
         squared = 0.0
         for start in range(0, vector.numel(), self._block):
@@ -56,7 +62,9 @@ class FastSum:
             else:
                 total.add_(piece, alpha=weight)
         self._empty = False
-        return squared, abs(weight) * math.sqrt(squared)
+        if not SQUARES[0] < squared < SQUARES[1]:  # squares that float32 cannot hold
+            squared = float(vector.double().square_().sum())
+        return squared, math.sqrt(squared)
 
     def add_rows(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Add the first of `rows` by weights (n,); return squared norms and bounds, (n,), as `add` does."""
@@ -68,7 +76,9 @@ class FastSum:
         else:
             total.add_(added)
         self._empty = False
-        return squared, np.abs(weights) * np.sqrt(squared)
+        for row in np.flatnonzero(~((SQUARES[0] < squared) & (squared < SQUARES[1]))):
+            squared[row] = float(rows[row].double().square_().sum())
+        return squared, np.sqrt(squared)
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
         """Make the entries ``first:last`` of the sum of no vectors 0."""
@@ -76,19 +86,19 @@ class FastSum:
             self.floats[:, first:last].zero_()
 
     @staticmethod
-    def words_of(dtype: torch.dtype) -> int:
+    def words_of(units: Units) -> int:
         """Return the words of an entry."""
         return 1
 
     @staticmethod
-    def range_of(dtype: torch.dtype) -> float:
-        """Return the magnitude that a sum must stay below."""
-        return torch.finfo(torch.float32).max
+    def usual_words(dtype: torch.dtype) -> int:
+        """Return the words of an entry in a round whose magnitudes are like those of rounds before."""
+        return 1
 
     @staticmethod
-    def read(floats: Tensor, dtype: torch.dtype, out: Tensor) -> None:
-        """Write the sum as float64, (d,), from its (1, d) numbers."""
-        out.copy_(floats[0])
+    def read(floats: Tensor, units: Units, number: int, out: Tensor) -> None:
+        """Write the sum over `number` as float64, (d,), from its (1, d) numbers."""
+        out.copy_(floats[0]).div_(number)
 
     @staticmethod
     def write_slots(slots: np.ndarray, words: np.ndarray) -> None:

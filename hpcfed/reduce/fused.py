@@ -1,10 +1,11 @@
 """Everything that ranks tell each other in a training round, in one buffer and one Allreduce.
 
-    [ vectors: V × words × d  |  cohort slots: S × len(CLIENT_FIELDS)  |  rank slots: P × len(RANK_FIELDS) ]
+    [ vectors: words × d of each  |  cohort slots: S × client_slot(V)  |  rank slots: P × RANK_SLOT ]
 
-The vectors are exact sums in int64 (`hpcfed.reduce.exact`), or float32 ones (`hpcfed.reduce.fast`). A slot is an int64
-written by one rank and left 0 by all others, so its sum is what that rank wrote: integers as they are, float64 as their
-bit patterns. Every rank thus knows every client's scalars and every rank's hash exactly, in either kind of sum.
+The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each with words of its own number, or float32 ones
+(`hpcfed.reduce.fast`). A slot has fields of 8 bytes; it is written by one rank and left 0 by all others, so its sum as
+int64 is what that rank wrote: integers as they are, float64 as their bit patterns. Every rank thus knows every client's
+scalars and every rank's hash exactly, in either kind of sum.
 
 Large sums that lie on a GPU and are reduced on the host go in pieces, an Allreduce each, so that the pieces that follow
 are copied meanwhile. On a CPU that brings nothing: a waiting rank computes as fast as MPI does, which is a copy.
@@ -16,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
 from hpcfed.reduce.rows import rows_of
+from hpcfed.reduce.units import Units
 from hpcfed.world import World
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
@@ -34,20 +36,28 @@ KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast"
 PIECE_BYTES = 4 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
 
-CLIENT_FIELDS = ("status", "largest", "delta_sq", "loss_sum", "steps")
-RANK_FIELDS = ("hash", "asks", "written", "local_seconds")
+RANK_SLOT = np.dtype([("hash", "i8"), ("asks", "i8"), ("written", "i8"), ("local_seconds", "f8")])
+"""What a rank tells all others."""
 DONE, FAILED, SKIPPED = 1, 2, 3
+
+
+@cache
+def client_slot(num_vectors: int) -> np.dtype[np.void]:
+    """Return the fields of a cohort member, whose `bounds` are those on the largest entry of each of V vectors."""
+    scalars = [("status", "i8"), ("steps", "i8"), ("delta_sq", "f8"), ("loss_sum", "f8")]
+    return np.dtype([*scalars, ("bounds", "f8", (num_vectors,))])
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a reduction brought to every rank.
+    """Result of a reduction, the same on every rank.
 
     Attributes:
-        vectors: sum of each named vector, (d,) float64 on the host.
+        vectors: Σ c_i v_i / |S| of each named vector, (d,) float64 on the host.
+        bounds: of each vector, (S,) float64 by place in the cohort, a bound on every client's largest entry.
         status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
             early.
-        largest, delta_sq, loss_sum: (S,) float64; `largest` is a bound on a client's largest entry.
+        delta_sq, loss_sum: (S,) float64.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
         asks: (P,) int64, what each rank asks of all (`hpcfed.types.Ask`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
@@ -55,8 +65,8 @@ class Sums:
     """
 
     vectors: Mapping[str, Tensor]
+    bounds: Mapping[str, np.ndarray]
     status: np.ndarray
-    largest: np.ndarray
     delta_sq: np.ndarray
     loss_sum: np.ndarray
     steps: np.ndarray
@@ -106,16 +116,23 @@ class RoundBuffer:
         self._kind, self._sum_on_device = KINDS[kind], sum_on_device
         self._piece_bytes = PIECE_BYTES if device.type == "cuda" and sum_on_device is None else 0
         self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
-        self._host = self._on_device = self._memory
+        self._host, self._num_words, self._most_words = self._memory, 0, 0
         self._sums: dict[str, ExactSum | FastSum] = {}
+        self._units: Mapping[str, Units] = {}
+        self._parts: list[Tensor] = []
         self._at_once, self._waiting = rows_of(num_entries), list[_Report]()
         self._slots = np.empty(0, np.int64)
-        self._clients = self._ranks = np.empty((0, 0), np.int64)
+        self._clients = self._ranks = np.empty(0, RANK_SLOT)
         self.seconds: dict[str, float] = {}
 
-    def open(self, names: Sequence[str], cohort_size: int) -> None:
-        """Start sums of 0 for a round of S clients that report vectors of these names."""
-        vectors, clients, ranks = self.sizes(len(names), cohort_size)
+    def open(self, units: Mapping[str, Units], cohort_size: int) -> None:
+        """Start sums of 0 for a round of S clients that report vectors of these names, in these units."""
+        each = [self._kind.words_of(own) for own in units.values()]
+        vectors, clients, ranks = self.sizes(each, cohort_size)
+        if max(each) < self._most_words:  # a first round's, whose words were more
+            self._memory = self._device_memory = self._host = self._memory.new_empty(0)
+            self._sums, self._parts = {}, []
+        self._most_words = max(each)
         words = vectors + clients + ranks
         self._memory = _at_least(self._memory, words, pinned=self._device.type == "cuda")
         self._host = self._memory[:words]
@@ -123,33 +140,38 @@ class RoundBuffer:
             self._device_memory = self._memory
         else:
             self._device_memory = _at_least(self._device_memory, words, self._device)
-        self._on_device = self._device_memory[:vectors].view(len(names), -1, self._num_entries)
-        if tuple(self._sums) != tuple(names):
-            self._sums = {name: self._kind(self._on_device[i], self._dtype) for i, name in enumerate(names)}
-        for memory, total in zip(self._on_device, self._sums.values(), strict=True):
-            total.begin(memory)
+        self._num_words, self._units = vectors, units
+        self._parts = parts = self._split(self._device_memory, each)
+        if tuple(self._sums) != tuple(units):
+            self._sums = {name: self._kind(part, units[name]) for name, part in zip(units, parts, strict=True)}
+        for (name, total), part in zip(self._sums.items(), parts, strict=True):
+            total.begin(part, units[name])
         self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
         first_of_ranks = clients // self._kind.slot_words
-        self._clients = self._slots[:first_of_ranks].reshape(cohort_size, len(CLIENT_FIELDS))
-        self._ranks = self._slots[first_of_ranks:].reshape(self._world.size, len(RANK_FIELDS))
+        self._clients = self._slots[:first_of_ranks].view(client_slot(len(units)))
+        self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
         self._waiting.clear()
         self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
+
+    def _split(self, memory: Tensor, words: Sequence[int]) -> list[Tensor]:
+        """Return the memory of each vector's sum, (words, d), one after another from the buffer's beginning."""
+        parts, first = [], 0
+        for count in words:
+            last = first + count * self._num_entries
+            parts.append(memory[first:last].view(count, self._num_entries))
+            first = last
+        return parts
 
     @property
     def names(self) -> tuple[str, ...]:
         """The vectors of the open round."""
         return tuple(self._sums)
 
-    @property
-    def range(self) -> float:
-        """The magnitude that sums must stay below."""
-        return self._kind.range_of(self._dtype)
-
-    def sizes(self, num_vectors: int, cohort_size: int) -> tuple[int, int, int]:
-        """Return the words of the buffer's three sections, for V vectors and S clients."""
-        vectors = num_vectors * self._kind.words_of(self._dtype) * self._num_entries
-        each = self._kind.slot_words
-        return vectors, each * cohort_size * len(CLIENT_FIELDS), each * self._world.size * len(RANK_FIELDS)
+    def sizes(self, words: Sequence[int], cohort_size: int) -> tuple[int, int, int]:
+        """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients."""
+        slots = cohort_size * client_slot(len(words)).itemsize, self._world.size * RANK_SLOT.itemsize
+        of_clients, of_ranks = (self._kind.slot_words * num_bytes // 8 for num_bytes in slots)
+        return sum(words) * self._num_entries, of_clients, of_ranks
 
     def add(
         self,
@@ -160,17 +182,17 @@ class RoundBuffer:
         factor: float = 1.0,
         loss_sum: float,
         steps: int,
-        most: float = math.inf,
+        skips: bool = False,
     ) -> bool:
         """Add one client's report, and fill the slot of its `place` in the cohort.
 
-        Every vector counts `weight` times, p_i; the first one, Δ_i, and its norm are multiplied by `factor` besides. A
-        report with an entry that is not below `most`, or not a number, is not added but skipped, where `most` is given.
+        Every vector counts `weight` times, |S| p_i; the first one, Δ_i, and its norm are multiplied by `factor`
+        besides. With `skips`, a report that is not finite is not added but skipped.
 
         Returns:
             Whether it was added.
         """
-        if most < math.inf and not all(float(vectors[name].abs().max()) < most for name in self._sums):
+        if skips and not all(math.isfinite(float(vectors[name].abs().max())) for name in self._sums):
             self.skip(place)
             return False
         started = time.perf_counter()
@@ -188,7 +210,7 @@ class RoundBuffer:
                 for (name, total), own in zip(self._sums.items(), own_weights, strict=True)
             ]
             self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in told])
-        self._clients[place, 0] = DONE
+        self._clients["status"][place] = DONE
         self.seconds["pack"] += time.perf_counter() - started
         return True
 
@@ -205,82 +227,89 @@ class RoundBuffer:
         self._fill(self._waiting, told)
         self._waiting.clear()
 
-    def _fill(self, reports: Sequence[_Report], told: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fill in the scalars of reports (n,), with the squared norm and largest entry, (n,), told of each vector."""
-        places, _, factors, loss_sums, steps = zip(*reports, strict=True)
-        squared = told[0][0] * np.square(factors)
-        largest = np.maximum.reduce([largest for _, largest in told])  # NaN, where there is one
-        scalars = np.array([largest, squared, loss_sums]).view(np.int64)
-        self._clients[list(places), 1:] = np.vstack([scalars, steps]).T
+    def _fill(self, reports: Sequence[_Report], added: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Fill in the scalars of reports (n,), from the squared norms and largest entries, (n,), of each vector."""
+        columns = zip(*reports, strict=True)
+        places, _, factors, loss_sums, steps = (list(column) for column in columns)
+        slots = self._clients
+        slots["delta_sq"][places] = added[0][0] * np.square(factors)
+        slots["loss_sum"][places] = loss_sums
+        slots["steps"][places] = steps
+        for number, (_, largest) in enumerate(added):
+            slots["bounds"][places, number] = largest
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""
-        return bool(self._clients[place, 0])
+        return bool(self._clients["status"][place])
 
     def skip(self, place: int) -> None:
         """Say that the round goes on without the client at this place."""
-        self._clients[place, 0] = SKIPPED
+        self._clients["status"][place] = SKIPPED
 
     def fail(self, place: int) -> None:
         """Say that this rank could not train the client at this place."""
-        self._clients[place, 0] = FAILED
+        self._clients["status"][place] = FAILED
 
     def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce."""
         started = time.perf_counter()
         self._add_waiting()
         self.seconds["pack"] += time.perf_counter() - started
-        self._ranks[self._world.rank] = state_hash, asks, written, _bits(local_seconds)
-        vectors = self._on_device.numel()
-        tail = self._host[vectors:].numpy()
+        self._ranks[self._world.rank] = state_hash, asks, written, local_seconds
+        tail = self._host[self._num_words :].numpy()
         self._kind.write_slots(self._slots, tail)
         summed = {name: torch.empty(self._num_entries, dtype=torch.float64) for name in self._sums}
-        host = self._host[:vectors].view(self._on_device.shape)
-        if 0 < self._piece_bytes < host.nbytes:
-            self._reduce_in_pieces(host, summed, self._piece_bytes // host.element_size())
+        host = self._split(self._host, [len(part) for part in self._parts])
+        if 0 < self._piece_bytes < self._num_words * self._host.element_size():
+            self._reduce_in_pieces(host, summed, self._piece_bytes // self._host.element_size())
             self._world.sum_in_place(tail)
         else:
             self._reduce_whole(host, summed)
         self._kind.read_slots(tail, self._slots)
-        as_float = self._clients.view(np.float64)
+        clients, ranks = self._clients.copy(), self._ranks.copy()
         return Sums(
             vectors=summed,
-            status=self._clients[:, 0].copy(),
-            largest=as_float[:, 1].copy(),
-            delta_sq=as_float[:, 2].copy(),
-            loss_sum=as_float[:, 3].copy(),
-            steps=self._clients[:, 4].copy(),
-            hashes=self._ranks[:, 0].copy(),
-            asks=self._ranks[:, 1].copy(),
-            written=self._ranks[:, 2].copy(),
-            local_seconds=self._ranks[:, 3].copy().view(np.float64),
+            bounds={name: clients["bounds"][:, number] for number, name in enumerate(self._sums)},
+            status=clients["status"],
+            delta_sq=clients["delta_sq"],
+            loss_sum=clients["loss_sum"],
+            steps=clients["steps"],
+            hashes=ranks["hash"],
+            asks=ranks["asks"],
+            written=ranks["written"],
+            local_seconds=ranks["local_seconds"],
         )
 
-    def _reduce_whole(self, host: Tensor, summed: Mapping[str, Tensor]) -> None:
+    def _read(self, name: str, words: Tensor, out: Tensor) -> None:
+        """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
+        self._kind.read(words, self._units[name], len(self._clients), out)
+
+    def _reduce_whole(self, host: Sequence[Tensor], summed: Mapping[str, Tensor]) -> None:
         """Sum the whole buffer over ranks by one Allreduce, and read its vectors."""
         started = time.perf_counter()
         for total in self._sums.values():
             total.settle()
         packed = time.perf_counter()
+        size, vectors = self._host.numel(), self._num_words
         if self._sum_on_device is not None:
-            whole, vectors = self._device_memory[: self._host.numel()], self._on_device.numel()
+            whole = self._device_memory[:size]
             whole[vectors:].copy_(self._host[vectors:])
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
             self._sum_on_device(whole)
             self._host.copy_(whole)
         else:
-            if host.data_ptr() != self._on_device.data_ptr():
-                host.copy_(self._on_device)
+            if self._host.data_ptr() != self._device_memory.data_ptr():
+                self._host[:vectors].copy_(self._device_memory[:vectors])
             self._world.sum_in_place(self._host.numpy())
         reduced = time.perf_counter()
-        for words, out in zip(host, summed.values(), strict=True):
-            self._kind.read(words, self._dtype, out)
+        for words, (name, out) in zip(host, summed.items(), strict=True):
+            self._read(name, words, out)
         self.seconds["pack"] += packed - started
         self.seconds["allreduce"] += reduced - packed
         self.seconds["unpack"] += time.perf_counter() - reduced
 
-    def _reduce_in_pieces(self, host: Tensor, summed: Mapping[str, Tensor], piece: int) -> None:
+    def _reduce_in_pieces(self, host: Sequence[Tensor], summed: Mapping[str, Tensor], piece: int) -> None:
         """Sum the vectors over ranks and read them, `piece` entries at a time, while those that follow are copied."""
         bounds = [(first, min(first + piece, self._num_entries)) for first in range(0, self._num_entries, piece)]
         arrivals = [
@@ -295,18 +324,18 @@ class RoundBuffer:
                 self._world.sum_in_place(row[first:last].numpy())
             reduced = time.perf_counter()
             name = self.names[i]
-            self._kind.read(host[i, :, first:last], self._dtype, summed[name][first:last])
+            self._read(name, host[i][:, first:last], summed[name][first:last])
             self.seconds["pack"] += packed - started
             self.seconds["allreduce"] += reduced - packed
             self.seconds["unpack"] += time.perf_counter() - reduced
 
-    def _arrival(self, i: int, first: int, last: int, host: Tensor) -> Callable[[], None]:
+    def _arrival(self, i: int, first: int, last: int, host: Sequence[Tensor]) -> Callable[[], None]:
         """Return what makes the entries ``first:last`` of vector `i` ready on the host; a GPU's begin to be copied."""
         total = self._sums[self.names[i]]
         if self._device.type != "cuda":
             return partial(total.settle, first, last)
         total.settle(first, last)
-        for row, own in zip(host[i], self._on_device[i], strict=True):
+        for row, own in zip(host[i], self._parts[i], strict=True):
             row[first:last].copy_(own[first:last], non_blocking=True)
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(self._device))
@@ -320,8 +349,3 @@ def _at_least(memory: Tensor, words: int, device: torch.device | None = None, *,
     if pinned or (device is not None and device.type != "cpu"):
         return torch.empty(words, dtype=memory.dtype, device=device, pin_memory=pinned)
     return torch.from_numpy(np.empty(words, memory.numpy().dtype))  # numpy asks for huge pages: fewer for MPI to map
-
-
-def _bits(number: float) -> int:
-    """The bit pattern of a float64 as an int64."""
-    return int(np.float64(number).view(np.int64))

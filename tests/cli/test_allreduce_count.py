@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.reduce.fused import CLIENT_FIELDS, RANK_FIELDS
+from hpcfed.reduce.fused import RANK_SLOT, client_slot
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
 
 RANKS, CLIENTS = 3, 5
 ENTRIES = 96 + 16 + 32 + 16
 """d of the small model: its four parameter tensors, each padded to 64 bytes."""
-WORDS_OF_A_CLIENT, WORDS_OF_A_RANK = len(CLIENT_FIELDS), len(RANK_FIELDS)
 WHICH_LIBRARY = """
 from mpi4py import MPI
 with open("/proc/self/maps") as maps:
@@ -63,6 +62,7 @@ KINDS = {
     "feddyn": ["algorithm={name: feddyn, alpha: 0.05}", "evaluate.every=0"],
     "scaffold": ["algorithm.name=scaffold", "evaluate.every=0"],
     "scaffold-unequal": ["algorithm.name=scaffold", "evaluate.every=0", "budget={low: 1, high: 9}"],
+    "too-large": ["evaluate.every=0", "local={steps: 1, lr: 1.0e+12, clip_norm: 1}"],
     "evaluating": ["evaluate.every=2", "evaluate.train.every=1"],
 }
 """What is counted, each for a short and for a long run."""
@@ -112,8 +112,15 @@ def test_a_round_is_one_allreduce_and_nothing_else(method, vectors, tallies):
     assert (short.allreduces, long.allreduces) == (SHORT, LONG)
     assert short.others == long.others
     assert sum(short.others.values()) > 0  # setting up does use some: the shim sees more than Allreduce
-    words = vectors * ENTRIES + CLIENTS * WORDS_OF_A_CLIENT + RANKS * WORDS_OF_A_RANK
-    assert long.bytes == LONG * words * 8
+    slots = CLIENTS * client_slot(vectors).itemsize + RANKS * RANK_SLOT.itemsize
+    entries = vectors * ENTRIES * 8
+    assert long.bytes == LONG * (entries + slots) + entries  # a first round's vectors have two words
+
+
+def test_a_round_whose_units_did_not_suit_is_run_once_more(tallies):
+    short, long = tallies["too-large"]
+    assert (short.allreduces, long.allreduces) == (SHORT + 1, LONG + 1)
+    assert short.others == long.others
 
 
 def test_an_evaluating_round_takes_one_more(tallies):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.reduce.exact import BLOCK, ExactSum, range_of, to_float64, units_of
+from hpcfed.reduce.exact import BLOCK, ExactSum, to_float64
 from hpcfed.reduce.fused import DONE, FAILED, RoundBuffer
 
 CLIENTS = 24
-UNIT = {torch.float32: 2.0**-44, torch.float64: 2.0**-64}
-"""The finest unit of each kind of run, as the design states it."""
+UNITS = {torch.float32: (2.0**-44,), torch.float64: (2.0**-20, 2.0**-64)}
+"""That fit these contributions."""
 
 
 def contributions(dtype: torch.dtype, size: int = 300) -> tuple[list[torch.Tensor], list[float]]:
@@ -25,11 +25,11 @@ def contributions(dtype: torch.dtype, size: int = 300) -> tuple[list[torch.Tenso
 
 
 def integers(dtype: torch.dtype, size: int) -> torch.Tensor:
-    return torch.zeros(len(units_of(dtype)), size, dtype=torch.int64)
+    return torch.zeros(len(UNITS[dtype]), size, dtype=torch.int64)
 
 
 def summed(dtype: torch.dtype, vectors: list[torch.Tensor], weights: list[float], order: np.ndarray) -> torch.Tensor:
-    total = ExactSum(integers(dtype, vectors[0].numel()), dtype)
+    total = ExactSum(integers(dtype, vectors[0].numel()), UNITS[dtype])
     for place in order:
         total.add(vectors[place], weights[place])
     total.settle()
@@ -55,7 +55,7 @@ def test_both_ways_of_rounding_agree(dtype, large):
     found = [summed(dtype, [v, v], [0.3, 0.7], np.arange(2)) for v in (vector, with_large)]
     same = torch.arange(size) != 3
     assert torch.equal(found[0][:, same], found[1][:, same])
-    assert float(to_float64(found[1], dtype)[3]) == pytest.approx(large, rel=1e-15)
+    assert float(to_float64(found[1], UNITS[dtype])[3]) == pytest.approx(large, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -71,36 +71,26 @@ def test_the_split_over_ranks_does_not_matter(dtype, world):
 def test_the_sum_is_right_to_half_a_unit_per_client(dtype):
     """Each product p_i·x is one float64 rounding, the same here; the result's own rounding is half its last place."""
     vectors, weights = contributions(dtype)
-    found = to_float64(summed(dtype, vectors, weights, np.arange(CLIENTS)), dtype)
+    found = to_float64(summed(dtype, vectors, weights, np.arange(CLIENTS)), UNITS[dtype])
     products = [[float(x) * p for x in vector] for vector, p in zip(vectors, weights, strict=True)]
     for place, terms in enumerate(zip(*products, strict=True)):
         exact = math.fsum(terms)
-        assert abs(float(found[place]) - exact) <= CLIENTS * UNIT[dtype] / 2 + math.ulp(exact)
+        assert abs(float(found[place]) - exact) <= CLIENTS * UNITS[dtype][-1] / 2 + math.ulp(exact)
 
 
 def test_norms_and_largest_entries_are_those_of_the_vector():
     vector = torch.linspace(-2, 1, BLOCK + 11)
-    squared, largest = ExactSum(integers(torch.float32, BLOCK + 11), torch.float32).add(vector, 0.25)
+    squared, largest = ExactSum(integers(torch.float32, BLOCK + 11), UNITS[torch.float32]).add(vector, 0.25)
     assert squared == pytest.approx(float(np.square(vector.numpy().astype(np.longdouble)).sum()), rel=1e-12)
-    assert largest == 0.5
+    assert largest == 2.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_shows(bad):
     vector = torch.ones(10)
     vector[3] = bad
-    _, largest = ExactSum(integers(torch.float32, 10), torch.float32).add(vector, 0.5)
+    _, largest = ExactSum(integers(torch.float32, 10), UNITS[torch.float32]).add(vector, 0.5)
     assert not math.isfinite(largest)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_range_is_the_stated_one(dtype):
-    stated = {torch.float32: 2.0**19, torch.float64: 2.0**43}[dtype]
-    assert range_of(dtype) == stated - 1
-    top = torch.tensor([range_of(dtype), -range_of(dtype)], dtype=torch.float64)
-    total = ExactSum(integers(dtype, 2), dtype)
-    total.add(top, 1.0)
-    assert torch.equal(to_float64(total.integers, dtype), top)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -109,7 +99,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
     size, losses = 16, [-1.25, 0.1, -0.0, math.nan, 1e300, 5e-324, -math.inf]
     buffer = RoundBuffer(size, dtype, torch.device("cpu"), world)
     for _ in range(2):  # the second round must find nothing of the first
-        buffer.open(("delta", "other"), len(losses) + 1)
+        buffer.open({"delta": UNITS[dtype], "other": UNITS[dtype]}, len(losses) + 1)
         for place, loss in enumerate(losses):
             if place % world.size == world.rank:
                 vector = torch.full((size,), place - 3.0, dtype=dtype)
@@ -123,36 +113,44 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
         assert sums.status.tolist() == [DONE] * len(losses) + [FAILED]
         assert sums.steps.tolist() == [*range(7, 7 + len(losses)), 0]
         assert sums.delta_sq[:-1].tolist() == [size * (place - 3.0) ** 2 for place in range(len(losses))]
-        assert sums.largest[:-1].tolist() == [abs(place - 3.0) for place in range(len(losses))]
+        assert sums.bounds["delta"][:-1].tolist() == [abs(place - 3.0) for place in range(len(losses))]
+        assert sums.bounds["other"].tolist() == [*(2 * abs(place - 3.0) for place in range(len(losses))), 0.0]
         assert sums.hashes.tolist() == [-5 - rank for rank in range(world.size)]
         assert sums.asks.tolist() == [1 << rank for rank in range(world.size)]
         assert sums.local_seconds.tolist() == [0.125 * rank for rank in range(world.size)]
-        total = sum(0.5 * (place - 3.0) for place in range(len(losses)))
+        total = sum(0.5 * (place - 3.0) for place in range(len(losses))) / (len(losses) + 1)
         assert sums.vectors["delta"].tolist() == [total] * size
         assert sums.vectors["other"].tolist() == [2 * total] * size
 
 
 def test_a_vector_that_is_not_finite_marks_its_client_whichever_vector_it_is(world):
     buffer = RoundBuffer(8, torch.float32, torch.device("cpu"), world)
-    buffer.open(("delta", "other"), 2)
+    buffer.open(dict.fromkeys(("delta", "other"), (2.0**-40,)), 2)
     if world.is_root:
         bad = torch.full((8,), math.nan)
         buffer.add(0, 0.5, {"delta": torch.ones(8), "other": bad}, loss_sum=0.0, steps=1)
         buffer.add(1, 0.5, {"delta": torch.ones(8), "other": torch.ones(8)}, loss_sum=0.0, steps=1)
-    assert np.isfinite(buffer.reduce(0, 0.0).largest).tolist() == [False, True]
+    bounds = buffer.reduce(0, 0.0).bounds
+    assert {name: np.isfinite(own).tolist() for name, own in bounds.items()} == {
+        "delta": [True, True],
+        "other": [False, True],
+    }
 
 
 def test_a_factor_counts_for_the_first_vector_alone(world):
-    """FedNova's: it multiplies Δ_i and its norm, not what else a client reports. Rounds may differ in what they sum."""
+    """FedNova's: it multiplies Δ_i and its norm, not what else a client reports.
+
+    Rounds may differ in what they sum, and in the words of each vector.
+    """
     buffer = RoundBuffer(8, torch.float64, torch.device("cpu"), world)
-    for names in (("delta",), ("delta", "other"), ("delta",)):
-        buffer.open(names, 1)
+    for units in ({"delta": (1.0,)}, {"delta": (0.5, 2.0**-50), "other": (0.5,)}, {"delta": (2.0**-40,)}):
+        buffer.open(units, 1)
         if world.is_root:
             vectors = {"delta": torch.full((8,), 2.0).double(), "other": torch.full((8,), 5.0).double()}
             buffer.add(0, 0.5, vectors, factor=3.0, loss_sum=0.0, steps=1)
         sums = buffer.reduce(0, 0.0)
         assert {name: vector.tolist() for name, vector in sums.vectors.items()} == {
-            name: [{"delta": 3.0, "other": 2.5}[name]] * 8 for name in names
+            name: [{"delta": 3.0, "other": 2.5}[name]] * 8 for name in units
         }
         assert sums.delta_sq.tolist() == [8 * 36.0]
 
@@ -168,7 +166,7 @@ def test_sums_in_pieces_are_those_of_the_whole(kind, dtype, trained, world):
     for piece_bytes in (0, 7 * 8):
         buffer = RoundBuffer(len(vectors[0]), dtype, torch.device("cpu"), world, kind=kind)
         buffer._piece_bytes = piece_bytes
-        buffer.open(("delta", "other"), CLIENTS)
+        buffer.open({"delta": UNITS[dtype], "other": (2.0**-10, 2.0**-45)}, CLIENTS)
         for place in range(trained):
             if place % world.size == world.rank:
                 reported = {"delta": vectors[place], "other": -vectors[place]}
@@ -192,11 +190,11 @@ def test_vectors_added_together_have_the_bits_of_those_added_one_by_one(dtype, s
     vectors, weights = contributions(dtype, size)
     if large:
         vectors[3][0] = large
-    one_by_one = ExactSum(integers(dtype, size), dtype)
+    one_by_one = ExactSum(integers(dtype, size), UNITS[dtype])
     told = [one_by_one.add(vector, weight) for vector, weight in zip(vectors, weights, strict=True)]
     one_by_one.settle()
     for order in (np.arange(CLIENTS), np.random.default_rng(2).permutation(CLIENTS)):
-        together = ExactSum(integers(dtype, size), dtype)
+        together = ExactSum(integers(dtype, size), UNITS[dtype])
         for part in np.split(order, [1, 5, 6]):
             for row, place in enumerate(part):
                 together.rows.put(row, vectors[place])

@@ -26,22 +26,22 @@ def test_sums_and_norms_are_right_to_single_precision(world):
     vectors = torch.from_numpy(np.random.default_rng(3).normal(size=(5, SIZE)).astype(np.float32))
     buffer = RoundBuffer(SIZE, torch.float32, CPU, world, kind="fast")
     for _ in range(2):  # the second round must find nothing of the first
-        buffer.open(("delta",), len(vectors))
+        buffer.open({"delta": ()}, len(vectors))
         for place, vector in enumerate(vectors):
             if place % world.size == world.rank:
                 buffer.add(place, 0.2, {"delta": vector}, loss_sum=0.0, steps=1)
         sums = buffer.reduce(0, 0.0)
-        exact = 0.2 * vectors.double().sum(0)
+        exact = 0.2 * vectors.double().mean(0)
         assert sums.vectors["delta"].dtype == torch.float64
         assert torch.allclose(sums.vectors["delta"], exact, rtol=0, atol=1e-6)
         assert sums.delta_sq == pytest.approx(vectors.double().square().sum(1).numpy(), rel=1e-5)
-        assert (sums.largest >= 0.2 * vectors.abs().amax(1).numpy()).all()
+        assert (sums.bounds["delta"] >= vectors.abs().amax(1).numpy()).all()
 
 
 def test_every_rank_learns_every_clients_scalars_exactly(world):
     losses = [-1.25, 0.1, -0.0, math.nan, 1e300, 5e-324, -math.inf]
     buffer = RoundBuffer(16, torch.float32, CPU, world, kind="fast")
-    buffer.open(("delta",), len(losses) + 1)
+    buffer.open({"delta": ()}, len(losses) + 1)
     for place, loss in enumerate(losses):
         if place % world.size == world.rank:
             buffer.add(place, 0.5, {"delta": torch.ones(16)}, loss_sum=loss, steps=2**40 + place)
@@ -59,7 +59,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(world):
 def test_what_is_not_finite_shows(bad):
     vector = torch.ones(SIZE)
     vector[3] = bad
-    _, bound = FastSum(torch.zeros(1, SIZE), torch.float32).add(vector, 0.5)
+    _, bound = FastSum(torch.zeros(1, SIZE)).add(vector, 0.5)
     assert not math.isfinite(bound)
 
 

@@ -4,7 +4,7 @@ Without that file beside it, it is an ordinary model. Where the main thread and 
 the signal goes out is read off their stacks and left in ``landed.json``, whatever the aim was. An aim is at
 the first moment of its kind in round t or later.
 
-    {"stage": …, "round": t, "rank": r, "signal": "SIGKILL", "after": seconds, "launcher": false}
+    {"stage": …, "round": t, "attempt": 1 or 2, "rank": r, "signal": "SIGKILL", "after": seconds, "launcher": false}
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Aim:
     """Waits for its moment, and strikes once."""
 
     def __init__(self, aim: dict[str, Any]):
-        self._stage, self._round, self._after = aim["stage"], aim["round"], aim["after"]
+        self._stage, self._round, self._attempt, self._after = aim["stage"], aim["round"], aim["attempt"], aim["after"]
         self._signal, self._at_launcher = signal.Signals[aim["signal"]], aim["launcher"]
         self._is_victim = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))) == aim["rank"]
         self._is_spent = False
@@ -67,7 +67,7 @@ class _Aim:
     def visit(self) -> None:
         """The model is asked for its output."""
         stage, round = whereabouts()
-        if self._is_spent or round < self._round:
+        if self._is_spent or round < self._round or attempt() < self._attempt:
             return
         if self._stage == REDUCTION and stage == LOCAL:
             self._is_spent = True
@@ -102,6 +102,7 @@ class _Aim:
             "stage": stage,
             "writes": writes,
             "round": round,
+            "attempt": attempt(),
             "manifests": len(list(here.glob("run/checkpoints/round-*.json"))),
         }
         (here / "landed.json").write_text(json.dumps(told))
@@ -115,6 +116,12 @@ def whereabouts() -> tuple[str, int]:
     main = list(_stack(sys._current_frames()[threading.main_thread().ident or 0]))
     round = next((frame.f_locals["round"] for frame in main if isinstance(frame.f_locals.get("round"), int)), 0)
     return next((STAGES[frame.f_code.co_name] for frame in main if frame.f_code.co_name in STAGES), ELSEWHERE), round
+
+
+def attempt() -> int:
+    """Return which attempt at its round the main thread is in; 0 outside of rounds."""
+    main = _stack(sys._current_frames()[threading.main_thread().ident or 0])
+    return next((frame.f_locals["attempts"] for frame in main if "attempts" in frame.f_locals), 0)
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:

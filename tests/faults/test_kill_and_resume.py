@@ -18,6 +18,7 @@ from hpcfed.world import World
 from tests.faults import aimed
 from tests.faults.aimed import EVALUATION, LOCAL, REDUCTION, RENAMED, WRITING
 from tests.launch import Completed, launch, own_line
+from tests.mpi import shrinking
 from tests.mpi.recipes import METHODS, write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 
@@ -27,8 +28,12 @@ ROUNDS, EVERY = 14, 3
 CASES, EACH_TIME = 40, 6
 AT_LEAST = 5
 FIRST = "before the first checkpoint"
+SECOND = "a round's second attempt"
+TWICE = "run-twice"
+"""Variant of which every round but the first is run twice."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {"algorithm": {"name": "scaffold", **METHODS["scaffold"]}},
+    TWICE: {"algorithm": {"factory": "shrinking:method"}, "dtype": "float64"},
     "feddyn": {"algorithm": {"name": "feddyn", **METHODS["feddyn"]}, "client_state": "disk"},
     "fedavg": {"algorithm": {"name": "fedavg", **METHODS["fedavg"]}},
     "fedexp-m": {"algorithm": {"name": "fedexp-m", **METHODS["fedexp-m"]}, "evaluate": {"model": "last-two"}},
@@ -48,6 +53,7 @@ class Case:
     variant: str
     stage: str
     round: int
+    attempt: int
     rank: int
     ranks: int
     ranks_after: int
@@ -63,6 +69,7 @@ class Case:
 def drawn(number: int) -> Case:
     """Draw a case: stages and methods in turn, all else at random."""
     rng = random.Random(number)
+    variant = list(VARIANTS)[(number + number // 6) % len(VARIANTS)]
     stage = (WRITING, LOCAL, RENAMED, REDUCTION, EVALUATION, FIRST)[number % 6]
     ranks = 2 if number < EACH_TIME else rng.choice([2, 2, 3] if stage in (REDUCTION, FIRST) else [1, 2, 3, 4])
     writes = stage in (WRITING, RENAMED)
@@ -72,9 +79,10 @@ def drawn(number: int) -> Case:
         else ("SIGTERM", "SIGKILL", "SIGUSR1", "SIGKILL")[number // 6 % 4 if number >= 6 else number % 4]
     )
     return Case(
-        variant=list(VARIANTS)[number % len(VARIANTS)],
+        variant=variant,
         stage=rng.choice([LOCAL, REDUCTION, EVALUATION]) if stage == FIRST else stage,
         round=rng.choice([6, 9]) if writes else rng.randint(1, EVERY) if stage == FIRST else rng.randint(5, 12),
+        attempt=2 if variant == TWICE and stage in (LOCAL, REDUCTION) else 0,
         rank=0 if writes else rng.randrange(ranks),
         ranks=ranks,
         ranks_after=2 if number < 3 else rng.randint(1, 4),
@@ -91,6 +99,7 @@ class Place:
         self.path, self.run = path, path / "run"
         write_small(path, 6)
         shutil.copy(aimed.__file__, path / "aimed.py")
+        shutil.copy(shrinking.__file__, path / "shrinking.py")
         evaluate = {"batch_size": 16, **VARIANTS[variant].get("evaluate", {})}
         self.recipe = write_recipe(
             path,
@@ -175,11 +184,12 @@ def test_the_blows_fell_everywhere(table, capsys):
     landed = Counter(landed["stage"] for _, landed, _ in table)
     landed[WRITING] = sum(landed["writes"] for _, landed, _ in table)
     landed[FIRST] = sum(landed["manifests"] == 0 for _, landed, _ in table)
+    landed[SECOND] = sum(landed["attempt"] == 2 and landed["stage"] in (LOCAL, REDUCTION) for _, landed, _ in table)
     with capsys.disabled():
         print()
         for case, where, kept in table:
             print(f"{case!s:75} landed: {where['stage']}, round {where['round']}; kept {kept}; then {case.ranks_after}")
         for stage, count in landed.most_common():
             print(f"{stage:30} {count}")
-    for stage in (LOCAL, REDUCTION, EVALUATION, WRITING, RENAMED, FIRST):
-        assert landed[stage] >= AT_LEAST, stage
+    for stage in (LOCAL, REDUCTION, EVALUATION, WRITING, RENAMED, FIRST, SECOND):
+        assert landed[stage] >= (2 if stage == SECOND else AT_LEAST), stage

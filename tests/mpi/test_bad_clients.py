@@ -42,7 +42,7 @@ class Linear(torch.nn.Linear):
             return super().forward(x)
         if self.deed == "raise":
             raise RuntimeError("broken sensor")
-        return super().forward(x) * {"nan": float("nan"), "explode": 1e30}[self.deed]
+        return super().forward(x) * {"nan": float("nan"), "overflow": 1e300}[self.deed]
 '''
 
 
@@ -88,7 +88,7 @@ def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:
         ("fedavg", "raise", [1]),
         ("scaffold", "nan", [0, 3]),
         ("feddyn", "raise", [2, 4]),
-        ("fedexp-m", "explode", [1]),
+        ("fedexp-m", "overflow", [1]),
         ("fednova", "nan", [4]),
     ],
 )

@@ -261,7 +261,7 @@ def test_a_checkpoint_of_another_version_is_refused(world, folder):
         path.write_text(replace(Manifest.read(path), version=99).to_json())
 
     world.on_root(advance)
-    with pytest.raises(InputError, match=r"another version of hpcfed: expected layout 1, got 99"):
+    with pytest.raises(InputError, match=r"another version of hpcfed: expected layout 2, got 99"):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 import hpcfed
 from hpcfed.world import World
+from tests.mpi import shrinking
 from tests.mpi.recipes import METHODS, small, write_small
 
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
@@ -57,14 +59,15 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
     return shared_tmp
 
 
-def check_same_as_alone(world: World, folder: Path, recipe: Mapping[str, Any]) -> None:
-    """Run a recipe on all ranks, then on the last of them alone, and compare there."""
+def check_same_as_alone(world: World, folder: Path, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run a recipe on all ranks, then on the last of them alone, and compare there; return the record."""
     together = left_by(hpcfed.run({**recipe, "output": str(folder / "together")}, world=world, quiet=True))
     assert together[1][0]["gradients"] > 0
     if world.rank == world.size - 1:
         alone = left_by(hpcfed.run({**recipe, "output": str(folder / "alone")}, world=World(), quiet=True))
         assert together[0] == alone[0]
         assert together[1] == alone[1]
+    return together[1]
 
 
 OFTEN = ("fedexp", "feddyn", "scaffold")
@@ -115,6 +118,16 @@ def test_states_that_move_to_where_their_clients_are_trained_change_nothing(name
         twice = hpcfed.run(small(folder / "twice", **{**halves, "rounds": rounds}), world=world, quiet=True)
     assert left_by(at_home) == left_by(spread)
     assert left_by(at_home)[0] == left_by(twice)[0]
+
+
+def test_a_round_that_is_run_twice_is_the_same_as_alone(world, folder):
+    """Its clients' states have moved already when it is run once more."""
+    world.on_root(lambda: shutil.copy(shrinking.__file__, folder))
+    changes = {"dtype": "float64", "algorithm": {"factory": "shrinking:method"}, "cohort": {"size": 3}, "rounds": 6}
+    recipe = small(folder / "run", data=str(folder / "small.h5"), python_path=[str(folder)], **changes)
+    recipe["placement"] = "balanced"
+    found = check_same_as_alone(world, folder, recipe)
+    assert [row["attempts"] for row in found] == [1, 2, 2, 2, 2, 2]
 
 
 def test_the_average_of_all_clients_is_what_it_says(world, folder):

@@ -1,0 +1,37 @@
+"""A method whose reports shrink by 1e-18 from round to round, which its server undoes: each round is run twice."""
+
+from __future__ import annotations
+
+from hpcfed.algorithms.feddyn import DynamicRegularizer
+from hpcfed.types import Method, Part, Report, Stepped
+
+SHRINKS = 1e-18
+"""By more than two words of float64 sums leave room for."""
+
+
+class Shrinking(DynamicRegularizer):
+    """FedDyn's clients; Δ_i is multiplied by a scale that the server keeps for them."""
+
+    def begin_shared(self, w):
+        return {"scale": w.new_ones(())}
+
+    def report(self, local, w, shared, client, who):
+        told = super().report(local, w, shared, client, who)
+        return Report({"delta": local.delta * shared["scale"]}, told.state)
+
+    def share(self, shared, means):
+        return {"scale": shared["scale"] * SHRINKS}
+
+
+class Undone(Part):
+    """w ← w − Δ̄ / scale."""
+
+    def begin(self, w):
+        return {"scale": w.new_ones(())}
+
+    def step(self, w, state, means):
+        return Stepped(w - means.delta / state["scale"], {"scale": state["scale"] * SHRINKS})
+
+
+def method() -> Method:
+    return Method("Shrinking", Shrinking(alpha=0.05), Undone())
