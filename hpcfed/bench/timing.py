@@ -20,6 +20,7 @@ import psutil
 from hpcfed.bench.phases import median_ms
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
+from hpcfed.rounds import RECORD, read_rounds
 
 BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
 SIDE_BY_SIDE = """
@@ -144,8 +145,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
 
 def recorded(output: Path, warm_up: int) -> Turn:
     """Return what the rounds of a run took by its record, and remove the run."""
-    with (output / "metrics.jsonl").open(encoding="utf-8") as record:
-        seconds = [json.loads(line)["seconds"] for line in record][warm_up:]
+    seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
     wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
     return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))

@@ -24,7 +24,7 @@ from hpcfed.report.measure import (
     spread,
 )
 from hpcfed.report.paired import Difference, difference, pairs
-from hpcfed.report.read import TIMERS, Run
+from hpcfed.report.read import Run
 from hpcfed.report.text import (
     count_text,
     criterion_text,
@@ -35,6 +35,7 @@ from hpcfed.report.text import (
     seconds_text,
     target_text,
 )
+from hpcfed.rounds import TIMERS
 
 Format = Callable[[Spread], str]
 
