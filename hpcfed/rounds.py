@@ -69,7 +69,7 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
         try:
             row = json.loads(line.decode(), parse_constant=lambda _: None)
         except (ValueError, RecursionError) as error:  # of digits without end and objects without end, too
-            remedy = "cut the file before this line and resume the run"
+            remedy = "restore the file, or run again in another folder"
             raise InputError("not JSON", where=where, remedy=remedy) from error
         if not isinstance(row, dict) or row.get("round") != number:
             got = f"round {_shortened(row.get('round'))}" if isinstance(row, dict) else type(row).__name__
