@@ -131,11 +131,11 @@ def _seeds_in(folder: Path) -> list[Path]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, those of numbers in the order of these; none where there is no such folder."""
+    """Return the folders in a folder, numbers in names in the order of their values; none where it does not exist."""
     if not folder.exists():
         return []
     inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
-    return sorted(inside, key=lambda child: [part.zfill(20) for part in re.split(r"(\d+)", child.name)])
+    return sorted(inside, key=lambda child: re.sub(r"\d+", lambda digits: digits[0].zfill(20), child.name))
 
 
 def read_run(folder: Path) -> Run:
