@@ -165,7 +165,9 @@ def _with_keys(label: str, values: Mapping[str, str]) -> str:
 
 
 def _shortened(value: str, length: int = 24) -> str:
-    """Keep the end of a long value, and of a path its last name: they mostly differ there."""
+    """Keep four digits of a fraction, the last name of a path, and the end of what is long still: they differ there."""
+    if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", value):
+        return f"{float(value):.4g}"
     value = value.rstrip("/").rpartition("/")[2] or value
     return value if len(value) <= length else "…" + value[-length:]
 
