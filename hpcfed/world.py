@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.threads import start
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,7 +173,7 @@ class MpiWorld(World):
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:
         watch = threading.Timer(seconds, self._abort, (EnvironmentFailure.exit_code, message))
         watch.daemon = True
-        watch.start()
+        start(watch)
         try:
             yield
         finally:

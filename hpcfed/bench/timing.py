@@ -21,6 +21,7 @@ from hpcfed.bench.phases import median_ms
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
 from hpcfed.rounds import RECORD, read_rounds
+from hpcfed.threads import start
 
 BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
 SIDE_BY_SIDE = """
@@ -216,8 +217,7 @@ def _watched_memory(pid: int) -> Iterator[list[int]]:
             while not over.wait(SAMPLED_EVERY):
                 seen.append(process.memory_info().rss)
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    watcher = start(threading.Thread(target=watch, name="memory", daemon=True))
     try:
         yield seen
     finally:

@@ -14,7 +14,8 @@ from tests.launch import ROOT, launch
 
 LEVELS = (
     {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory"},
-    {"config", "world", "data", "rounds"},
+    {"config", "data", "rounds", "threads"},
+    {"world"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
     {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
     {"observers", "moves", "parts"},
