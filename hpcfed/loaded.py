@@ -113,6 +113,6 @@ def _pandas() -> Any:
     try:
         import pandas
     except ModuleNotFoundError:
-        remedy = "pip install 'hpcfed[notebook]'"
+        remedy = "pip install pandas"
         raise InputError("tables of a loaded run need pandas, which is not installed", remedy=remedy) from None
     return pandas

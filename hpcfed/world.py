@@ -300,7 +300,7 @@ def _find_world() -> World:
         if _ranks_promised() > 1:
             raise EnvironmentFailure(
                 f"the launcher started {_ranks_promised()} ranks, but MPI cannot be loaded ({error})",
-                remedy="install an MPI library ('pip install hpcfed[mpich]') or load the site's module",
+                remedy="install an MPI library ('pip install mpich') or load the site's module",
             ) from None
         return World()
     if MPI.COMM_WORLD.size == 1 and _ranks_promised() > 1:

@@ -234,7 +234,7 @@ def mpirun() -> str:
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
-        raise InputError("mpirun is not on the PATH", remedy="pip install 'hpcfed[mpich]', or load the site's MPI")
+        raise InputError("mpirun is not on the PATH", remedy="pip install mpich, or load the site's MPI")
     return found
 
 

@@ -119,7 +119,7 @@ def check_parquet() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install 'hpcfed[parquet]'") from None
+        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install pyarrow") from None
 
 
 def _settings(plan: Plan, point: int) -> Record:
