@@ -38,6 +38,7 @@ help: ## List the targets (this page)
 .PHONY: demo
 demo: $(mpich) ## Set up, prepare data, run four methods on 2 ranks, draw the comparison
 	@PATH="$(abspath $(dir $(python))):$$PATH" jobs/workstation/demo.sh
+	@$(if $(VENV),echo "To go on in this shell: source $(VENV)/bin/activate (README.md has ten minutes with it)")
 
 ##@ Develop
 .PHONY: test

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.data.format import Federation
 from hpcfed.folder import RunFolder
 from hpcfed.progress import Reporter
+from hpcfed.rounds import RECORD, read_rounds
 from hpcfed.setup import build_model, resolve
 from hpcfed.world import World, connect
 
@@ -90,8 +90,7 @@ class Result:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The record, one mapping a round."""
-        with (self.folder / "metrics.jsonl").open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+        return read_rounds(self.folder / RECORD)
 
     @cached_property
     def module(self) -> nn.Module:

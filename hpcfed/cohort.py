@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,16 @@ class Cohorts:
         batch_size = self._recipe.local.batch_size
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
         return Cohort(clients, shares, counts, fraction, steps, self._guessed(steps), work)
+
+    def idle(self, ranks: int) -> str:
+        """Return a remark on ranks that wait in every round, for there are more of them than a cohort's clients."""
+        size = self.draws * len(self._sizes) / self._recipe.rounds
+        if ranks <= size:
+            return ""
+        about = f"{size:.0f}" if math.isclose(size, round(size)) else f"about {size:.1f}"
+        waiting = ranks - math.ceil(size - 1e-9)
+        who = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
+        return f"cohorts of {about} for {ranks} ranks: at least {who} in each round"
 
     def after(self, round: int) -> np.ndarray:
         """Return the clients of the round that follows, in order; none after the last one."""

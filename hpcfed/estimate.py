@@ -60,6 +60,7 @@ class Estimate:
     Attributes:
         round_seconds: of training, reduction and server step, the slowest rank's, averaged over rounds.
         hours: of all rounds with their evaluations, of all seeds.
+        gpu_hours: 0 on CPUs; None where GPUs were asked about and there is none here to measure on.
         imbalance: the slowest rank's work over the average.
         reduced_bytes: of one round's Allreduce, on each rank.
         state_bytes: of clients' states once all that can take part have.
@@ -75,7 +76,7 @@ class Estimate:
     imbalance: float
     hours: float
     core_hours: float
-    gpu_hours: float
+    gpu_hours: float | None
     host_bytes_per_rank: int
     device_bytes_per_rank: int | None
     reduced_bytes: int
@@ -145,7 +146,7 @@ def estimate(
         imbalance=slowest / average if average else 1.0,
         hours=hours,
         core_hours=hours * ranks * recipe.threads,
-        gpu_hours=hours * (gpus if gpus is not None else ranks) if on_gpu else 0.0,
+        gpu_hours=hours * (gpus if gpus is not None else ranks) if on_gpu else None if gpus else 0.0,
         host_bytes_per_rank=measured.host_bytes + (0 if on_gpu else share),
         device_bytes_per_rank=measured.device_bytes + share if measured.device_bytes is not None else None,
         reduced_bytes=reduced,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -30,6 +31,7 @@ from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Busy, EnvironmentFailure, InputError
 from hpcfed.files import to_disk, write_whole
+from hpcfed.rounds import count_rounds, parse_rounds
 from hpcfed.world import World
 
 PLACES = ("output", "python_path", "data_access", "gpu_reduce", "observers")
@@ -164,10 +166,7 @@ class RunFolder:
 
     def rounds(self) -> int:
         """Return how many rounds are recorded."""
-        if not self.metrics.exists():
-            return 0
-        with self.metrics.open("rb") as record:
-            return sum(1 for _ in record)
+        return count_rounds(self.metrics)
 
     def _has_files(self) -> bool:
         """Whether there is more than what a job leaves that ends before it has begun, or a place for checkpoints."""
@@ -213,7 +212,7 @@ class RunFolder:
 
     def _cut(self, done: int) -> None:
         with self.metrics.open("rb") as record:
-            lines = list(islice(record, done))
+            lines = [line for line in islice(record, done) if line.endswith(b"\n")]
         if len(lines) < done:
             raise InputError(
                 "the record holds fewer rounds than the checkpoint",
@@ -222,6 +221,7 @@ class RunFolder:
                 got=str(len(lines)),
                 remedy="choose another output",
             )
+        deque(parse_rounds(lines, self.metrics), maxlen=0)  # refuses damage, which would stay there for good
         write_whole(self.metrics, b"".join(lines))
         if self.clients.exists():
             self._cut_clients(done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,8 @@ from hpcfed.api import trained_module
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
-from hpcfed.report.read import CLIENTS, RECIPE, RECORD, read_json
+from hpcfed.report.read import CLIENTS, RECIPE, read_json
+from hpcfed.rounds import RECORD, columns_of, read_rounds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,16 +61,22 @@ class LoadedRun:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The record, one row a round: the columns of ``metrics.jsonl``, and ``seconds.local``, ``seconds.wait``, …
+        """The record, one row a round: the columns of ``metrics.jsonl``; objects in it are spread over dotted ones,
+        ``seconds.local``, ``clients.global.test.loss.mean``.
 
         Raises:
             InputError: pandas is not installed, or the record is damaged.
         """
         pandas = _pandas()
-        table = pandas.json_normalize(_rows(self.folder / RECORD)).set_index("round")
-        numbers = table.columns.difference(["cohort", "skipped"])
-        table[numbers] = table[numbers].apply(pandas.to_numeric, errors="coerce")  # null in all rounds: nan, not None
-        return table
+        path = self.folder / RECORD
+        rows = read_rounds(path) if path.exists() else []
+        if not rows:
+            raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+        table = pandas.json_normalize(rows).set_index("round")
+        numbers = [name for name in table.columns if name in columns_of(rows, path)]
+        table[numbers] = table[numbers].apply(pandas.to_numeric)  # null in all rounds: nan, not None
+        spread = {name.partition(".")[0] for name in table.columns if "." in name}
+        return table.drop(columns=[name for name in spread if name in table])  # null where others have an object
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
@@ -103,24 +109,10 @@ class LoadedRun:
         return trained_module(self.recipe, self.folder / name)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a record; one that is still being written is left out."""
-    if not path.exists():
-        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    text = path.read_text(encoding="utf-8")
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    if not lines:
-        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise InputError("not JSON", where=str(path), got=str(error), remedy="resume the run, or restore it") from None
-
-
 def _pandas() -> Any:
     try:
         import pandas
     except ModuleNotFoundError:
-        remedy = "pip install 'hpcfed[notebook]'"
+        remedy = "pip install pandas"
         raise InputError("tables of a loaded run need pandas, which is not installed", remedy=remedy) from None
     return pandas

@@ -54,7 +54,10 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, recipe.reduction)
+                facts["method"] = parts.method.name
                 world.on_root(lambda: folder.write("environment.json", facts))
+                if idle := parts.cohorts.idle(world.size):
+                    reporter.say(f"{recipe.name}: {idle}; the result is the same")
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from hpcfed.folder import RunFolder
 from hpcfed.parts import Parts
 from hpcfed.personal import COLUMNS, ClientScores
 from hpcfed.processor import cpu_model
+from hpcfed.rounds import line_of
 from hpcfed.simulation import Outcome
 from hpcfed.version import __version__
 from hpcfed.world import World
@@ -86,7 +86,7 @@ class Recorder:
         }
         if self._file is not None:
             try:
-                self._file.write(json.dumps(row) + "\n")
+                self._file.write(line_of(row))
                 self._file.flush()
                 if clients is not None:
                     self._add_clients(round, clients)

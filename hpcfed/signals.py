@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.threads import start
 from hpcfed.world import World
 
 ECHO = 1.0
@@ -44,10 +46,14 @@ def heeded(world: World) -> Iterator[Heard]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    try:
+        listener = start(threading.Thread(target=_listen, args=(reading, heard, world), name="signals", daemon=True))
+    except EnvironmentFailure:
+        os.close(reading)
+        os.close(writing)
+        raise
     before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    listener = threading.Thread(target=_listen, args=(reading, heard, world), name="signals", daemon=True)
-    listener.start()
     _heeding.append(heard)
     try:
         yield heard

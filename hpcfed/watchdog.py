@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hpcfed.errors import EnvironmentFailure, sentence
+from hpcfed.threads import start
 from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
@@ -43,8 +44,7 @@ class Watchdog:
             yield
             return
         self._done.clear()
-        thread = threading.Thread(target=self._watch, args=(self._limit,), name="watchdog", daemon=True)
-        thread.start()
+        thread = start(threading.Thread(target=self._watch, args=(self._limit,), name="watchdog", daemon=True))
         try:
             yield
         finally:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.threads import start
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,7 +173,7 @@ class MpiWorld(World):
     def ends_within(self, seconds: float, message: str) -> Iterator[None]:
         watch = threading.Timer(seconds, self._abort, (EnvironmentFailure.exit_code, message))
         watch.daemon = True
-        watch.start()
+        start(watch)
         try:
             yield
         finally:
@@ -299,7 +300,7 @@ def _find_world() -> World:
         if _ranks_promised() > 1:
             raise EnvironmentFailure(
                 f"the launcher started {_ranks_promised()} ranks, but MPI cannot be loaded ({error})",
-                remedy="install an MPI library ('pip install hpcfed[mpich]') or load the site's module",
+                remedy="install an MPI library ('pip install mpich') or load the site's module",
             ) from None
         return World()
     if MPI.COMM_WORLD.size == 1 and _ranks_promised() > 1:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.config.factory import imported
+from hpcfed.config.hints import for_method
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError, nearest
@@ -58,9 +59,8 @@ def build(section: Algorithm, python_path: Sequence[Path] = (), where: str = "re
         title = "-".join(picked.values())
     else:
         if section.name not in names():
-            raise InputError(
-                f"unknown algorithm.name {section.name!r}", where=where, remedy=nearest(section.name, names())
-            )
+            remedy = for_method(section.name, names())
+            raise InputError(f"unknown algorithm.name {section.name!r}", where=where, remedy=remedy)
         module = _module(section.name)
         kinds, title = [module.LOCAL, getattr(module, "NORMALIZE", None), module.SERVER], section.name
     local, normalize, server = _parts(kinds, section.parameters, title, where)

@@ -20,6 +20,8 @@ import psutil
 from hpcfed.bench.phases import median_ms
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
+from hpcfed.rounds import RECORD, read_rounds
+from hpcfed.threads import start
 
 BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
 SIDE_BY_SIDE = """
@@ -144,8 +146,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
 
 def recorded(output: Path, warm_up: int) -> Turn:
     """Return what the rounds of a run took by its record, and remove the run."""
-    with (output / "metrics.jsonl").open(encoding="utf-8") as record:
-        seconds = [json.loads(line)["seconds"] for line in record][warm_up:]
+    seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
     wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
     return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))
@@ -216,8 +217,7 @@ def _watched_memory(pid: int) -> Iterator[list[int]]:
             while not over.wait(SAMPLED_EVERY):
                 seen.append(process.memory_info().rss)
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    watcher = start(threading.Thread(target=watch, name="memory", daemon=True))
     try:
         yield seen
     finally:
@@ -234,7 +234,7 @@ def mpirun() -> str:
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
-        raise InputError("mpirun is not on the PATH", remedy="pip install 'hpcfed[mpich]', or load the site's MPI")
+        raise InputError("mpirun is not on the PATH", remedy="pip install mpich, or load the site's MPI")
     return found
 
 

@@ -27,6 +27,7 @@ from hpcfed.client.states import ClientStates
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.files import to_disk, write_whole
 from hpcfed.folder import RunFolder
+from hpcfed.threads import start
 from hpcfed.types import State
 from hpcfed.world import World
 
@@ -100,8 +101,7 @@ class CheckpointWriter:
     def start(self, snapshot: Snapshot) -> None:
         """Begin to write; the one before has been waited for, and is valid by now or never will be."""
         self._pending = None
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = start(threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True))
 
     def wait(self) -> None:
         """Wait until this rank's part is on disk, or has failed."""

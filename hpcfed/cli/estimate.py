@@ -72,7 +72,10 @@ def _rows(told: Estimate) -> Iterator[tuple[str, str, str]]:
         f"{computed}: {told.rounds} rounds{each} at most, without start and checkpoints",
     )
     yield "core-hours", f"{told.core_hours:.3g}", computed
-    yield "GPU-hours", f"{told.gpu_hours:.3g}", computed
+    if told.gpu_hours is None:
+        yield "GPU-hours", "unknown", "not measured on a GPU: none is here, or the recipe says device: cpu"
+    else:
+        yield "GPU-hours", f"{told.gpu_hours:.3g}", computed
     yield "host memory, a rank", decimal(told.host_bytes_per_rank), "measured here, and its share of data and states"
     if told.device_bytes_per_rank is not None:
         yield "GPU memory, a rank", decimal(told.device_bytes_per_rank), "measured here, and its share likewise"

@@ -9,6 +9,7 @@ import traceback
 import click
 
 from hpcfed.errors import HpcfedError, nearest
+from hpcfed.threads import NO_MORE, no_more_threads
 
 SUBCOMMANDS = {
     "prepare": "Turn raw data into a federation file.",
@@ -72,9 +73,19 @@ def main(args: list[str] | None = None) -> None:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
         code, message = error.exit_code, f"hpcfed: {error}"
+    except RuntimeError as error:
+        code, message = _of_runtime(error)
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
         code, message = 1, traceback.format_exc()
     sys.exit(leave(code, message))
+
+
+def _of_runtime(error: RuntimeError) -> tuple[int, str]:
+    """Return code and message: a library that gets no thread has met the machine's limits, and is no defect."""
+    if NO_MORE not in str(error):
+        return 1, traceback.format_exc()
+    told = no_more_threads("of a library")
+    return told.exit_code, f"hpcfed: {told}"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Evaluations in a row whose mean counts: a moving average in tables, targets and figures.",
 )
-@click.option("--baseline", help="The method that others are held against, as the report calls it. Default: FedAvg.")
+@click.option(
+    "--baseline", help="What the others are held against, as the report calls it, or by its name. Default: FedAvg."
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -45,16 +47,21 @@ def command(
 ) -> None:
     """Draw figures and one HTML page from finished or running runs.
 
-    RUN is the output folder of a run, or a folder of such folders. Runs that differ only in their seed are averaged.
+    RUN is the output folder of a run, of a sweep, or a folder of such folders. Runs that differ only in their seed are
+    averaged; each is called by its method, or by its `name` where names tell the runs apart.
     """
     from hpcfed.report import compare, write_comparison
+    from hpcfed.report.page import left_out
 
     comparison = compare(runs, targets, window, baseline)
     page = write_comparison(comparison, output, figures=not page_only)
     for table in (*comparison.results, comparison.differences):
         if table is not None:
             print_table(table)
-    click.echo(str(page) if page_only else f"{page}\n{page.parent / 'figures'}")
+    for note in left_out(comparison.waiting):
+        click.echo(note)
+    figures = page.parent / "figures"
+    click.echo(str(page) if page_only or not figures.exists() else f"{page}\n{figures}")
 
 
 def print_table(table: Table) -> None:

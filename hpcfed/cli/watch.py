@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from hpcfed.progress import QUIET_SECONDS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hpcfed.watch.follow import Followed
+    from hpcfed.watch.follow import Watch
 
 
 @click.command()
@@ -30,58 +29,66 @@ if TYPE_CHECKING:
 def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
     """Show curves, progress, imbalance and the time left of runs that go on, or have ended.
 
-    RUN is the output folder of a run, or a folder of such folders. It only reads; Ctrl-C leaves, and the runs go on.
-    Where the output is no terminal it says a line a run, at most every ten seconds.
+    RUN is the output folder of a run, of a sweep, or a folder of such folders; where it is not there yet, its run is
+    waited for. It only reads; Ctrl-C leaves, and the runs go on. Where the output is no terminal it says a line a run,
+    at most every ten seconds.
     """
     from rich.console import Console
 
-    from hpcfed.watch.follow import find_runs
+    from hpcfed.watch.follow import Watch
 
-    followed = find_runs(runs)
+    watch = Watch(runs)
     console = Console(highlight=False, markup=False)
     try:
+        if not once:
+            _wait(watch, every)
         if console.is_terminal and console.encoding.startswith("utf"):
-            _draw(followed, console, once=once, every=every)
+            _draw(watch, console, once=once, every=every)
         else:
-            _tell(followed, once=once, every=every)
+            _tell(watch, once=once, every=every)
     except KeyboardInterrupt:
         return
 
 
-def _draw(runs: Sequence[Followed], console: Console, *, once: bool, every: float) -> None:
+def _wait(watch: Watch, every: float) -> None:
+    """Return when there is a run to look at; say once what is waited for."""
+    from hpcfed.watch.follow import is_awaited
+
+    if awaited := [str(folder) for folder in watch.folders if is_awaited(folder)]:
+        click.echo(f"waiting for a run in {', '.join(awaited)}; Ctrl-C leaves")
+    while all(is_awaited(folder) for folder in watch.folders):
+        time.sleep(every)
+
+
+def _draw(watch: Watch, console: Console, *, once: bool, every: float) -> None:
     from rich.live import Live
 
     from hpcfed.watch.view import view
 
-    _look(runs)
+    watch.look(waits=not once)
     if once:
-        console.print(view(runs, console.width, console.height))
+        console.print(view(watch.runs, console.width, console.height))
         return
-    with Live(view(runs, console.width, console.height), console=console, auto_refresh=False) as live:
-        while not all(run.is_over for run in runs):
+    with Live(view(watch.runs, console.width, console.height), console=console, auto_refresh=False) as live:
+        while not watch.is_over:
             time.sleep(every)
-            _look(runs)
-            live.update(view(runs, console.width, console.height), refresh=True)
+            watch.look(waits=True)
+            live.update(view(watch.runs, console.width, console.height), refresh=True)
 
 
-def _tell(runs: Sequence[Followed], *, once: bool, every: float) -> None:
+def _tell(watch: Watch, *, once: bool, every: float) -> None:
     """Say a line a run whenever it has changed, but for its end not more often than every ten seconds."""
     from hpcfed.watch.view import plain
 
-    told: dict[str, tuple[int, str, float]] = {}
+    told: dict[Path, tuple[int, str, float]] = {}
     while True:
-        _look(runs)
-        for run in runs:
-            done, status, at = told.get(run.name, (-1, "", 0.0))
+        watch.look(waits=not once)
+        for run in watch.runs:
+            done, status, at = told.get(run.folder, (-1, "", 0.0))
             news = run.status != status or (run.done != done and time.monotonic() - at >= QUIET_SECONDS)
             if news:
-                told[run.name] = run.done, run.status, time.monotonic()
+                told[run.folder] = run.done, run.status, time.monotonic()
                 click.echo(plain(run))
-        if once or all(run.is_over for run in runs):
+        if once or watch.is_over:
             return
         time.sleep(every)
-
-
-def _look(runs: Sequence[Followed]) -> None:
-    for run in runs:
-        run.look()

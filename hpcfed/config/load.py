@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from hpcfed.config.hints import for_key, for_value, section_of, spelled_out
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError
 
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
@@ -51,6 +52,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
             remedy = f"hpcfed reproduce {path} --rounds 2 tries it, and leaves each run's recipe in its folder"
             raise InputError("an experiment of many runs", where=where, expected="a recipe", remedy=remedy)
         content.setdefault("name", path.stem)
+    content = {key: spelled_out(key, value) for key, value in content.items()}
     for override in overrides:
         _override(content, override)
     for keys in IN_RECIPE_FOLDER:
@@ -93,18 +95,25 @@ def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> 
 
 
 def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> InputError:
-    first = error.errors()[0]
+    errors = error.errors()
+    missing = [".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing"]
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0]) if missing else errors[0]
     location, found = [str(part) for part in first["loc"]], first["input"]
     dotted = ".".join(location)
     if first["type"] == "extra_forbidden":
-        known = _section(kind, location[:-1]).model_fields
-        return InputError(f"unknown key {dotted!r}", where=where, remedy=nearest(location[-1], known))
+        remedy = for_key(kind, _section(kind, location[:-1]), location)
+        return InputError(f"unknown key {dotted!r}", where=where, remedy=remedy)
+    if first["type"] == "missing" and len(missing) > 1:
+        what = f"keys {', '.join(map(repr, missing))} are missing"
+        return InputError(what, where=where, remedy="add them to the recipe")
     if first["type"] == "missing":
         return InputError(f"key {dotted!r} is missing", where=where, remedy="add it to the recipe")
     said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = EXPECTED.get(first["type"], said)
     got = repr(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
-    return InputError(dotted or "recipe", where=where, expected=expected, got=got[:200])
+    inner = _section(kind, location) if first["type"] == "model_type" and location else None
+    better, remedy = for_value(dotted, first["type"], found, inner)
+    return InputError(dotted or "recipe", where=where, expected=better or expected, got=got[:200], remedy=remedy)
 
 
 def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
@@ -112,9 +121,8 @@ def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     for part in location:
         if part.isdecimal():  # a place in a list of sections
             continue
-        annotation = kind.model_fields[part].annotation
-        candidates = (annotation, *getattr(annotation, "__args__", ()))
-        kind = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        field = kind.model_fields.get(part)
+        kind = (field and section_of(field.annotation)) or kind
     return kind
 
 
@@ -144,6 +152,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         line = f" at line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not well formed"
         raise InputError(f"not valid YAML{line}: {problem}", where=str(path)) from None
+    if content is None:
+        remedy = "a recipe has at least data, model, rounds, local and algorithm"
+        raise InputError("an empty file", where=str(path), expected="a mapping of keys", remedy=remedy)
     if not isinstance(content, dict):
         raise InputError("a recipe", where=str(path), expected="a mapping of keys", got=type(content).__name__)
     return content
@@ -165,7 +176,7 @@ def _override(content: dict[str, Any], text: str) -> None:
             raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=repr(inner))
         place = inner
     try:
-        place[last] = YAML(typ="safe", pure=True).load(value)
+        place[last] = spelled_out(key, YAML(typ="safe", pure=True).load(value))
     except YAMLError:
         raise InputError(f"override {text!r}", expected="a YAML value after '='", got=repr(value)) from None
 

@@ -147,7 +147,7 @@ def _mpi(facts: Facts) -> Iterator[Found]:
     if mpi.library is None:
         yield (
             f"no MPI library can be loaded, so runs have one rank ({mpi.problem})",
-            "load the site's MPI module, or pip install 'hpcfed[mpich]'",
+            "load the site's MPI module, or pip install mpich",
         )
         return
     open_mpi = "Open MPI"

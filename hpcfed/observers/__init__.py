@@ -56,7 +56,7 @@ def check_observers(sections: Sequence[Observer], python_path: Sequence[Path]) -
         if section.factory is not None:
             imported(section.factory, python_path, "observers.factory")
         elif importlib.util.find_spec(str(section.name)) is None:
-            remedy = f"pip install 'hpcfed[{section.name}]'"
+            remedy = f"pip install {section.name}"
             raise InputError(f"observers: {section.name}, which is not installed", remedy=remedy)
 
 

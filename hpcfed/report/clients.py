@@ -18,6 +18,8 @@ from hpcfed.errors import InputError
 
 PREFERRED_SPLITS = ("test", "train")
 MEASURES = ("accuracy", "loss")
+DIGITS = 18
+"""Of a round's number, at most."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ def read_clients(path: Path) -> Clients | None:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read ({error})", where=str(path)) from error
     whole = text[: text.rfind("\n") + 1]
-    rows = list(csv.DictReader(whole.splitlines()))
+    try:
+        rows = list(csv.DictReader(whole.splitlines()))
+    except csv.Error as error:
+        raise InputError("not CSV", where=str(path), got=str(error)) from error
     splits = {row.get("split") or "" for row in rows}
     split = next((name for name in PREFERRED_SPLITS if name in splits), min(splits, default=""))
     of_split = [
@@ -74,8 +79,8 @@ def read_clients(path: Path) -> Clients | None:
 
 def _whole_number(row: Mapping[str, str | None], path: Path, line: int) -> int:
     text = row.get("round") or ""
-    if not text.isdecimal():
-        raise InputError("round", where=f"{path}, line {line}", expected="a whole number", got=repr(text))
+    if not text.isdecimal() or len(text) > DIGITS:
+        raise InputError("round", where=f"{path}, line {line}", expected="a whole number", got=repr(text[:40]))
     return int(text)
 
 

@@ -14,7 +14,7 @@ from hpcfed.report.measure import Criterion, choose_criterion, default_target
 from hpcfed.report.page import Chapter, Picture, render_page
 from hpcfed.report.paired import choose_baseline
 from hpcfed.report.plots import Scene
-from hpcfed.report.read import Run, read_runs
+from hpcfed.report.read import Run, find_runs, read_run
 from hpcfed.report.sections import CLIENTS, DIFFERENCES, SECTIONS, TIME, Plot, files_of, own_metrics
 from hpcfed.report.style import PAGE, PAPER, to_files, to_svg
 from hpcfed.report.write import choose_folder, write_report
@@ -30,6 +30,7 @@ class Comparison:
     targets: tuple[float, ...]
     window: int
     baseline: Group
+    waiting: tuple[Path, ...]  # run folders that have no rounds yet, so are left out
     results: tuple[tables.Table, ...]
     differences: tables.Table | None
 
@@ -55,7 +56,8 @@ def compare(
     Values are means of `window` evaluations in a row; `baseline` is the label of the group that the others are held
     against (by default FedAvg, or else the first).
     """
-    read = read_runs([Path(run) for run in runs])
+    found, waiting = find_runs([Path(run) for run in runs])
+    read = [read_run(folder) for folder in found]
     if not read:
         raise InputError("no run given", remedy="name the output folder of a run")
     groups = group_runs(read)
@@ -69,7 +71,9 @@ def compare(
     if goals:
         results.append(tables.targets_table(groups, criterion, goals, window, note))
     differences = tables.differences_table(groups, reference, criterion, goals, window)
-    return Comparison(tuple(read), tuple(groups), criterion, goals, window, reference, tuple(results), differences)
+    return Comparison(
+        tuple(read), tuple(groups), criterion, goals, window, reference, tuple(waiting), tuple(results), differences
+    )
 
 
 def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
@@ -95,7 +99,13 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
             chapters.append(Chapter(section.title, tuple(pictures), table, has_keys=section is not TIME))
     recipes = tables.recipes_table(groups) if len(groups) > 1 else None
     page = render_page(
-        groups, comparison.results, chapters, recipes, tables.environment_table(groups), has_files=figures
+        groups,
+        comparison.results,
+        chapters,
+        recipes,
+        tables.environment_table(groups),
+        waiting=comparison.waiting,
+        has_files=figures,
     )
     return write_report(folder, page, files, known=files_of(sections))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,15 +51,12 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs whose recipes are equal but for `NOT_THE_EXPERIMENT`, in order of appearance.
-
-    A label is the method's name; where several groups have the same method, recipe keys tell them apart.
-    """
+    """Group runs whose recipes are equal but for `NOT_THE_EXPERIMENT`, in order of appearance (see `_labels`)."""
     repetitions: dict[str, list[Run]] = {}
     for run in runs:
         repetitions.setdefault(_experiment(run.recipe), []).append(run)
-    recipes = [group[0].recipe for group in repetitions.values()]
-    return [Group(label, tuple(group)) for label, group in zip(_labels(recipes), repetitions.values(), strict=True)]
+    groups = list(repetitions.values())
+    return [Group(label, tuple(group)) for label, group in zip(_labels(groups), groups, strict=True)]
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -80,17 +78,34 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def method_name(recipe: Mapping[str, Any]) -> str:
-    """Name the method as its paper does: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``."""
+def method_of(run: Run) -> str:
+    """Name a run's method; one of the user's own by the title that it gave itself, where the run recorded that."""
+    return method_name(run.recipe, str(run.environment.get("method") or ""))
+
+
+def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
+    """Name the method as its paper does: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
+
+    `title` is what a method that came from a factory calls itself.
+    """
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
         return str(algorithm)
     parts = [str(algorithm[part]) for part in ("local", "normalize", "server") if algorithm.get(part)]
-    factory = str(algorithm.get("factory", "")).rpartition(".")[2]  # the last module and the function
+    factory = str(algorithm.get("factory") or "")
+    own = factory and (_printable(title) or factory.rpartition(".")[2])  # else the last module and the function
     named = [part for part in parts if part not in FEDAVG_PARTS]
-    name = str(algorithm.get("name") or factory or " + ".join(named) or "fedavg")
+    name = str(algorithm.get("name") or own or " + ".join(named) or "fedavg")
     guess = recipe.get("guess") or "none"
     return PAPER_NAMES.get(name, name) + ("" if guess == "none" else f" + GeL ({guess})")
+
+
+def name_of(runs: Sequence[Run]) -> str | None:
+    """Return the name that repetitions share, a seed at its end left out; None where they have different ones."""
+    names = {str(run.recipe.get("name") or "") for run in runs}
+    if len(names) > 1:
+        names = {_without_seed(str(run.recipe.get("name") or ""), run.seed) for run in runs}
+    return _printable(names.pop()) or None if len(names) == 1 else None
 
 
 def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,25 +117,58 @@ def _experiment(recipe: Mapping[str, Any]) -> str:
     return json.dumps(experiment_recipe(recipe), sort_keys=True, default=str)
 
 
-def _labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    methods = [method_name(recipe) for recipe in recipes]
-    labels = list(methods)
-    for method, count in Counter(methods).items():
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a label for each group.
+
+    It is the method's name, or the runs', where these differ between groups: ``pooled (FedAvg)``, or just ``pooled``
+    where all groups have one method, or where the name says the method. Recipe keys tell apart what still is alike.
+    """
+    methods, names = [method_of(group[0]) for group in groups], [name_of(group) for group in groups]
+    if len({name for name in names if name}) < 2:
+        names = [None] * len(groups)
+    labels = [_label(method, name, methods) for method, name in zip(methods, names, strict=True)]
+    for label, count in Counter(labels).items():
         if count > 1:
-            same = [index for index, name in enumerate(methods) if name == method]
-            apart = differences([experiment_recipe(recipes[index]) for index in same])
+            same = [index for index, other in enumerate(labels) if other == label]
+            apart = differences([experiment_recipe(groups[index][0].recipe) for index in same])
+            if "data" in apart:
+                apart.pop("data_content", None)
             for position, index in enumerate(same):
-                labels[index] = _label(method, {key: values[position] for key, values in apart.items()})
+                labels[index] = _with_keys(label, {key: values[position] for key, values in apart.items()})
     return _numbered(labels)
 
 
-def _label(method: str, values: Mapping[str, str]) -> str:
+def _label(method: str, name: str | None, methods: Sequence[str]) -> str:
+    if name is None or _letters(name) == _letters(method):
+        return method
+    if _letters(method) in _letters(name):
+        return method if methods.count(method) == 1 else name
+    return name if len(set(methods)) == 1 else f"{name} ({method})"
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+def _without_seed(name: str, seed: str) -> str:
+    return re.sub(rf"[-_. ]*(?:seed|s)?[-_. =]*{re.escape(seed)}$", "", name)
+
+
+def _printable(text: str, length: int = 60) -> str:
+    """Keep a name to one line of what can be seen."""
+    return "".join(character for character in text if character.isprintable()).strip()[:length]
+
+
+def _with_keys(label: str, values: Mapping[str, str]) -> str:
     shown = [f"{key.rpartition('.')[2]} {_shortened(value)}" for key, value in values.items() if value != ABSENT][:3]
-    return f"{method} ({', '.join(shown)})" if shown else method
+    return f"{label} ({', '.join(shown)})" if shown else label
 
 
-def _shortened(value: str, length: int = 16) -> str:
-    """Keep the end of a long value: paths and hashes that differ mostly differ there."""
+def _shortened(value: str, length: int = 24) -> str:
+    """Keep four digits of a fraction, the last name of a path, and the end of what is long still: they differ there."""
+    if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", value):
+        return f"{float(value):.4g}"
+    value = value.rstrip("/").rpartition("/")[2] or value
     return value if len(value) <= length else "…" + value[-length:]
 
 

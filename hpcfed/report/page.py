@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,6 +17,9 @@ from hpcfed.report.style import DARK, DASHES, LIGHT
 from hpcfed.report.tables import Table
 from hpcfed.report.write import MARKER
 from hpcfed.version import __version__
+
+TITLED = 4
+"""Groups that the title names, where there are more of them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ def render_page(
     recipes: Table | None,
     runs: Table,
     *,
+    waiting: Sequence[Path] = (),
     has_files: bool,
 ) -> str:
     """Return the page's HTML: `results`, the chapters, and what ran; it needs no other file and no script."""
@@ -64,10 +69,10 @@ def render_page(
         version=__version__,
         light=LIGHT.variables(),
         dark=DARK.variables(),
-        title=", ".join(dict.fromkeys(group.label for group in groups)),
+        title=_title([group.label for group in groups]),
         num_runs=sum(len(group.runs) for group in groups),
         keys={group.label: _key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
-        warnings=_warnings(groups),
+        warnings=[*_warnings(groups), *left_out(waiting)],
         results=results,
         chapters=chapters,
         differing=recipes,
@@ -77,6 +82,11 @@ def render_page(
         environment=_shared([run.environment for group in groups for run in group.runs]),
         recipes=[(group, _yaml(group.recipe)) for group in groups],
     )
+
+
+def _title(labels: Sequence[str]) -> str:
+    more = len(labels) - TITLED
+    return ", ".join(labels) if more <= 1 else f"{', '.join(labels[:TITLED])} and {more} more"
 
 
 def _key(index: int) -> tuple[str, str]:
@@ -97,9 +107,15 @@ def _warnings(groups: Sequence[Group]) -> list[str]:
         repeated = [seed for seed, count in Counter(run.seed for run in group.runs).items() if count > 1]
         if repeated:
             notes.append(f"{group.label}: more than one run of seed {', '.join(repeated)}: its deviation is too small.")
-    if len({str(group.recipe.get("data_content")) for group in groups}) > 1:
+    if len({group.recipe.get("data_content") or group.recipe.get("data") for group in groups}) > 1:
         notes.append("The groups did not train on the same data: their content hashes differ.")
     return notes
+
+
+def left_out(waiting: Sequence[Path]) -> list[str]:
+    """Say which runs of the folders are in no table, if any are not."""
+    names = ", ".join(map(str, waiting[:3])) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
+    return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
 
 
 def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Groups compared seed by seed: runs of one seed have the same cohorts and batches, so their differences vary less.
+"""Groups compared seed by seed: where runs of one seed have the same cohorts and batches, their differences vary less.
 
 The interval is Student's, for the mean of n differences d: d̄ ± t · s/√n, where |T| ≤ t with the wanted probability for
 n − 1 degrees of freedom.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from hpcfed.errors import InputError, nearest
-from hpcfed.report.group import Group, method_name
+from hpcfed.report.group import Group, method_of, name_of
 from hpcfed.report.measure import moving
 from hpcfed.report.read import Run
 
@@ -40,17 +41,43 @@ class Difference:
 
 
 def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
-    """Return the group that others are held against: the one labelled `wanted`, else FedAvg's, else the first.
+    """Return the group that others are held against: the one called `wanted`, else FedAvg's, else the first.
 
-    Raises InputError: no group has that label.
+    A group is called by its label, and by its runs' name or method where no other group has that.
+
+    Raises InputError: no group is called so, or several are.
     """
     if wanted is None:
-        return next((group for group in groups if method_name(group.recipe) == "FedAvg"), groups[0])
-    for group in groups:
-        if group.label.lower() == wanted.lower():
-            return group
+        return next((group for group in groups if method_of(group.runs[0]) == "FedAvg"), groups[0])
+    calls = (lambda group: group.label, lambda group: name_of(group.runs), lambda group: method_of(group.runs[0]))
+    for call in calls:
+        found = [group for group in groups if (call(group) or "").lower() == wanted.lower()]
+        if len(found) == 1:
+            return found[0]
     labels = [group.label for group in groups]
     raise InputError("baseline", expected="a method of the report", got=repr(wanted), remedy=nearest(wanted, labels))
+
+
+def shared_draws(ours: Run, theirs: Run) -> str:
+    """Return what runs of one seed have in common: ``cohorts and batches``, ``cohorts`` or nothing.
+
+    Both come from the seed, the clients there are and the cohort's size; batches also from their own size. Runs whose
+    steps differ have the same batches as far as these go.
+    """
+
+    def same(*keys: str) -> bool:
+        return all(_value(ours.recipe, key) == _value(theirs.recipe, key) for key in keys)
+
+    if not (same("data_content", "cohort") and (_value(ours.recipe, "data_content") is not None or same("data"))):
+        return ""
+    return "cohorts and batches" if same("local.batch_size", "local.augment") else "cohorts"
+
+
+def _value(recipe: Mapping[str, Any], key: str) -> Any:
+    value: Any = recipe
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:

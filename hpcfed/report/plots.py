@@ -6,6 +6,7 @@ means as they were recorded in a paler line.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import ticker
+from matplotlib.lines import Line2D
 
 from hpcfed.report.clients import from_worst
 from hpcfed.report.group import Group
 from hpcfed.report.measure import Criterion, Curve, curve, mean_seconds
 from hpcfed.report.paired import difference_curve, pairs
-from hpcfed.report.read import PHASES
 from hpcfed.report.style import DASHES, LIGHT, Medium, blank
+from hpcfed.rounds import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 
 PERCENT = ticker.FuncFormatter(lambda value, _: f"{round(100 * value, 9):g} %")
+
+
+DISTINCT = math.lcm(len(LIGHT.groups), len(DASHES))
+"""Groups whose lines look different."""
+LINE, ROOM = 0.2, 4
+"""Inches of a line of the legend, and how many of them a figure has room for; for more it grows."""
 
 
 @dataclass(frozen=True)
@@ -286,11 +294,17 @@ def _add_legend(figure: Figure, axes: Axes, medium: Medium) -> None:
     if not medium.legend:
         return
     handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > DISTINCT:
+        labels = [*labels[:DISTINCT], f"and {len(labels) - DISTINCT} more, which look like these"]
+        handles = [*handles[:DISTINCT], Line2D([], [], linestyle="none")]
     fits_one_row = sum(len(label) + 10 for label in labels) <= 80  # ten characters: a handle and its margins
     columns = len(labels) if fits_one_row else max(1, 80 // (max(map(len, labels)) + 10))
+    wrapped = [textwrap.fill(label, 64) for label in labels]
+    lines = sum(label.count("\n") + 1 for label in wrapped) / columns
+    figure.set_figheight(medium.height + LINE * max(0.0, lines - ROOM))
     figure.legend(
         handles,
-        [textwrap.fill(label, 64) for label in labels],
+        wrapped,
         loc="outside upper left",
         ncols=columns,
         frameon=False,

@@ -6,8 +6,8 @@ A run may still be going: then its record may end in half a line, and it has no 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,9 @@ from ruamel.yaml.error import YAMLError
 
 from hpcfed.errors import InputError
 from hpcfed.report.clients import Clients, read_clients
+from hpcfed.rounds import RECORD, columns_of, count_rounds, is_own, read_rounds
 
-METRICS = (
-    "local_loss",
-    "train_loss",
-    "train_accuracy",
-    "test_loss",
-    "test_accuracy",
-    "server_lr",
-    "params_up",
-    "params_down",
-    "gradients",
-    "imbalance",
-)
-PHASES = ("local", "wait", "reduce", "server", "evaluate")
-TIMERS = (*PHASES, "total")
-RECIPE, RECORD, CLIENTS = "recipe.yaml", "metrics.jsonl", "clients.csv"
+RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 
 
 @dataclass(frozen=True)
@@ -76,36 +63,50 @@ class Run:
     @property
     def own_metrics(self) -> list[str]:
         """The columns of the recipe's own metrics, those of the test set and of the training set."""
-        return [name for name in self.columns if _is_own(name)]
+        return [name for name in self.columns if is_own(name)]
 
 
-def read_runs(folders: list[Path]) -> list[Run]:
-    """Read every folder given; one that holds run folders stands for them. A folder named twice is read once.
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read every run that the folders stand for (see `find_runs`).
 
     Raises InputError: not a run folder, no rounds yet, a file that is damaged.
     """
+    return [read_run(folder) for folder in find_runs(folders)[0]]
+
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the run folders that folders stand for, each once, and apart those inside them that have no rounds yet.
+
+    Raises InputError: there is no run, or none has rounds.
+    """
     found: dict[Path, Path] = {}
+    waiting: dict[Path, Path] = {}
     for folder in folders:
-        try:
-            runs = _run_folders(folder)
-        except OSError as error:
-            raise InputError(error.strerror or "cannot be read", where=str(folder)) from error
-        for run in runs:
-            found.setdefault(run.resolve(), run)
-    return [read_run(folder) for folder in found.values()]
+        for run in run_folders(folder):
+            has_rounds = run == folder or count_rounds(run / RECORD)  # one that is named itself says what it lacks
+            (found if has_rounds else waiting).setdefault(run.resolve(), run)
+    if waiting and not found:
+        remedy = "wait for the first round of one"
+        raise InputError("no rounds yet", where=", ".join(map(str, folders)), got=f"{len(waiting)} runs", remedy=remedy)
+    return list(found.values()), [run for key, run in waiting.items() if key not in found]
 
 
-def is_run_folder(folder: Path) -> bool:
-    return (folder / RECIPE).is_file() and (folder / RECORD).is_file()
+def run_folders(folder: Path) -> list[Path]:
+    """Return the run folders that a folder stands for: itself; or those in it, a run for each of its seeds included;
+    or a sweep's. One counts as soon as its recipe is there.
 
-
-def _run_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        what = "not a folder" if folder.exists() else "no such folder"
-        raise InputError(what, where=str(folder), remedy="name the output folder of a run")
-    if (folder / RECIPE).exists() or (folder / RECORD).exists():
-        return [folder]
-    inside = sorted(child for child in folder.iterdir() if is_run_folder(child))
+    Raises InputError: there is none, or the folder cannot be read.
+    """
+    try:
+        if not folder.is_dir():
+            what = "not a folder" if folder.exists() else "no such folder"
+            raise InputError(what, where=str(folder), remedy="name the output folder of a run")
+        if (folder / RECIPE).exists() or (folder / RECORD).exists():
+            return [folder]
+        place = folder / "runs" if (folder / SWEEP).is_file() else folder
+        inside = [run for child in _folders_in(place) for run in ([child] if _is_run(child) else _seeds_in(child))]
+    except OSError as error:
+        raise InputError(error.strerror or "cannot be read", where=str(folder)) from error
     if not inside:
         raise InputError(
             "not a run folder",
@@ -114,6 +115,27 @@ def _run_folders(folder: Path) -> list[Path]:
             remedy="name the output folder of a run",
         )
     return inside
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() and (folder / RECORD).is_file()
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECIPE).is_file()
+
+
+def _seeds_in(folder: Path) -> list[Path]:
+    """Return the runs of a recipe's ``seeds``."""
+    return [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, numbers in names in the order of their values; none where it does not exist."""
+    if not folder.exists():
+        return []
+    inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    return sorted(inside, key=lambda child: re.sub(r"\d+", lambda digits: digits[0].zfill(20), child.name))
 
 
 def read_run(folder: Path) -> Run:
@@ -135,53 +157,14 @@ def read_run(folder: Path) -> Run:
 
 
 def read_record(path: Path) -> dict[str, np.ndarray]:
-    """Read ``metrics.jsonl`` into columns (T,), one per metric and ``seconds.<timer>``.
+    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.rounds`).
 
-    A last line without its newline that is no JSON yet is being written, and left out.
     Raises InputError naming the line: malformed, out of order, or a value that is no number.
     """
-    lines = _read_text(path).split("\n")
-    unfinished = lines.pop()
-    rows = [parse_row(line, path, number) for number, line in enumerate(lines, start=1)]
-    if unfinished.strip() and _is_json(unfinished):
-        rows.append(parse_row(unfinished, path, len(lines) + 1))
-    if not rows:
+    columns = columns_of(read_rounds(path), path)
+    if not columns.rounds:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, math.nan) for row in rows], dtype=np.float64) for name in names}
-
-
-def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
-    """Return the numbers of one line of the record, nan for null; `number` is both the line and the round it must hold.
-
-    Raises InputError: it is malformed, out of order, or holds a value that is no number.
-    """
-    where = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError("not JSON", where=where, remedy="cut the file before this line and resume the run") from error
-    if not isinstance(row, dict) or row.get("round") != number:
-        got = f"round {row.get('round')!r}" if isinstance(row, dict) else type(row).__name__
-        raise InputError("rounds out of order", where=where, expected=f"an object with round {number}", got=got)
-    seconds = row.get("seconds") or {}
-    if not isinstance(seconds, dict):
-        raise InputError("seconds", where=where, expected="an object", got=repr(seconds))
-    values = {name: row.get(name) for name in METRICS} | {f"seconds.{timer}": seconds.get(timer) for timer in TIMERS}
-    values |= {name: value for name, value in row.items() if _is_own(name)}
-    return {name: _number(value, name, where) for name, value in values.items()}
-
-
-def _is_own(name: str) -> bool:
-    return name.startswith(("test_", "train_")) and name not in METRICS
-
-
-def _number(value: Any, name: str, where: str) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(name, where=where, expected="a number or null", got=repr(value))
-    return float(value)
+    return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
@@ -198,8 +181,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
     """
     try:
         recipe = YAML(typ="safe", pure=True).load(_read_text(path))
-    except YAMLError as error:
-        raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        got = str(error)[:200]
+        raise InputError("not YAML", where=str(path), got=got, remedy="restore the run's own recipe") from error
     if not isinstance(recipe, dict):
         raise InputError("not a recipe", where=str(path), expected="keys and values", got=type(recipe).__name__)
     return recipe
@@ -214,7 +198,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError("not JSON", where=str(path), got=str(error), remedy="remove the file") from error
     if not isinstance(content, dict):
         raise InputError("not a JSON object", where=str(path), got=type(content).__name__, remedy="remove the file")
@@ -230,11 +214,3 @@ def _read_text(path: Path) -> str:
         raise InputError(error.strerror or "cannot be read", where=str(path)) from error
     except UnicodeDecodeError as error:
         raise InputError("not text", where=str(path), expected="UTF-8", remedy="restore the run's own file") from error
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True

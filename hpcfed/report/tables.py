@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,8 @@ from hpcfed.report.measure import (
     round_reached,
     spread,
 )
-from hpcfed.report.paired import Difference, difference, pairs
-from hpcfed.report.read import TIMERS, Run
+from hpcfed.report.paired import CONFIDENCE, Difference, difference, pairs, shared_draws
+from hpcfed.report.read import Run
 from hpcfed.report.text import (
     count_text,
     criterion_text,
@@ -35,6 +35,7 @@ from hpcfed.report.text import (
     seconds_text,
     target_text,
 )
+from hpcfed.rounds import TIMERS
 
 Format = Callable[[Spread], str]
 
@@ -104,10 +105,12 @@ def differences_table(
     """One row a group: its mean paired differences from the baseline; None where no seed is in two groups."""
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
+    shared: dict[str, list[str]] = {}
     for group in groups:
         paired = pairs(baseline, group)
         if group is baseline or not paired:
             continue
+        shared.setdefault(shared_draws(*paired[0]), []).append(group.label)
         values = [difference(paired, lambda run: final(run, criterion.column, window))]
         values += [difference(paired, _rounds_to(criterion, target, window)) for target in targets]
         texts = [lambda value: difference_text(value, criterion), *[rounds_difference_text for _ in targets]]
@@ -120,10 +123,20 @@ def differences_table(
     goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
     header = ("Method", "Seeds", f"Final {criterion.title}{unit}", *goals)
     note = (
-        "Each run minus the baseline's of the same seed, which had the same cohorts and batches: mean, and in brackets "
-        "the 95 % confidence interval of the mean (Student's t). It is bold where zero lies outside."
-    )
+        f"Each run minus the baseline's of the same seed: mean, and in brackets the {CONFIDENCE:.0%} confidence "
+        f"interval of the mean (Student's t). It is bold where zero lies outside. {_shared_note(shared)}"
+    ).replace("%", " %", 1)
     return Table(f"Difference from {baseline.label}", header, tuple(rows), note, frozenset(strong))
+
+
+def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
+    """Say what the two runs of a pair had in common; of whom, where that is not so of all."""
+    said = []
+    for what, labels in shared.items():
+        of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"
+        had = f"had the same {what}" if what else "had other data or cohorts: such pairs share no more than the seed"
+        said.append(f"{of_whom} {had}{', but other batches' if what == 'cohorts' else ''}.")
+    return " ".join(said)
 
 
 def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Run], float]:

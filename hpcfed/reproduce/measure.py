@@ -9,9 +9,10 @@ from pathlib import Path
 
 from hpcfed.report.group import Group
 from hpcfed.report.measure import CRITERIA, Criterion, Spread, final, moving, round_reached, spread
-from hpcfed.report.read import RECORD, Run, is_run_folder, read_run
+from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.plan import Layout, Setting
+from hpcfed.rounds import RECORD
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def draw(study: Study) -> dict[str, bytes]:
     handles, labels = time.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
     doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
+    doubts += ["no predictions: the model is too far off"] * bool(study.refused and study.model)
     figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
     return to_files(figure)
 

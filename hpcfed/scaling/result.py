@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.scaling.measure import Measured, Sample
 from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
 from hpcfed.scaling.plan import Load, load
+
+TOLERATED = 0.3
+"""Error on what was held out, beyond which nothing is predicted."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """All of it; `clients` is N of the predictions. `model` is None where every measurement had to share cores."""
+    """All of it; `clients` is N of the predictions. `model` is None where every measurement had to share cores;
+    `refused` says why there are no predictions although they were asked for.
+    """
 
     name: str
     mode: str
@@ -52,6 +57,12 @@ class Study:
     tested: list[Tested]
     predictions: list[Row]
     clients: int
+    refused: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """The largest error of a prediction of what the fit did not know; None where nothing could be held out."""
+        return max((abs(entry.error) for entry in self.tested), default=None)
 
     def plain(self) -> dict[str, Any]:
         """Return plain data for JSON; times in seconds."""
@@ -87,12 +98,18 @@ def study(
     asked = [(ranks, cohort or round(per_rank * ranks if mode == "weak" else first.cohort)) for ranks in predict]
     num_clients = clients or max([len(sizes), *(size for _, size in asked)])
     many = np.resize(sizes, num_clients)
-    predictions = []
-    if model is not None:
-        predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
-    return Study(
-        recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), predictions, num_clients
-    )
+    told = Study(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
+    if not asked:
+        return told
+    if model is None:
+        return replace(told, refused="every measurement had to share cores, which no model describes")
+    if told.error is not None and not told.error <= TOLERATED:
+        why = (
+            f"the fit is {told.error:.0%} wrong on what it was not fitted to, and more than {TOLERATED:.0%} is no basis"
+        )
+        return replace(told, refused=f"{why}; measure more rounds (--rounds) on a machine that is quiet")
+    predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
+    return replace(told, predictions=predictions)
 
 
 def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> Row:

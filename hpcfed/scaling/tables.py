@@ -17,12 +17,13 @@ def shown(study: Study) -> Group:
     parts: list[Table | Text] = [Text(f"{study.name}, {study.mode} scaling, measured"), _rows(study.rows)]
     if study.model is not None:
         parts += [Text("\nmodel of cost, by least squares"), _model(study.model)]
-    if study.tested:
-        worst = max(abs(entry.error) for entry in study.tested)
-        parts += [Text(f"\nwhat the fit did not know: largest error {worst:.1%}"), _tested(study)]
+    if study.error is not None:
+        parts += [Text(f"\nwhat the fit did not know: largest error {study.error:.1%}"), _tested(study)]
     if study.predictions:
         parts += [Text(f"\npredicted, {study.clients:,} clients, a core or GPU of its own for each rank")]
         parts += [_rows(study.predictions)]
+    if study.refused:
+        parts += [Text(f"\nnothing is predicted: {study.refused}")]
     return Group(*parts)
 
 

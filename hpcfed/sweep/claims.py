@@ -27,6 +27,7 @@ import psutil
 from hpcfed.devices import BOOT_ID
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.files import write_whole
+from hpcfed.threads import start
 
 BEAT = 10.0
 """Seconds between two touches of a claim."""
@@ -162,8 +163,9 @@ class Claims:
     def held(self, run: str, number: int, end_all: Callable[[int, str], None]) -> Iterator[None]:
         """Touch a claim while the block runs; where another has taken the run over, end all ranks."""
         done = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)
-        thread.start()
+        thread = start(
+            threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)
+        )
         try:
             yield
         finally:

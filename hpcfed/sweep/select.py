@@ -3,24 +3,26 @@
 train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
 train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
 server_lr:last1:max          any column; the direction of accuracies and losses is known
+clients.global.test.accuracy.worst_decile:last1:max         with evaluate.clients
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
-from hpcfed.report.read import METRICS
+from hpcfed.report.clients import MEASURES
+from hpcfed.rounds import METRICS, numbers_of, read_rounds
 from hpcfed.sweep.plan import Plan, Unit
 
-RULE = re.compile(r"([\w-]+?)(?::last(\d+))?(?::(max|min))?")
+RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
 """Rounds that are averaged where the rule does not say."""
 USUAL = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
@@ -39,10 +41,14 @@ class Rule:
         rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
         return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
 
-    def score(self, rows: Sequence[Mapping[str, Any]]) -> float:
-        """Return a run's mean, from its record; nan where the column was not recorded in the last rounds."""
-        found = [row.get(self.column) for row in rows[-self.last :]]
-        numbers = [float(value) for value in found if value is not None]
+    def score(self, rows: Sequence[Mapping[str, float]]) -> float:
+        """Return a run's mean, from its rounds; nan where the column was not recorded in the last ones.
+
+        The last round is always evaluated: a loss that is missing there was not finite, and no mean stands for it.
+        """
+        if rows and self.column.startswith(("test_", "train_")) and self.column not in rows[-1]:
+            return math.nan
+        numbers = [row[self.column] for row in rows[-self.last :] if self.column in row]
         return statistics.fmean(numbers) if numbers else math.nan
 
     def better(self, first: float, second: float) -> bool:
@@ -96,9 +102,9 @@ def parse_rule(text: str, plan: Plan) -> Rule:
         raise InputError("a rule", where=where, expected="column:lastK, such as train_loss:last10", got=repr(text))
     column, last, direction = match.groups()
     first = plan.units[0].recipe
-    own = [f"{part}_{name}" for part in ("test", "train") for name in first.evaluate.metrics]
-    if column not in (*METRICS, *own):
-        raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, (*METRICS, *own)))
+    known = [*METRICS, *_own_columns(first)]
+    if column not in known:
+        raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
     if direction is None and not column.endswith(("accuracy", "loss")):
         raise InputError("a rule", where=where, expected=f"a direction, {text}:max or {text}:min", got=repr(text))
     for unit in plan.units:
@@ -114,26 +120,30 @@ def parse_rule(text: str, plan: Plan) -> Rule:
     return Rule(column, int(last or min(LAST, fewest)), largest)
 
 
-def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, Any]]]) -> Rule:
+def _own_columns(recipe: Recipe) -> Iterator[str]:
+    """Yield the columns of the user's metrics, and of what is measured over clients."""
+    yield from (f"{part}_{name}" for part in ("test", "train") for name in recipe.evaluate.metrics)
+    over_clients = (recipe.evaluate.clients.models, ("train", "test"), MEASURES, ("mean", "worst_decile", "variance"))
+    if recipe.evaluate.clients.every:
+        yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
+
+
+def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
     """Return the rule where none is given: the last rounds of the first of `USUAL` that any run recorded."""
-    recorded = {column for rows in records for row in rows[-1:] for column in USUAL if row.get(column) is not None}
+    recorded = {column for rows in records for row in rows[-1:] for column in USUAL if column in row}
     column = next((column for column in USUAL if column in recorded), USUAL[-1])
     return Rule(column, min(LAST, *(unit.recipe.rounds for unit in plan.units)), column.endswith("accuracy"))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a run's ``metrics.jsonl``, none where there is no such file.
+def read_numbers(path: Path) -> list[dict[str, float]]:
+    """Return each round's numbers by column, those that are there; no rounds where there is no record.
 
     Raises:
-        InputError: a line is no JSON.
+        InputError: a line of it is damaged.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise InputError("not a run's record", where=str(path), got=str(error), remedy="remove the run") from None
+    rows = read_rounds(path) if path.exists() else []
+    found = (numbers_of(row, path) for row in rows)
+    return [{name: value for name, value in row.items() if math.isfinite(value)} for row in found]
 
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
+from hpcfed.rounds import RECORD
 from hpcfed.sweep.claims import Standing
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.select import Candidate, Row, Rule, read_rows, usual_rule
+from hpcfed.sweep.select import Candidate, Row, Rule, read_numbers, usual_rule
 
-NOT_METRICS = ("round", "cohort", "skipped", "seconds")
 Record = dict[str, Any]
 
 
@@ -26,7 +26,7 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
         InputError: a run's record is damaged.
     """
     records = {
-        unit.name: read_rows(unit.recipe.output / "metrics.jsonl") if standing[unit.name].decided else []
+        unit.name: read_numbers(unit.recipe.output / RECORD) if standing[unit.name].decided else []
         for unit in plan.units
     }
     chosen = rule or usual_rule(plan, records.values())
@@ -39,7 +39,7 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
                 unit=unit,
                 status="stopped" if status in ("busy", "again") else status,
                 rounds=len(record),
-                seconds=sum(row["seconds"]["total"] for row in record),
+                seconds=sum(row.get("seconds.total", 0.0) for row in record),
                 metrics=_final(record),
                 score=chosen.score(record) if status == "finished" else math.nan,
                 message=one.claim.message if one.decided else "",
@@ -48,12 +48,12 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
     return rows, chosen
 
 
-def _final(record: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the last value of each metric that has one."""
+def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the last value of each metric; timers are none."""
     final: dict[str, float] = {}
     for row in record:
-        final |= {name: value for name, value in row.items() if name not in NOT_METRICS and value is not None}
-    return final
+        final |= row
+    return {name: value for name, value in final.items() if not name.startswith("seconds.")}
 
 
 def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
@@ -119,7 +119,7 @@ def check_parquet() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install 'hpcfed[parquet]'") from None
+        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install pyarrow") from None
 
 
 def _settings(plan: Plan, point: int) -> Record:

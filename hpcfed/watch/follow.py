@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,36 +11,73 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
-from hpcfed.report.read import RECIPE, RECORD, parse_row, read_json, read_recipe, run_status
+from hpcfed.report.read import RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
+from hpcfed.rounds import RECORD, Columns, numbers_of, parse_rounds
 
 RECENT = 20
 """Rounds whose mean time says how long the others will take."""
+BEFORE = ("logs", "checkpoints")
+"""What there may be in a run's folder before its recipe."""
 SILENCE = 60.0
 """Seconds without a round, beyond what rounds take, after which a run is told to be silent."""
 
 
-def find_runs(folders: Sequence[Path]) -> list[Followed]:
-    """Return the runs in the folders given; one that holds run folders stands for them.
+@dataclass
+class Watch:
+    """What there is to see in the folders given: their runs, and more of them with each `look`, as in a sweep."""
 
-    Raises:
-        InputError: there is no run.
-    """
-    found: dict[Path, Path] = {}
-    for folder in folders:
-        try:
-            inside = [folder] if (folder / RECIPE).is_file() else sorted(folder.iterdir())
-        except OSError as error:
-            raise InputError(
-                error.strerror or "cannot be read", where=str(folder), remedy="name a run's output"
-            ) from None
-        runs = [run for run in inside if (run / RECIPE).is_file()]
-        if not runs:
-            what = f"{RECIPE} in it, or run folders"
-            raise InputError("not a run folder", where=str(folder), expected=what, remedy="name a run's output")
-        for run in runs:
-            found.setdefault(run.resolve(), run)
-    common = len({run.name for run in found.values()}) == len(found)
-    return [Followed(run, run.name if common else str(run)) for run in found.values()]
+    folders: Sequence[Path]
+    runs: list[Followed] = field(default_factory=list)
+    _begin_later: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all runs have ended and no more are to come; a sweep whose runs are left counts as stopped when it
+        was silent for `SILENCE`.
+        """
+        return not self._begin_later and all(run.is_over for run in self.runs)
+
+    def look(self, *, waits: bool = False) -> None:
+        """Find runs and read what is new in them.
+
+        Args:
+            waits: whether a folder may be there later, or have its first run later.
+
+        Raises:
+            InputError: there is no run, or a file of one is damaged.
+        """
+        found = {run.folder.resolve(): run for run in self.runs}
+        awaited = [folder for folder in self.folders if waits and is_awaited(folder)]
+        sweeps = []
+        for folder in (folder for folder in self.folders if folder not in awaited):
+            inside = [found.setdefault(run.resolve(), Followed(run, run.name)) for run in run_folders(folder)]
+            sweeps += [inside] if len(inside) < _runs_of_sweep(folder) else []
+        self.runs = list(found.values())
+        for run in self.runs:
+            run.look()
+        self._begin_later = bool(awaited) or any(min(run.silent for run in inside) < SILENCE for inside in sweeps)
+        if len({run.name for run in self.runs}) < len(self.runs):
+            above = os.path.commonpath([run.folder.absolute().parent for run in self.runs])
+            for run in self.runs:
+                run.name = str(run.folder.absolute().relative_to(above))
+
+
+def is_awaited(folder: Path) -> bool:
+    """Whether a folder is not there yet, or holds no more than what a run or a sweep leaves before its first round."""
+    if not folder.exists():
+        return True
+    if not folder.is_dir() or any((folder / name).exists() for name in (RECIPE, RECORD)):
+        return False
+    if (folder / SWEEP).is_file():
+        return not any((folder / "runs").glob(f"**/{RECIPE}"))
+    return all(child.name.startswith(".") or child.name in BEFORE for child in folder.iterdir())
+
+
+def _runs_of_sweep(folder: Path) -> int:
+    """Return how many runs a sweep is to have, 0 where the folder is no sweep's."""
+    path = folder / SWEEP
+    runs = read_recipe(path).get("runs") if path.is_file() else 0
+    return runs if isinstance(runs, int) else 0
 
 
 @dataclass
@@ -48,19 +86,20 @@ class Followed:
 
     folder: Path
     name: str
-    columns: dict[str, list[float]] = field(default_factory=dict)
+    columns: Columns = field(default_factory=Columns)
     rounds: int = 0
     """How many there are to be, by the recipe."""
     status: str = "unfinished"
     silent: float = 0.0
     """Seconds since the record grew, where the run is not over."""
     _read: int = 0
+    _file: int = 0
     _recipe: int = 0
 
     @property
     def done(self) -> int:
         """How many rounds are recorded."""
-        return len(self.columns.get("gradients", ()))
+        return self.columns.rounds
 
     @property
     def is_over(self) -> bool:
@@ -87,16 +126,15 @@ class Followed:
 
     def _read_on(self, record: Path) -> None:
         with record.open("rb") as file:
-            if file.seek(0, 2) < self._read:  # a run that goes on from a checkpoint has cut its record
-                self.columns, self._read = {}, 0
+            about = os.fstat(file.fileno())
+            if about.st_ino != self._file or about.st_size < self._read:  # a run that goes on has cut its record
+                self.columns, self._read, self._file = Columns(), 0, about.st_ino
             file.seek(self._read)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        for line in whole.splitlines():
-            row = parse_row(line.decode("utf-8", errors="replace"), record, self.done + 1)
-            for name, value in row.items():
-                self.columns.setdefault(name, []).append(value)
+        for row in parse_rounds(whole.split(b"\n")[:-1], record, first=self.done + 1):
+            self.columns.add(numbers_of(row, record))
 
     def last(self, name: str) -> float:
         """Return the last value that a column recorded, nan where there is none."""
@@ -119,6 +157,6 @@ class Followed:
 
 def _rounds(recipe: Mapping[str, Any], path: Path) -> int:
     rounds = recipe.get("rounds")
-    if not isinstance(rounds, int):
-        raise InputError("rounds", where=str(path), expected="a whole number", got=repr(rounds))
+    if not isinstance(rounds, int) or not 0 < rounds < 2**63:
+        raise InputError("rounds", where=str(path), expected="a whole number of at least 1", got=repr(rounds)[:40])
     return rounds

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.progress import clock
-from hpcfed.report.read import PHASES
+from hpcfed.rounds import PHASES
 from hpcfed.watch.canvas import Series, chart
 from hpcfed.watch.follow import Followed
 
@@ -72,7 +72,7 @@ def _chart(runs: Sequence[Followed], column: str, title: str, width: int, height
     series = [
         Series(_colour(number), range(1, run.done + 1), run.columns.get(column, ())) for number, run in enumerate(runs)
     ]
-    rounds = max(run.rounds for run in runs)
+    rounds = max(run.done for run in runs)  # not all there are to be: of 20,000 the first hundred would be a stroke
     return chart(title, series, rounds, width, height, is_percentage=column.endswith("accuracy"))
 
 
@@ -127,7 +127,8 @@ def _state(run: Followed) -> Text:
         return Text(f"silent for {clock(run.silent)}", "yellow")
     if not run.done:
         return Text("no rounds yet", "dim")
-    return Text(f"{clock(run.seconds_left())} left")
+    left = run.seconds_left()
+    return Text(f"{clock(left)} left" if math.isfinite(left) else "")
 
 
 def _pace(run: Followed) -> str:

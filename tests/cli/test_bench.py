@@ -69,7 +69,8 @@ def test_phases_add_up_to_the_round() -> None:
 def test_our_rounds_are_read_from_their_record(tmp_path: Path) -> None:
     contender = ours(tmp_path, rounds=2, warm_up=1, ranks=1)
     (tmp_path / "run-1").mkdir()
-    rows = [{"seconds": {**SECONDS, "total": total, "cpu": total / 2}} for total in (9.0, 0.9, 1.1)]
+    totals = enumerate((9.0, 0.9, 1.1), 1)
+    rows = [{"round": round, "seconds": {**SECONDS, "total": total, "cpu": total / 2}} for round, total in totals]
     (tmp_path / "run-1" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     turn = contender.read(Done("", 5.0, 1 << 20))
     assert (turn.wall, turn.cpu, turn.peak_bytes) == (pytest.approx(1000), pytest.approx(500), 1 << 20)
@@ -83,8 +84,8 @@ def test_runs_apart_share_each_cohort(tmp_path: Path) -> None:
     assert shares == [[[5, 4], [0, 2]], [[1, 2], [3, 1]]]
     for number, total in enumerate((1.0, 3.0)):
         (tmp_path / f"apart-{number}-of-2").mkdir()
-        row = json.dumps({"seconds": {**SECONDS, "total": total, "cpu": total}}) + "\n"
-        (tmp_path / f"apart-{number}-of-2" / "metrics.jsonl").write_text(2 * row)
+        rows = [{"round": round, "seconds": {**SECONDS, "total": total, "cpu": total}} for round in (1, 2)]
+        (tmp_path / f"apart-{number}-of-2" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert contender.read(Done("", 5.0, 1 << 20)).wall == pytest.approx(2000)
 
 

@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[Facts, str, str, str]] = {
         facts(rank(0), mpi=Mpi(None, None, None, None, problem="cannot load MPI library"), launcher=None),
         "MPI",
         "runs have one rank (cannot load MPI library)",
-        "hpcfed[mpich]",
+        "pip install mpich",
     ),
     "another MPI's mpirun": (
         facts(rank(0), mpi=replace(MPICH, mpirun="/usr/bin/mpirun", mpirun_vendor="Open MPI"), launcher=None),

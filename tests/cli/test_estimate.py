@@ -59,6 +59,13 @@ def test_no_rank_has_less_than_one_client() -> None:
     assert told["imbalance"] == pytest.approx(4)
 
 
+def test_gpus_that_are_not_here_are_not_said_to_cost_nothing() -> None:
+    assert estimated("--gpus", "64", "device=cpu")["gpu_hours"] is None
+    (line,) = [line for line in call("--gpus", "64", "device=cpu").output.splitlines() if line.startswith("GPU-hours")]
+    assert "unknown" in line
+    assert "not measured on a GPU: none is here" in line
+
+
 def test_seeds_take_a_run_each() -> None:
     told = estimated("seeds=[1, 2, 3]")
     assert told["seeds"] == 3

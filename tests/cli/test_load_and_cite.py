@@ -31,7 +31,7 @@ def finished(tmp_path, monkeypatch):
 
 
 def test_what_was_recorded_comes_back_as_a_table(finished):
-    pytest.importorskip("pandas", reason="needs pandas (pip install 'hpcfed[notebook]')")
+    pytest.importorskip("pandas", reason="needs pandas (pip install pandas)")
     run = hpcfed.load(finished.folder)
     assert run.status == "finished"
     assert run.environment["ranks"] == 1
@@ -47,7 +47,7 @@ def test_what_was_recorded_comes_back_as_a_table(finished):
 
 
 def test_a_run_that_goes_on_or_has_moved(finished, tmp_path):
-    pytest.importorskip("pandas", reason="needs pandas (pip install 'hpcfed[notebook]')")
+    pytest.importorskip("pandas", reason="needs pandas (pip install pandas)")
     moved = tmp_path / "elsewhere"
     finished.folder.rename(moved)
     (tmp_path / "small.h5").rename(tmp_path / "other.h5")
@@ -80,7 +80,7 @@ def test_the_module_is_the_trained_one(finished):
 def test_without_pandas_one_line_says_so(finished, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     run = hpcfed.load(finished.folder)
-    with pytest.raises(InputError, match=r"need pandas, which is not installed; pip install 'hpcfed\[notebook\]'"):
+    with pytest.raises(InputError, match=r"need pandas, which is not installed; pip install pandas"):
         _ = run.metrics
     assert run.module is not None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from importlib import import_module
 
 import pytest
@@ -34,6 +36,16 @@ def test_the_recipe_page_names_every_method_with_its_keys():
         module = import_module(f"hpcfed.algorithms.{name.replace('-', '_')}")
         kinds = [getattr(module, role, None) for role in ("LOCAL", "NORMALIZE", "SERVER")]
         assert {name, *(key for kind in kinds if kind is not None for key in kind.model_fields)} <= told
+
+
+def test_every_command_is_found_and_everything_named_can_be_installed():
+    assert README.index("source .venv/bin/activate") < README.index("```bash\nhpcfed")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    make = ["make", "-n", "demo", "VENV=.venv"]
+    demo = subprocess.run(make, cwd=ROOT, env=kept, capture_output=True, text=True, check=True).stdout
+    assert "source .venv/bin/activate" in demo.splitlines()[-1]
+    pages = [ROOT / "README.md", *(ROOT / "docs").iterdir(), *(ROOT / "hpcfed").rglob("*.py")]
+    assert not [page for page in pages if re.search(r"pip install '?hpcfed", page.read_text(encoding="utf-8"))]
 
 
 def test_what_is_quoted_stands_in_the_code():

@@ -13,7 +13,10 @@ from ruamel.yaml import YAML
 from safetensors.numpy import load_file
 
 import hpcfed
-from hpcfed.config.load import dump_yaml
+from hpcfed.cohort import Cohorts
+from hpcfed.config.load import dump_yaml, load_recipe
+from hpcfed.data.format import Federation
+from hpcfed.setup import resolve
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import small, write_recipe, write_small
 from tests.numerics.test_reference import TOLERANCE, cases, flat, recipe_of
@@ -136,6 +139,28 @@ def test_progress_into_a_file_is_few_plain_lines(finished):
     assert f"{ROUNDS} rounds done" in done
     assert str(finished[0] / "run") in done
     assert "\x1b" not in finished[1].stdout
+
+
+@pytest.mark.parametrize(
+    ("cohort", "remark"),
+    [
+        ("{size: 2}", "cohorts of 2 for 3 ranks: at least 1 rank waits"),
+        ("{fraction: 0.3, sampling: bernoulli}", "cohorts of about 1.5 for 3 ranks: at least 1 rank waits"),
+        ("{size: 3}", ""),
+    ],
+)
+def test_ranks_that_a_cohort_leaves_idle_are_told_of(folder, cohort, remark):
+    recipe = resolve(load_recipe(folder / "recipe.yaml", [f"cohort={cohort}", f"data={folder / 'small.h5'}"]))
+    with Federation.open(recipe.data) as federation:
+        assert Cohorts(recipe, federation.sizes, "samples").idle(3).startswith(remark or "")
+        assert bool(Cohorts(recipe, federation.sizes, "samples").idle(3)) == bool(remark)
+
+
+def test_a_run_says_at_its_start_that_ranks_are_idle(folder):
+    done = launch(2, ["run", "recipe.yaml", "rounds=1", "cohort=1"], cwd=folder)
+    assert "\nrecipe: cohorts of 1 for 2 ranks: at least 1 rank waits in each round; the result is the same\n" in (
+        done.stdout
+    )
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from hpcfed.cli.scale import command
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
+from hpcfed.scaling.figure import draw
 from hpcfed.scaling.measure import Measured, Sample, measure_here, read
 from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors
 from hpcfed.scaling.plan import Load, Setting, load, settings
-from hpcfed.scaling.result import study
+from hpcfed.scaling.result import TOLERATED, study
+from hpcfed.scaling.tables import shown
 from hpcfed.setup import resolve
 from hpcfed.world import World
 from tests.launch import launch
@@ -116,6 +120,22 @@ def test_predictions_beyond_one_host_are_doubted() -> None:
     json.dumps(told.plain())
 
 
+def test_nothing_is_predicted_from_a_fit_that_is_far_off(folder: Path) -> None:
+    recipe = resolve(load_recipe("recipe.yaml", ["cohort.size=4"]))
+    noisy = made(2, replace(TRUTH, sample=6 * TRUTH.sample))
+    told = study(recipe, "strong", [made(1), noisy], np.full(5, 40), predict=(64, 4096))
+    assert told.error > TOLERATED
+    assert told.predictions == []
+    assert [row.ranks for row in told.rows] == [1, 2]
+    assert "wrong on what it was not fitted to, and more than 30%" in told.plain()["refused"]
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(shown(told))
+    assert "nothing is predicted: the fit is" in console.export_text()
+    assert draw(told)[".png"].startswith(b"\x89PNG")
+    assert study(recipe, "strong", [made(4, cores=2)], np.full(5, 40), predict=(64,)).refused.startswith("every")
+    assert studied(predict=(64,)).refused == studied().refused == ""
+
+
 def test_no_rank_trains_less_than_a_client() -> None:
     recipe = resolve(load_recipe("recipe.yaml"))
     one, many = (load(recipe, np.full(100, 40), ranks, 10) for ranks in (1, 1000))
@@ -147,7 +167,7 @@ def test_measurements_are_read_back_and_others_refused(folder: Path) -> None:
         command, ["recipe.yaml", "cohort.size=4", "--ranks=1", "--rounds=3", "--output=out", "--predict=2,512"]
     )
     assert done.exit_code == 0, done.output
-    assert done.output.count("not verified on a network") >= 1
+    assert "not verified on a network" in done.output or "nothing is predicted: the fit is" in done.output
     assert "measured in" not in done.output
     assert (folder / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "out" / "scaling.json").read_text())["rows"][0]["cohort"] == 4

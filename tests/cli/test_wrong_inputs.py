@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import h5py
@@ -16,6 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfed
+from hpcfed.algorithms import names
+from hpcfed.config.hints import OF_METHODS, OF_MODELS
+from hpcfed.config.load import load_recipe
+from hpcfed.models import BUILT_IN
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
@@ -67,6 +72,20 @@ MORE: Mapping[str, Wrong] = {
     "override-below-a-value": Wrong(RUN + "rounds.more=3", ("rounds.more=3", "'rounds'", "section")),
     "malformed-yaml": Wrong("run malformed.yaml", ("malformed.yaml", "not valid YAML at line 2")),
     "missing-recipe": Wrong("run absent.yaml", ("absent.yaml", "no such recipe", "check the path")),
+    "step-size-at-the-top": Wrong(RUN + "lr=0.1", ("unknown key 'lr'", "did you mean 'local.lr'?")),
+    "method-key-at-the-top": Wrong(RUN + "server_lr=2", ("'server_lr'", "did you mean 'algorithm.server_lr'?")),
+    "key-of-two-sections": Wrong(RUN + "batch_size=5", ("'local.batch_size' or 'evaluate.batch_size'?",)),
+    "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
+    "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function', got 'f1'")),
+    "two-seeds-for-one": Wrong(RUN + "seed=[0,1]", ("seed: expected one seed, got [0, 1]", "seeds=[0, 1]")),
+    "a-family-of-methods": Wrong(
+        RUN + "algorithm.name=fedopt", ("'fedopt'", "fedadam, fedyogi, fedadagrad", "fedavgm")
+    ),
+    "a-method-we-lack": Wrong(RUN + "algorithm=fedper", ("'fedper'", "known: dsgd, fedadagrad,")),
+    "number-for-a-section": Wrong(RUN + "stop=0.9", ("stop: expected a mapping of keys, got 0.9", "test_accuracy")),
+    "empty-recipe": Wrong("run empty.yaml", ("empty.yaml: an empty file", "data, model, rounds, local and algorithm")),
+    "missing-keys": Wrong("run little.yaml", ("keys 'data', 'model', 'local', 'algorithm' are missing",)),
+    "misspelt-section": Wrong("run little.yaml locl.lr=1", ("unknown key 'locl'", "did you mean 'local'?")),
     "unset-variable": Wrong(RUN + "data=$HPCFED_UNSET/a.h5", ("$HPCFED_UNSET", "to be set")),
 }
 FACTORIES = """
@@ -94,6 +113,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "absent.json").write_text(json.dumps([[0, 1], [2, 9], [3, 4]]))
     (folder / "short.json").write_text("[[0, 1]]")
     (folder / "malformed.yaml").write_text("name: a\nrounds: 3: 4\n")
+    (folder / "empty.yaml").write_text("# nothing yet\n")
+    (folder / "little.yaml").write_text("rounds: 3\n")
     (folder / "outputs.py").write_text(FACTORIES)
     parameters = {"0.weight": (8, 13), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}
     save_file({name: torch.zeros(shape) for name, shape in parameters.items()}, folder / "init.safetensors")
@@ -181,6 +202,24 @@ def test_is_told_before_torch_is_loaded(prepared):
     assert json.loads(done.stdout) == [2] * len(early), done.stderr
     for name, line in zip(early, own_lines(done.stderr), strict=True):
         assert all(fragment in line for fragment in ISSUE[name].says)
+
+
+@pytest.mark.one_mpi
+def test_short_forms_are_the_sections_that_they_stand_for(prepared):
+    short = ["algorithm=fedprox", "algorithm.mu=0.5", "cohort=3", "model=linear", "loss=outputs:seven"]
+    long = ["algorithm={name: fedprox, mu: 0.5}", "cohort={size: 3}", "model={name: linear}"]
+    recipes = [load_recipe(prepared / "recipe.yaml", given) for given in (short, [*long, "loss.factory=outputs:seven"])]
+    assert recipes[0] == recipes[1]
+    assert load_recipe(prepared / "recipe.yaml", ["cohort=0.5"]).cohort.fraction == 0.5
+
+
+@pytest.mark.one_mpi
+def test_the_keys_of_methods_and_models_are_known_where_they_are_looked_for():
+    modules = [import_module(f"hpcfed.algorithms.{name.replace('-', '_')}") for name in names()]
+    parts = [getattr(module, role, None) for module in modules for role in ("LOCAL", "NORMALIZE", "SERVER")]
+    specs = [import_module(f"hpcfed.models.{module}").SPECS[name] for name, module in BUILT_IN.items()]
+    assert {key for part in parts if part is not None for key in part.model_fields} == OF_METHODS
+    assert {key for spec in specs for key in spec.model_fields} == OF_MODELS
 
 
 @pytest.mark.one_mpi

@@ -14,7 +14,8 @@ from tests.launch import ROOT, launch
 
 LEVELS = (
     {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory"},
-    {"config", "world", "data"},
+    {"config", "data", "rounds", "threads"},
+    {"world"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
     {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
     {"observers", "moves", "parts"},
@@ -38,8 +39,8 @@ ONLY = {
     "config": {"errors"},
     "reduce": {"types", "world"},
     "algorithms": {"types", "config", "errors", "server"},
-    "report": {"errors", "files", "version"},
-    "watch": {"errors", "progress", "report"},
+    "report": {"errors", "files", "rounds", "version"},
+    "watch": {"errors", "progress", "report", "rounds"},
 }
 """Where the design allows less than the levels do."""
 OF_DATA_PREP = {"data", "errors", "files"}

@@ -16,7 +16,7 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 def test_the_notebook_runs(environment, tmp_path, monkeypatch):
     missing = [name for name in ("nbclient", "ipykernel", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"needs {', '.join(missing)} (pip install 'hpcfed[test]')")
+        pytest.skip(f"needs {', '.join(missing)} (pip install -e '.[test]')")
     import nbformat
     from nbclient import NotebookClient
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch import own_line, own_lines
+from tests.launch import launch, own_line, own_lines
+from tests.mpi.recipes import write_recipe, write_small
 
 PROMPT = 10.0
 """Seconds in which a job must end once a rank has failed."""
@@ -54,6 +55,19 @@ def test_training_that_diverges_says_where(place):
     assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
     assert (ending["status"], ending["rounds"]) == ("diverged", len(rows))
     assert ending["message"] in line
+
+
+NO_THREADS = "import threading; threading.stack_size(1 << 47); from hpcfed.cli.main import main; main()"
+"""Ours need more memory for their stack than there are addresses, so that the system really refuses them."""
+
+
+@pytest.mark.one_mpi
+def test_a_thread_that_cannot_be_started_is_the_machines_failure(tmp_path):
+    write_small(tmp_path)
+    write_recipe(tmp_path)
+    done = launch(0, ["run", "recipe.yaml", "--quiet"], program=("-c", NO_THREADS), cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "the system gives no more threads (signals): got can't start new thread" in own_line(done.stderr)
 
 
 @pytest.mark.parametrize("client", [2, pytest.param(0, marks=pytest.mark.soak)])

@@ -272,6 +272,13 @@ def test_a_record_that_is_shorter_than_the_checkpoint_is_refused(world, folder):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
 
 
+def test_damage_in_the_record_before_the_checkpoint_is_refused(world, folder):
+    record = stopped(of("fedexp-m"), world) / "metrics.jsonl"
+    world.on_root(lambda: record.write_bytes(b"}" + record.read_bytes()))
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 1: not JSON"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+
+
 def test_checkpoints_that_cannot_fit_are_refused(world, folder):
     recipe = of("scaffold", checkpoint={"every": 2, "keep": 10**12})
     with pytest.raises(InputError, match=r"checkpoints do not fit: expected .*TB for 1000000000001.*checkpoint\.keep"):

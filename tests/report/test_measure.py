@@ -21,6 +21,7 @@ from hpcfed.report.measure import (
     round_reached,
     spread,
 )
+from hpcfed.report.paired import choose_baseline
 from hpcfed.report.read import read_run, read_runs
 from hpcfed.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
 from tests.report.conftest import make_rows, write_run
@@ -46,9 +47,33 @@ def test_runs_that_differ_only_in_seed_name_and_output_are_grouped(tmp_path):
 def test_any_other_key_makes_another_group(tmp_path, key):
     other = {"data_content": "ffff", "rounds": 61, "local": {"steps": 20, "batch_size": 50, "lr": 0.2}}
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, change={key: other[key]})]
+    assert [group.label for group in group_runs(read_runs(folders))] == ["a", "b"]
+    folders = [write_run(tmp_path / name / "run", change={key: value}) for name, value in (("c", 1), ("d", other[key]))]
     labels = [group.label for group in group_runs(read_runs(folders))]
     assert len(labels) == len(set(labels)) == 2
     assert all(label.startswith("FedAvg (") for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("runs", "labels"),
+    [
+        ([("mnist-fedavg", "fedavg"), ("mnist-fedexp", "fedexp")], ["FedAvg", "FedExP"]),
+        ([("fedexp", "fedexp"), ("fedexp-eps", "fedexp")], ["FedExP", "fedexp-eps"]),
+        ([("pooled", "fedavg"), ("fedprox", "fedprox")], ["pooled (FedAvg)", "FedProx"]),
+        ([("x", "fedavg"), ("x", "fedavg"), ("y", "fedavg")], ["x (lr 0)", "x (lr 1)", "y"]),
+    ],
+)
+def test_names_are_labels_where_they_tell_runs_apart(tmp_path, runs, labels):
+    folders = [
+        write_run(
+            tmp_path / str(number), method, rows=make_rows(1, method, 0), change={"name": name, "local": {"lr": number}}
+        )
+        for number, (name, method) in enumerate(runs)
+    ]
+    groups = group_runs(read_runs(folders))
+    assert [group.label for group in groups] == labels
+    if runs[0][0] == "pooled":
+        assert choose_baseline(groups, "Pooled") is groups[0]
 
 
 def test_method_names():
@@ -56,7 +81,9 @@ def test_method_names():
         "prox + steps + fedexp"
     )
     assert method_name({"algorithm": {"name": "fedprox"}, "guess": "limit"}) == "FedProx + GeL (limit)"
-    assert method_name({"algorithm": {"factory": "mine.rule:make"}}) == "rule:make"
+    own = {"algorithm": {"factory": "mine.rule:make"}, "guess": "limit"}
+    assert method_name(own) == "rule:make + GeL (limit)"
+    assert method_name(own, "A\x1b[31m\nrule") == "A[31mrule + GeL (limit)"
 
 
 def test_differences_are_dotted_and_null_is_absent():

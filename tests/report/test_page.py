@@ -13,6 +13,9 @@ from click.testing import CliRunner
 from hpcfed.cli.report import command
 from hpcfed.errors import InputError
 from hpcfed.report import compare, make_report
+from hpcfed.report.plots import Scene
+from hpcfed.report.sections import ACCURACY
+from hpcfed.report.style import PAPER, to_files
 from tests.report.conftest import make_rows, write_clients, write_run
 
 FILES = {
@@ -84,7 +87,7 @@ def test_figures_follow_what_was_recorded(page_of_two_methods, tmp_path):
     text = make_report(runs[2:], tmp_path / "fedexp", figures=False).read_text(encoding="utf-8")
     assert 'id="clients-' not in text  # only the first run measured them
     assert 'id="difference-rounds-' not in text  # a method alone
-    assert not list((tmp_path / "fedexp" / "figures").iterdir())
+    assert [file.name for file in (tmp_path / "fedexp").iterdir()] == ["report.html"]
 
 
 def test_figures_of_an_earlier_report_go(tmp_path):
@@ -121,7 +124,7 @@ def test_a_run_of_a_single_round_without_any_measurement(tmp_path):
     rows = [dict.fromkeys(make_rows(1, "fedavg", 0)[0]) | {"round": 1}]
     page = make_report([write_run(tmp_path / "run", rows=rows)])
     assert "–" in page.read_text(encoding="utf-8")
-    assert not list((page.parent / "figures").iterdir())
+    assert not (page.parent / "figures").exists()
 
 
 def test_folders_that_are_not_ours_are_left_alone(tmp_path):
@@ -166,6 +169,18 @@ def test_reader_is_warned(tmp_path):
         "not train on the same data",
     ):
         assert warning in text
+
+
+def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
+    rows = make_rows(2, "fedavg", 0)
+    for number in range(40):
+        local = {"steps": 20, "batch_size": 50, "lr": 0.1 + number / 100, "momentum": number / 1000}
+        write_run(tmp_path / f"run-{number}", rows=rows, change={"name": "x", "local": local})
+    made = compare([tmp_path])
+    figure = ACCURACY.plots[0].draw(Scene(made.groups, made.criterion, made.targets, 1, made.baseline), PAPER)
+    assert to_files(figure)[".png"].startswith(b"\x89PNG")
+    assert not recwarn.list
+    assert figure.legends[0].texts[-1].get_text() == "and 12 more, which look like these"
 
 
 @pytest.mark.parametrize("target", ["90", "0", "-1", "nan"])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report.read import read_run, read_runs
+from hpcfed.report.read import find_runs, read_run, read_runs
+from hpcfed.rounds import line_of
 from tests.report.conftest import make_rows, write_run
+from tests.report.test_watch import follow
 
 
 def test_nulls_are_nan_and_sums_are_kept(tmp_path):
@@ -20,6 +23,18 @@ def test_nulls_are_nan_and_sums_are_kept(tmp_path):
     assert np.isnan(run.column("train_loss")).all()
     assert run.column("params")[0] == 2 * 1_781_100
     assert run.column("round").tolist() == list(range(1, 11))
+
+
+def test_what_is_not_finite_is_null_and_old_records_with_nan_are_read(tmp_path):
+    rows = make_rows(2, "fedavg", 0)
+    rows[0] |= {"test_loss": math.nan, "clients": {"global": {"mean": [math.inf]}}}
+    line = line_of(rows[0])
+    assert '"test_loss": null' in line
+    assert '"mean": [null]' in line
+    for text in (line, json.dumps(rows[0]) + "\n"):
+        folder = write_run(tmp_path / str(len(text)), rows=rows)
+        (folder / "metrics.jsonl").write_text(text)
+        assert np.isnan(read_run(folder).column("test_loss")).tolist() == [True]
 
 
 def test_partial_last_line_is_left_out(tmp_path):
@@ -38,6 +53,11 @@ def test_partial_last_line_is_left_out(tmp_path):
         (lambda lines: [lines[0], lines[2]], "line 2: rounds out of order"),
         (lambda lines: [lines[0], "[1, 2]", lines[2]], "line 2: rounds out of order"),
         (lambda lines: [lines[0].replace('"gradients": 10000', '"gradients": "many"')], "line 1: gradients"),
+        (lambda lines: [lines[0].replace('"gradients": 10000', f'"gradients": {10**400}')], "line 1: gradients"),
+        (lambda lines: [lines[0], lines[1][:-1] + f', "more": {"9" * 5000}}}'], "line 2: not JSON"),
+        (lambda lines: [lines[0], "[" * 100_000], "line 2: not JSON"),
+        (lambda lines: [lines[0], "\0" * 9, lines[2]], "line 2: not JSON"),
+        (lambda lines: [lines[0].replace('"seconds": {', '"seconds": [{').replace("}", "}]", 1)], "line 1: seconds"),
         (lambda lines: [], "no rounds yet"),
     ],
 )
@@ -45,9 +65,12 @@ def test_damaged_record_is_refused_by_line(tmp_path, damage, message):
     folder = write_run(tmp_path / "run", rows=make_rows(3, "fedavg", 0))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in damage(lines)))
-    with pytest.raises(InputError, match=message) as error:
-        read_run(folder)
-    assert "\n" not in str(error.value)
+    for read in (read_run, follow):
+        if read is read_run or message != "no rounds yet":
+            with pytest.raises(InputError, match=message) as error:
+                read(folder)
+            assert "\n" not in str(error.value)
+            assert len(str(error.value)) < 400 + len(str(folder))
 
 
 def test_folders_that_are_no_runs_are_refused(tmp_path):
@@ -66,6 +89,21 @@ def test_recipe_must_be_plain_yaml(tmp_path):
     (folder / "recipe.yaml").write_text("data: !!python/object/apply:os.getcwd []\n")
     with pytest.raises(InputError, match=r"recipe\.yaml: not YAML"):
         read_run(folder)
+
+
+def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path):
+    for name in ("runs/lr=0.1/seed-0", "runs/lr=0.1/seed-1", "runs/lr=0.2"):
+        write_run(tmp_path / "sweep" / name, rows=make_rows(2, "fedavg", 0))
+    write_run(tmp_path / "sweep" / "runs" / "lr=0.3", rows=[])
+    (tmp_path / "sweep" / "sweep.yaml").write_text("{sweep: made, runs: 4}")
+    runs, waiting = find_runs([tmp_path / "sweep"])
+    assert [str(run.relative_to(tmp_path / "sweep" / "runs")) for run in runs] == [
+        "lr=0.1/seed-0", "lr=0.1/seed-1", "lr=0.2"
+    ]  # fmt: skip
+    assert [run.name for run in waiting] == ["lr=0.3"]
+    assert find_runs([tmp_path / "sweep" / "runs"])[0] == runs
+    with pytest.raises(InputError, match=r"lr=0\.3/metrics\.jsonl: no rounds yet"):
+        read_runs(waiting)
 
 
 def test_a_folder_of_runs_stands_for_them_and_repetition_does_not_count(tmp_path):

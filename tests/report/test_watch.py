@@ -12,14 +12,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from hpcfed.cli.watch import command
 from hpcfed.errors import InputError
+from hpcfed.files import write_whole
 from hpcfed.watch.canvas import BLANK, Canvas, Series, chart
-from hpcfed.watch.follow import find_runs
+from hpcfed.watch.follow import Watch
 from hpcfed.watch.view import plain, view
 from tests.launch import ROOT
 from tests.report.conftest import make_rows, write_run
@@ -30,8 +32,9 @@ def lines_of(rows: list[dict]) -> str:
 
 
 def follow(folder: Path):
-    (run,) = find_runs([folder])
-    run.look()
+    watch = Watch([folder])
+    watch.look()
+    (run,) = watch.runs
     return run
 
 
@@ -57,6 +60,22 @@ def test_a_record_that_was_cut_is_read_anew(tmp_path):
     assert run.done == 2
 
 
+def test_a_record_that_was_cut_and_has_grown_since_is_read_anew(tmp_path):
+    folder = write_run(tmp_path / "run", rows=make_rows(6, "fedavg", 0), status=None)
+    run = follow(folder)
+    write_whole(folder / "metrics.jsonl", lines_of(make_rows(9, "fedexp", 0)))
+    run.look()
+    assert run.columns["local_loss"] == [row["local_loss"] for row in make_rows(9, "fedexp", 0)]
+
+
+def test_columns_may_begin_late_and_be_objects(tmp_path):
+    rows = [row | {"clients": None, "unit": {"delta": -3}} for row in make_rows(3, "fedavg", 0)]
+    rows[1]["clients"] = {"global": {"test": {"loss": {"mean": 0.5}}}}
+    columns = follow(write_run(tmp_path / "run", rows=rows)).columns
+    assert np.isnan(columns["clients.global.test.loss.mean"]).tolist() == [True, False, True]
+    assert columns["unit.delta"] == [-3, -3, -3]
+
+
 def test_how_a_run_stands(tmp_path):
     folder = write_run(tmp_path / "run", rows=make_rows(4, "fedavg", 0), status=None)
     run = follow(folder)
@@ -75,13 +94,34 @@ def test_how_a_run_stands(tmp_path):
 
 def test_damaged_records_and_folders_without_runs_are_refused(tmp_path):
     with pytest.raises(InputError, match="not a run folder"):
-        find_runs([tmp_path])
-    with pytest.raises(InputError, match="No such file"):
-        find_runs([tmp_path / "absent"])
+        Watch([tmp_path]).look()
+    with pytest.raises(InputError, match="no such folder"):
+        Watch([tmp_path / "absent"]).look()
     folder = write_run(tmp_path / "run", rows=make_rows(2, "fedavg", 0))
     (folder / "metrics.jsonl").write_text("{oops\n")
     with pytest.raises(InputError, match="line 1: not JSON"):
         follow(folder)
+
+
+def test_runs_that_begin_later_are_waited_for(tmp_path):
+    sweep = tmp_path / "sweep"
+    program = [sys.executable, "-m", "hpcfed", "watch", str(sweep), "--every", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    job = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert job.stdout.readline() == f"waiting for a run in {sweep}; Ctrl-C leaves\n"
+        (sweep / "claims").mkdir(parents=True)
+        (sweep / "sweep.yaml").write_text("{sweep: made, runs: 3, grids: {}, seeds: ['0', '1']}")
+        write_run(sweep / "runs" / "lr=0.1" / "seed-0", rows=make_rows(3, "fedavg", 0))
+        assert job.stdout.readline().startswith("seed-0: round 3/60")  # finished, but not the sweep's last
+        write_run(sweep / "runs" / "lr=0.2", rows=make_rows(2, "fedavg", 0))
+        write_run(sweep / "runs" / "lr=0.1" / "seed-1", rows=make_rows(3, "fedavg", 1))
+        assert job.wait(timeout=60) == 0
+        assert sorted(line.split(":")[0] for line in job.stdout) == ["lr=0.2", "seed-1"]
+    finally:
+        job.kill()
+        job.wait()
+        job.stdout.close()
 
 
 def test_a_canvas_sets_the_dots_on_a_line():
@@ -109,16 +149,16 @@ def test_the_view_fits_the_terminal(tmp_path, width, height):
     for method in ("fedavg", "fedexp"):
         write_run(tmp_path / method, method, rows=make_rows(20, method, 0), status=None)
     console = Console(width=width, height=height, record=True, file=io.StringIO())
-    for runs in (find_runs([tmp_path]), find_runs([tmp_path / "fedexp"])):
-        for run in runs:
-            run.look()
-        console.print(view(runs, width, height))
+    for watch in (Watch([tmp_path]), Watch([tmp_path / "fedexp"])):
+        watch.look()
+        console.print(view(watch.runs, width, height))
         text = console.export_text()
         assert len(text.splitlines()) <= height
         assert max(map(len, text.splitlines())) <= width
         assert "20/60" in text
         assert "0:10 left" in text
         assert any(chr(BLANK) < character < chr(BLANK + 256) for character in text)
+        assert "round 20" in text  # where the axis ends, although there are to be 60 rounds
 
 
 def test_without_a_terminal_it_says_a_line_a_run(tmp_path):

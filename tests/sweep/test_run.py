@@ -93,6 +93,18 @@ def test_what_a_sweep_leaves(swept, folder, command):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_what_is_measured_over_clients_is_in_the_tables_and_may_select(folder, command):
+    write_recipe(folder, rounds=2, evaluate={"clients": {"every": 2}})
+    worst = "clients.global.train.accuracy.worst_decile"
+    done = command(["sweep", "recipe.yaml", *SWEEP[2:4], "--seeds", "2", "--select", f"{worst}:last1:max"], folder)
+    assert done.returncode == 0, done.stderr
+    summary = read_table(folder / "run-sweep" / "summary.csv")
+    assert [row["score_mean"] for row in summary] == [row[f"{worst}_mean"] for row in summary]
+    results = read_table(folder / "run-sweep" / "results.csv")
+    assert {row["params_up"].isdecimal() for row in results} == {True}
+    assert "clients" not in results[0]
+
+
 def test_a_run_of_a_sweep_is_that_run_alone(swept, folder):
     result = hpcfed.run(
         folder / "recipe.yaml",

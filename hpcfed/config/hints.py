@@ -1,0 +1,104 @@
+"""What somebody who typed a recipe probably meant: short forms that are understood, and remedies for what is not."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from hpcfed.errors import nearest
+
+OF_METHODS = frozenset(
+    {
+        *("alpha", "alpha_scale", "beta", "beta1", "beta2", "debias", "eps", "eps_decay", "eps_scale", "mu", "root"),
+        *("exact_projection", "s", "second", "server_lr", "tau", "tau_eff", "v0", "variant"),
+    }
+)
+"""Keys of the methods, which belong under ``algorithm``."""
+OF_MODELS = frozenset({"bias", "embedding", "groups", "hidden", "layers"})
+"""Keys of the models, which belong under ``model``."""
+ELSEWHERE = {
+    "fedopt": "FedOpt is a family: fedadam, fedyogi, fedadagrad and, with momentum alone, fedavgm",
+    "fedavgcm": "FedAvgCM is fedavg with local.momentum=0.9",
+    "localsgd": "local SGD is fedavg",
+    "fedsgd": "one gradient a round is dsgd",
+    "sgd": "one gradient a round is dsgd, several local steps are fedavg",
+    "gel": "GeL goes with any method: guess=remaining or guess=limit",
+}
+"""Names from the literature that are no method's here, without their hyphens."""
+LIKELY = 0.8
+"""Likeness from which another method's name counts as a slip of the pen, and not as another method."""
+
+
+def spelled_out(key: str, value: Any) -> Any:
+    """Return a section from its short form: ``algorithm: fedavg``, ``model: mlp``, ``loss: squared``, ``cohort: 5``.
+
+    Text with a colon is the user's own, ``package.module:function``; a fraction is one of the clients.
+    """
+    if key in ("algorithm", "model", "loss") and isinstance(value, str):
+        return {"factory" if ":" in value else "name": value}
+    if key == "cohort" and isinstance(value, int | float) and not isinstance(value, bool):
+        return {"size" if isinstance(value, int) else "fraction": value}
+    return value
+
+
+def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[str]) -> str:
+    """Return a remedy for an unknown key: where this very key belongs, else the section's nearest one."""
+    key = location[-1]
+    places = [path for path in _paths(root) if path[-1] == key]
+    found = [".".join(path) for path in places if len(path) == min(map(len, places))]
+    if {"algorithm", "model"} <= root.model_fields.keys():
+        found += [f"{part}.{key}" for part, keys in (("algorithm", OF_METHODS), ("model", OF_MODELS)) if key in keys]
+    if found:
+        return f"did you mean {' or '.join(map(repr, found))}?"
+    return nearest(key, section.model_fields)
+
+
+def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None) -> tuple[str, str]:
+    """Return (what is expected, a remedy) for a value that is refused; empty where pydantic's words will do.
+
+    Args:
+        path: the dotted key.
+        kind: pydantic's type of the error.
+        section: the class of the section that should stand there, where one should.
+    """
+    if path == "seed" and isinstance(value, list):
+        return "one seed", f"seeds={_short(value)} runs each"
+    if path == "seed" and not isinstance(value, Mapping):
+        return "a whole number from 0, or one each for model, cohort and batches", ""
+    if kind == "string_pattern_mismatch" and (path.startswith("evaluate.metrics.") or path.endswith("factory")):
+        return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
+    if section is not None and not isinstance(value, Mapping):
+        keys = [field.alias or name for name, field in section.model_fields.items()]
+        return "a mapping of keys", f"{path}.{keys[0]}=…; its keys: {', '.join(keys)}"
+    return "", ""
+
+
+def for_method(name: str, known: Iterable[str]) -> str:
+    """Return a remedy for an unknown method: one whose name is all but the same, else what is known."""
+    said = ELSEWHERE.get("".join(filter(str.isalnum, name.lower())))
+    known = sorted(known)
+    likely = difflib.get_close_matches(name.lower(), known, n=1, cutoff=LIKELY)
+    return said or (nearest(name.lower(), likely) if likely else f"known: {', '.join(known)}")
+
+
+def _paths(kind: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of a section and of those in it."""
+    for name, field in kind.model_fields.items():
+        yield (*above, field.alias or name)
+        if (inner := section_of(field.annotation)) is not None:
+            yield from _paths(inner, (*above, field.alias or name))
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a field holds, if it holds one."""
+    kinds = (annotation, *getattr(annotation, "__args__", ()))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) < 40 else "[…]"
