@@ -17,7 +17,7 @@ from typing import Any
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.files import write_whole
-from hpcfed.own_code import Source, loaded, read_source, source_in_notebook
+from hpcfed.own_code import Source, is_installed, loaded, read_source, search, source_in_notebook
 from hpcfed.world import World
 
 NAME = "code.json"
@@ -26,9 +26,10 @@ EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and recor
 
 
 def references(recipe: Recipe) -> list[str]:
-    """Return the functions and classes of the user's own that decide a recipe's result."""
+    """Return the functions and classes that decide a recipe's result and are in no installed package."""
+    search(recipe.python_path)
     named = [recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, *recipe.evaluate.metrics.values()]
-    return [reference for reference in named if reference is not None]
+    return [reference for reference in named if reference is not None and not is_installed(reference)]
 
 
 def own_code(recipe: Recipe) -> dict[str, Source]:

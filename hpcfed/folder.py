@@ -96,8 +96,7 @@ class RunFolder:
         if found is None or self.fresh:
             return False
         self._refuse_other(found, wanted)
-        if not self._accepts_code and (self._has_rounds() or self._status() == "finished"):
-            self.code.refuse_changes(recipe)
+        self.check_code(recipe)
         same = _comparable(found, PLACES) == _comparable(wanted, PLACES)
         return same and self._status() == "finished"
 
@@ -144,6 +143,15 @@ class RunFolder:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise self._unusable(error) from None
+
+    def check_code(self, recipe: Recipe) -> None:
+        """Refuse to go on with other code than the rounds that are here were trained with, unless that was asked for.
+
+        Raises:
+            InputError: naming the files.
+        """
+        if not self._accepts_code and (self._has_rounds() or self._status() == "finished"):
+            self.code.refuse_changes(recipe)
 
     def lacks_code(self, recipe: Recipe) -> bool:
         """Tell whether a run is here that this call goes on with, and that hpcfed 0.1 has kept no code of."""

@@ -238,12 +238,26 @@ def _with_real(folders: Iterable[Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{path.rstrip(os.sep)}{os.sep}" for path in paths))
 
 
+def is_installed(reference: str) -> bool:
+    """Tell whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
+    origin = _origin(reference)
+    return origin is not None and not is_own(origin)
+
+
 def _homes(references: Iterable[str]) -> Iterator[Path]:
-    """Yield the folders in which the packages of the user's references lie, but for those of installed ones."""
-    for name in dict.fromkeys(reference.partition(":")[0].partition(".")[0] for reference in references):
-        spec = None
-        with suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None and is_own(spec.origin) and name != NOTEBOOK:
-            home = Path(spec.origin).parent
-            yield home.parent if spec.submodule_search_locations else home
+    """Yield the folders in which the packages of the user's references lie."""
+    for origin in dict.fromkeys(_origin(reference) for reference in references):
+        if origin is not None:
+            path = Path(origin)
+            yield path.parent.parent if path.name == "__init__.py" else path.parent
+
+
+def _origin(reference: str) -> str | None:
+    """The file of a reference's outermost package; None where there is none, and for a notebook's or script's own."""
+    package = reference.partition(":")[0].partition(".")[0]
+    if package == NOTEBOOK:
+        return None
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(package)
+        return spec.origin if spec is not None and spec.has_location else None
+    return None
