@@ -88,9 +88,9 @@ def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
 def _run(recipe: Recipe, world: World, quiet: bool, folder: RunFolder) -> Result:
     speaks = world.is_root and not quiet
     with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
-        finished, unknown = world.on_root(lambda: (folder.is_finished(recipe), folder.lacks_code(recipe)))
-        if unknown:
-            reporter.say(f"{recipe.name}: hpcfed 0.1 kept no record of your code: whether it has changed is not known")
+        finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.word_of_code(recipe)))
+        if word:
+            reporter.say(f"{recipe.name}: {word}")
         if finished:
             world.on_root(lambda: folder.accept_code(recipe))
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")

@@ -88,17 +88,15 @@ class CodeRecord:
         Raises:
             InputError: naming the files.
         """
-        changed = self._changes(recipe)
-        if changed:
-            told = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-            raise InputError(
-                f"your code is another than this run's: {told}", where=str(self._path.parent), remedy=EDITED
-            )
+        told = self.changes(recipe)
+        if told:
+            where = str(self._path.parent)
+            raise InputError(f"your code is another than this run's: {told}", where=where, remedy=EDITED)
 
-    def _changes(self, recipe: Recipe) -> list[str]:
-        """Say what differs between the record and what this process has loaded, or else would load."""
+    def changes(self, recipe: Recipe) -> str:
+        """Say what differs between the record and what this process has loaded, or else would load; "" if nothing."""
         if not references(recipe):
-            return []
+            return ""
         here, told = own_code(recipe), []
         for name, then in self._files().items():
             now = here.get(name) or _now(then, recipe.python_path)
@@ -107,7 +105,7 @@ class CodeRecord:
             elif now.hash != then.hash:
                 line = then.differs_at(now)
                 told.append(then.file + (f" differs from line {line}" if line else " differs"))
-        return told
+        return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
 
     def write(self, recipe: Recipe, done: int) -> None:
         """Record the code of the rounds after the `done` ones; what these were trained with is kept where it differs.

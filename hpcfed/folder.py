@@ -145,17 +145,26 @@ class RunFolder:
                 raise self._unusable(error) from None
 
     def check_code(self, recipe: Recipe) -> None:
-        """Refuse to go on with other code than the rounds that are here were trained with, unless that was asked for.
+        """Refuse to go on with other code than what is here was trained with, unless that was asked for.
 
         Raises:
             InputError: naming the files.
         """
-        if not self._accepts_code and (self._has_rounds() or self._status() == "finished"):
+        if not self._accepts_code and self._goes_on():
             self.code.refuse_changes(recipe)
 
-    def lacks_code(self, recipe: Recipe) -> bool:
-        """Tell whether a run is here that this call goes on with, and that hpcfed 0.1 has kept no code of."""
-        return bool(references(recipe)) and self._has_rounds() and not self.fresh and not self.code.exists()
+    def word_of_code(self, recipe: Recipe) -> str:
+        """Say what cannot be known of the code that is here, or that a run starts again since it has changed."""
+        if self.fresh or not self._has_rounds() or not references(recipe):
+            return ""
+        if not self.code.exists():
+            return "hpcfed 0.1 kept no record of your code: whether it has changed is not known"
+        changed = "" if self._goes_on() else self.code.changes(recipe)
+        return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""
+
+    def _goes_on(self) -> bool:
+        """Whether there are results that a run of the same recipe is made of."""
+        return self._status() == "finished" or any((self.path / "checkpoints").glob("round-*.json"))
 
     def accept_code(self, recipe: Recipe) -> None:
         """Record of a run that is finished that its code is another now, where that was asked for.

@@ -138,6 +138,19 @@ def test_a_typo_is_corrected_without_a_word(folder, command):
     assert recorded(folder / "run")["files"]["late"]["text"] == "GAIN = 0.5\n"
 
 
+def test_a_run_without_a_checkpoint_starts_again_and_says_so(folder, command):
+    (folder / "mine.py").write_text(
+        OWN.replace("        from late", "        1 / (3 - means.round)\n        from late")
+    )
+    failed = command(["run", "recipe.yaml", "-q", "checkpoint.every=0"], folder)
+    assert "mine.py, line 11, in step: ZeroDivisionError" in own_line(failed.stderr)
+    (folder / "mine.py").write_text(OWN)
+    done = command(["run", "recipe.yaml"], folder)
+    assert done.returncode == 0, done.stderr
+    assert "recipe: starts again, without a checkpoint, with other code: mine.py differs from line 11" in done.stdout
+    assert (len(gains(folder / "run")), len(gains(folder / "run" / "previous-1"))) == (3, 2)
+
+
 def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
     command(["run", "recipe.yaml", "-q"], folder)
     (folder / "run" / "code.json").unlink()
