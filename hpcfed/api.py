@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.config.load import load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.format import Federation
-from hpcfed.folder import RunFolder
+from hpcfed.folder import RunFolder, refuse_both
 from hpcfed.own_code import forget, outdated
 from hpcfed.progress import Reporter
 from hpcfed.setup import build_model, resolve
@@ -47,7 +47,7 @@ def run(
     world = world or connect()
     with world.united():
         (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world)
-        return _run(recipe, world, quiet, RunFolder(recipe.output, fresh=fresh, accept_code=accept_code))
+        return _run(recipe, world, quiet, fresh, accept_code)
 
 
 def run_seeds(
@@ -66,8 +66,7 @@ def run_seeds(
     world = world or connect()
     with world.united():
         recipes = _resolved(lambda: load_recipes(source, overrides), world)
-        folders = [RunFolder(recipe.output, fresh=fresh, accept_code=accept_code) for recipe in recipes]
-        return [_run(recipe, world, quiet, folder) for recipe, folder in zip(recipes, folders, strict=True)]
+        return [_run(recipe, world, quiet, fresh, accept_code) for recipe in recipes]
 
 
 def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
@@ -85,14 +84,17 @@ def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
     return recipes
 
 
-def _run(recipe: Recipe, world: World, quiet: bool, folder: RunFolder) -> Result:
+def _run(recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bool) -> Result:
+    refuse_both(fresh, accept_code)
+    folder = RunFolder(recipe.output, fresh=fresh)
+    if accept_code:
+        world.on_root(lambda: folder.accept_code(recipe))
     speaks = world.is_root and not quiet
     with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
         finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.word_of_code(recipe)))
         if word:
             reporter.say(f"{recipe.name}: {word}")
         if finished:
-            world.on_root(lambda: folder.accept_code(recipe))
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")
         else:
             from hpcfed.loop import train

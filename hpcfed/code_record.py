@@ -122,13 +122,13 @@ class CodeRecord:
                 self._path.unlink(missing_ok=True)
             return
         found = self._read()
-        then = self._files()
+        since, then = min(found["since"], done + 1) if self.exists() else done + 1, self._files()
         now = {name: code.get(name) or _now(source, recipe.python_path) for name, source in then.items()} | code
         if any(now[name].hash != source.hash for name, source in then.items()):
-            kept = {"files": found["files"], "since": found["since"]}
-            found = {"files": {}, "since": done + 1, "before": [*found["before"], kept]}
-        if _plain(now) != found["files"]:
-            self._write({**found, "files": _plain(now)})
+            kept = {"files": found["files"], "since": since}
+            since, found = done + 1, {**found, "before": [*found["before"], kept]}
+        if (_plain(now), since) != (found["files"], found["since"]):
+            self._write({**found, "files": _plain(now), "since": since})
 
     def add(self) -> None:
         """Record what has been imported since `write`; costs nothing where that is nothing.

@@ -5,7 +5,7 @@
     our unfinished run of the same recipe       go on from its checkpoint, the record cut to that round
     the same without a checkpoint               start again, the old record kept under previous-N/
     only FREE keys changed                      likewise
-    the user's own code changed                 refuse, with the files; `accept_code` goes on and records it
+    the user's own code changed                 refuse, with the files; after `accept_code` go on, both recorded
     anything else changed                       refuse, with the difference
     a run that is going on, files not ours      refuse
 
@@ -66,17 +66,10 @@ class RunFolder:
     Args:
         path: where it is.
         fresh: whether a run of ours that is there makes room for another.
-        accept_code: whether to go on with other code of the user's than the run there was trained with.
-
-    Raises:
-        InputError: both are asked for.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False, accept_code: bool = False):
-        if fresh and accept_code:
-            raise InputError("--fresh and --accept-code", expected="one of them", got="both")
-        self.path = path
-        self.fresh, self._accepts_code = fresh, accept_code
+    def __init__(self, path: Path, *, fresh: bool = False):
+        self.path, self.fresh = path, fresh
         self.code = CodeRecord(path)
         self.metrics = path / "metrics.jsonl"
         self.clients = path / "clients.csv"
@@ -145,12 +138,12 @@ class RunFolder:
                 raise self._unusable(error) from None
 
     def check_code(self, recipe: Recipe) -> None:
-        """Refuse to go on with other code than what is here was trained with, unless that was asked for.
+        """Refuse to go on with other code than what is here was trained with.
 
         Raises:
             InputError: naming the files.
         """
-        if not self._accepts_code and self._goes_on():
+        if self._goes_on():
             self.code.refuse_changes(recipe)
 
     def word_of_code(self, recipe: Recipe) -> str:
@@ -167,16 +160,19 @@ class RunFolder:
         return self._status() == "finished" or any((self.path / "checkpoints").glob("round-*.json"))
 
     def accept_code(self, recipe: Recipe) -> None:
-        """Record of a run that is finished that its code is another now, where that was asked for.
+        """Let what is here go on with the user's code as it is now, and record both.
 
         Raises:
-            InputError: the folder cannot be written.
+            Busy: it is going on already.
+            InputError: the folder holds another recipe's run, or other files, or cannot be written.
         """
-        if self._accepts_code:
-            try:
-                self.code.write(recipe, self.rounds())
-            except OSError as error:
-                raise self._unusable(error) from None
+        try:
+            if self._has_files() and self._goes_on():
+                self._refuse_other(self._read_recipe(), to_plain(recipe))
+                with self.held(World()):
+                    self.code.write(recipe, self.rounds())
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def set_aside(self) -> None:
         """Put the run that is here under previous-N/, so that another can begin; not what is not ours.
@@ -204,8 +200,7 @@ class RunFolder:
             for remains in self.path.glob(REMAINS):
                 remains.unlink()
             if done:
-                if not self._accepts_code:
-                    self.code.refuse_changes(recipe)
+                self.code.refuse_changes(recipe)
                 self._cut(done)
             elif self._has_rounds() or self.fresh:
                 self._put_aside()
@@ -333,6 +328,16 @@ class RunFolder:
     def _unusable(self, error: OSError) -> InputError:
         what = error.strerror or str(error)
         return InputError("output cannot be used", where=str(self.path), got=what, remedy="choose another output")
+
+
+def refuse_both(fresh: bool, accept_code: bool) -> None:
+    """Refuse to start anew and to go on.
+
+    Raises:
+        InputError: both are asked for.
+    """
+    if fresh and accept_code:
+        raise InputError("--fresh and --accept-code", expected="one of them", got="both")
 
 
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:

@@ -58,7 +58,7 @@ def command(
     done. Repeated, the command tells of the job that waits or runs and submits no other.
     """
     from hpcfed.config.load import load_recipes
-    from hpcfed.folder import RunFolder
+    from hpcfed.folder import RunFolder, refuse_both
     from hpcfed.setup import resolve
 
     runs = [resolve(run) for run in load_recipes(recipe, overrides)]
@@ -67,15 +67,18 @@ def command(
     own = [text for text in overrides if not text.startswith("output=")]
     words = ["run", str(Path(recipe).resolve()), *own, f"output={json.dumps(str(output))}"]
 
-    words += ["--accept-code"] * accept_code
-    folders = [RunFolder(run.output, fresh=fresh, accept_code=accept_code) for run in runs]
+    refuse_both(fresh, accept_code)
+    folders = [RunFolder(run.output, fresh=fresh) for run in runs]
 
     def is_done() -> bool:
+        for folder, run in zip(folders, runs, strict=True):
+            if accept_code:
+                folder.accept_code(run)
         return all(folder.is_finished(run) for folder, run in zip(folders, runs, strict=True))
 
-    def make_room() -> None:
-        if fresh:  # once, now: a job that goes back into the queue goes on
-            for folder in folders:
+    def make_room() -> None:  # once, now: a job that goes back into the queue goes on
+        for folder in folders:
+            if fresh:
                 folder.set_aside()
 
     submit_job(first, output, words, is_done, make_room, chain=chain, **job)

@@ -85,7 +85,6 @@ def command(
         words = ["sweep", str(Path(recipe).resolve()), *own, *(f"--grid={text}" for text in grids)]
         words += [f"--{name}={value}" for name, value in (("seeds", seeds), ("select", select)) if value is not None]
         words += [f"--groups={groups}"] * (groups is not None) + ["--parquet"] * parquet + [f"--output={plan.folder}"]
-        words += ["--accept-code"] * accept_code  # the rest is done once, now
         world.on_root(lambda: _submit(plan, words, array, redo, job))
         return
     stopped = run_sweep(plan, world, groups, quiet=quiet, redo=redo)

@@ -15,7 +15,7 @@ from hpcfed.config.load import dump_yaml
 from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.files import write_whole
-from hpcfed.folder import RunFolder
+from hpcfed.folder import RunFolder, refuse_both
 from hpcfed.own_code import forget, outdated
 from hpcfed.progress import QUIET_SECONDS, Reporter, clock
 from hpcfed.signals import Heard, heeded
@@ -82,7 +82,7 @@ def run_sweep(
         seats: dict[str, Seat] = {device: take_seat(device, world) for device in wanted} if left else {}
         teller = Teller(plan, claims, world, groups, speaks=world.is_root and not quiet)
         with heeded(world) as heard:
-            _pull_all(plan, claims, group, seats, heard, teller, accept_code=redo.accept_code)
+            _pull_all(plan, claims, group, seats, heard, teller)
             teller.wait_for_others(heard)
         stopped = any(world.gather(heard.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
@@ -100,6 +100,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     Raises:
         InputError: it holds other files, another recipe's run or one of other code, or cannot be written.
     """
+    refuse_both(redo.fresh, redo.accept_code)
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
         present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
@@ -147,14 +148,13 @@ def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:
     Raises:
         InputError: it is of another recipe or of other code.
     """
-    folder = RunFolder(unit.recipe.output, accept_code=accept_code)
-    if not standing.decided:
+    folder = RunFolder(unit.recipe.output)
+    if accept_code:
+        folder.accept_code(unit.recipe)
+    if standing.decided:
+        folder.check_code(unit.recipe)  # its recipe is the one that the claim is of
+    else:
         folder.is_finished(unit.recipe)
-        return
-    folder.check_code(unit.recipe)  # its recipe is the one that the claim is of
-    if accept_code and standing.claim.ending == "finished":
-        with folder.held(World()):
-            folder.accept_code(unit.recipe)
 
 
 @dataclass
@@ -233,8 +233,6 @@ def _pull_all(
     seats: Mapping[str, Seat],
     heard: Heard,
     teller: Teller,
-    *,
-    accept_code: bool,
 ) -> None:
     """Run one unit after another, as this group, until there is none left for it or it is asked to stop."""
     teller.begin()
@@ -244,8 +242,7 @@ def _pull_all(
     while (taken := group.on_root(partial(_files, plan, pull))) is not None:
         unit, number = taken
         began = time.monotonic()
-        folder = RunFolder(unit.recipe.output, accept_code=accept_code)
-        ending, message = _run(unit, folder, number, claims, group, seats, heard, teller)
+        ending, message = _run(unit, number, claims, group, seats, heard, teller)
         if ending == "busy":
             avoided.add(unit.name)
         end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
@@ -272,7 +269,6 @@ def _next(plan: Plan, claims: Claims, heard: Heard, avoided: set[str]) -> tuple[
 
 def _run(
     unit: Unit,
-    folder: RunFolder,
     number: int,
     claims: Claims,
     group: World,
@@ -283,7 +279,7 @@ def _run(
     """Run one unit on all ranks of the group; return how it ended, and what was said."""
     from hpcfed.loop import train
 
-    recipe = unit.recipe
+    folder, recipe = RunFolder(unit.recipe.output), unit.recipe
     beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
     try:
         with beating, group.united(), _Between(unit, teller, heard, listens=group.is_root) as reporter:

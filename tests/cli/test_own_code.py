@@ -158,7 +158,17 @@ def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
     done = command(["run", "recipe.yaml", "rounds=4"], folder)
     assert done.returncode == 0, done.stderr
     assert "hpcfed 0.1 kept no record of your code" in done.stdout
-    assert recorded(folder / "run")["since"] == 1
+    assert recorded(folder / "run")["since"] == 4
+
+
+def test_an_observers_own_module_may_change(folder, command):
+    """Observers change no result: neither their code nor what they are counts."""
+    (folder / "diary.py").write_text("class Diary:\n    def end(self, status):\n        pass\n")
+    write_recipe(folder, **CHANGES, observers=[{"factory": "diary:Diary"}])
+    assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
+    assert set(recorded(folder / "run")["files"]) == {"mine", "late"}
+    (folder / "diary.py").write_text("class Diary:\n    def round(self, row):\n        pass\n")
+    assert "finished already" in command(["run", "recipe.yaml"], folder).stdout
 
 
 def test_a_sweep_does_not_mix_code(folder, command):

@@ -10,6 +10,9 @@ import pytest
 from ruamel.yaml import YAML
 
 import hpcfed
+from hpcfed import algorithms
+from hpcfed.code_record import check_hosts
+from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.world import World
 from tests.launch import ROOT
@@ -215,6 +218,24 @@ def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, p
     assert f"erring.py, line {number}" in str(error.value)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.ranks(2)
+def test_hosts_with_other_code_are_named(world, place):
+    """Each rank as on a host of its own, with a folder of its own."""
+    own = place / f"host-{world.rank}"
+    own.mkdir()
+    (own / "apart.py").write_text(f"from wrong import *\nRANK = {min(world.rank, 1)}\n")
+    (own / "wrong.py").write_text(WRONG)
+    content = {**recipe(place, "run", {"factory": "apart:forgetful"}), "python_path": [str(own)]}
+    loaded = load_recipe(content)
+    algorithms.build(loaded.algorithm, loaded.python_path)
+    check_hosts(loaded, world)  # all on one host: one rank reads
+    world.hosts = tuple(f"host-{rank}" for rank in range(world.size))
+    with pytest.raises(
+        hpcfed.InputError, match="module apart is not the same on all hosts: got one on host-0 and anoth"
+    ):
+        check_hosts(loaded, world)
 
 
 def test_a_full_disk_is_not_the_methods_fault(world, place):
