@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import linecache
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import hpcfed
 from hpcfed.config.load import dump_yaml
-from tests.launch import launch, own_line
+from tests.launch import own_line
 from tests.mpi.recipes import small, write_recipe, write_small
 
 OWN = """
@@ -172,22 +175,23 @@ def test_an_observers_own_module_may_change(folder, command):
 
 
 def test_a_sweep_does_not_mix_code(folder, command):
-    sweep = ["sweep", "recipe.yaml", "-q", "rounds=2", "--grid", "local.lr=0.1,0.2"]
-    assert command(sweep, folder).returncode == 0
+    sweep = ["sweep", "recipe.yaml", "-q", "--seeds", "2"]
+    assert command([*sweep, "rounds=2"], folder).returncode == 0
     edit(folder)
-    done = command([*sweep[:-1], "local.lr=0.1,0.2,0.3"], folder)
-    assert done.returncode == 2
-    assert "local.lr=0.1: your code is another than this run's: late.py" in own_line(done.stderr)
-    runs = folder / "run-sweep" / "runs"
-    assert command([*sweep, "--fresh"], folder).returncode == 0
-    assert [gains(runs / f"local.lr={lr}") for lr in (0.1, 0.2)] == [[0.5] * 2] * 2
-    assert gains(runs / "local.lr=0.1" / "previous-1") == [1.5] * 2
-    again = command([*sweep, "--fresh"], folder)  # the same command goes on: nothing is left to do
-    assert again.returncode == 0
-    assert not (runs / "local.lr=0.1" / "previous-2").exists()
+    for more in (["rounds=2"], ["rounds=3"]):
+        done = command([*sweep, *more], folder)
+        assert done.returncode == 2
+        assert "seed-0: your code is another than this run's: late.py" in own_line(done.stderr)
+    runs = sorted((folder / "run-sweep" / "runs").rglob("seed-?"))
+    assert len(runs) == 2
+    for _ in range(2):  # the same command goes on: the second time nothing is left to do
+        assert command([*sweep, "rounds=2", "--fresh"], folder).returncode == 0
+        assert [gains(run) for run in runs] == [[0.5] * 2] * 2
+        assert [gains(run / "previous-1") for run in runs] == [[1.5] * 2] * 2
+        assert not (runs[0] / "previous-2").exists()
     (folder / "late.py").write_text("GAIN = 2.5\n")
     assert command([*sweep, "--accept-code", "rounds=3"], folder).returncode == 0
-    assert gains(runs / "local.lr=0.2") == [0.5, 0.5, 2.5]
+    assert [gains(run) for run in runs] == [[0.5, 0.5, 2.5]] * 2
 
 
 def test_an_experiment_does_not_mix_code(folder, command):
@@ -227,42 +231,42 @@ def test_python_runs_the_code_that_is_on_disk(folder, monkeypatch):
     assert gains(longer.folder) == [0.5] * 4
 
 
-NOTEBOOK = """
-import linecache, sys, hpcfed
-from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Method
+MAKE = """
+def rule():
+    return ServerStep(server_lr=RATE)
 
-def cell(text):                                   # as IPython runs one
-    name = f"<ipython-input-{len(linecache.cache)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    exec(compile(text, name, "exec"), vars(sys.modules["__main__"]))
-
-del sys.modules["__main__"].__file__
-RATE = "RATE = 1.5"
-MAKE = "def step():\\n    return ServerStep(server_lr=RATE)\\n\\n"
-MAKE += "def make():\\n    return Method('m', Plain(), step())\\n"
-cell(RATE), cell(MAKE), cell("def unused():\\n    pass\\n")
-recipe = RECIPE
-hpcfed.run(recipe, quiet=True)
-cell("def unused():\\n    return 1\\n"), cell(MAKE)
-hpcfed.run(recipe, quiet=True)
-for change in ("RATE = 0.5", MAKE.replace("RATE", "RATE * 2")):
-    cell(change)
-    try:
-        hpcfed.run(recipe, quiet=True)
-    except hpcfed.InputError as error:
-        print(error)
-hpcfed.run({**recipe, "rounds": 4}, quiet=True, accept_code=True)
+def make():
+    return Method("scaled", Plain(), rule())
 """
 
 
-def test_a_notebooks_functions_are_recorded_by_their_source(folder):
-    recipe = small("run", algorithm={"factory": "__main__:make"}, checkpoint={"every": 1})
-    (folder / "notebook.py").write_text(NOTEBOOK.replace("RECIPE", repr(recipe)))
-    done = launch(0, ["notebook.py"], program=(), cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [line.partition(": ")[2].partition(";")[0] for line in done.stdout.splitlines()] == [
-        "your code is another than this run's: __main__:make differs from line 1",
-        "your code is another than this run's: __main__:make differs from line 1",
-    ]
-    assert gains(folder / "run") == [1.5] * 3 + [1.0]
+def test_a_notebooks_functions_are_recorded_by_their_source(folder, monkeypatch):
+    """Cells are compiled and kept as IPython does it; the recipe names `make`, which uses `rule`, which uses `RATE`."""
+    notebook = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.chdir(folder)
+
+    def cell(text: str) -> None:
+        name = f"<ipython-input-{len(linecache.cache)}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        exec(compile(text, name, "exec"), vars(notebook))
+
+    def run(**keywords: Any) -> list[float]:
+        recipe = small(
+            "run", algorithm={"factory": "__main__:make"}, checkpoint={"every": 1}, rounds=keywords.pop("to")
+        )
+        return gains(hpcfed.run(recipe, quiet=True, **keywords).folder)
+
+    cell("from hpcfed.algorithms.fedavg import Plain, ServerStep\nfrom hpcfed.types import Method\nRATE = 1.5")
+    cell(MAKE + "def unused():\n    return 0\n")
+    assert run(to=2) == [1.5] * 2
+    cell("def unused():\n    return 1\n")
+    cell(MAKE)
+    assert run(to=3) == [1.5] * 3
+    for change in (MAKE.replace("RATE", "RATE / 3"), "RATE = 4.5"):
+        cell(change)
+        with pytest.raises(hpcfed.InputError, match=r"your code is another than this run's: __main__:make differs"):
+            run(to=4)
+    assert run(to=4, accept_code=True) == [1.5] * 4  # 4.5 / 3: what matters is the text
+    assert run(to=1, fresh=True) == [1.5]
+    assert recorded(folder / "run")["files"]["__main__:make"]["text"].count("RATE") == 2
