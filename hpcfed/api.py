@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.config.load import load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.format import Federation
-from hpcfed.folder import RunFolder
+from hpcfed.folder import RunFolder, refuse_both
+from hpcfed.own_code import forget, outdated
 from hpcfed.progress import Reporter
 from hpcfed.rounds import RECORD, read_rounds
 from hpcfed.setup import build_model, resolve
@@ -27,6 +28,8 @@ def run(
     *,
     world: World | None = None,
     quiet: bool = False,
+    fresh: bool = False,
+    accept_code: bool = False,
 ) -> Result:
     """Run a recipe, alone or on all ranks of an MPI program, and return where it left its record.
 
@@ -35,14 +38,16 @@ def run(
         overrides: ``section.key=value`` texts.
         world: the ranks to run on; by default all that this process was started with.
         quiet: whether rank 0 keeps its progress to itself.
+        fresh: whether to start anew whatever run is in the folder; it is kept under ``previous-1``, then ``-2``, ….
+        accept_code: whether to go on although the user's own code is another than the run there was trained with.
 
     Raises:
         InputError, Diverged, EnvironmentFailure: the same on every rank. ``seeds`` are for `run_seeds`.
     """
     world = world or connect()
     with world.united():
-        recipe = world.on_root(lambda: resolve(load_recipe(source, overrides)))
-        return _run(recipe, world, quiet)
+        (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world)
+        return _run(recipe, world, quiet, fresh, accept_code)
 
 
 def run_seeds(
@@ -51,6 +56,8 @@ def run_seeds(
     *,
     world: World | None = None,
     quiet: bool = False,
+    fresh: bool = False,
+    accept_code: bool = False,
 ) -> list[Result]:
     """Run a recipe once for each of its ``seeds``, one after another, as `run` does; one result a seed.
 
@@ -58,15 +65,36 @@ def run_seeds(
     """
     world = world or connect()
     with world.united():
-        recipes = world.on_root(lambda: [resolve(recipe) for recipe in load_recipes(source, overrides)])
-        return [_run(recipe, world, quiet) for recipe in recipes]
+        recipes = _resolved(lambda: load_recipes(source, overrides), world)
+        return [_run(recipe, world, quiet, fresh, accept_code) for recipe in recipes]
 
 
-def _run(recipe: Recipe, world: World, quiet: bool) -> Result:
-    folder = RunFolder(recipe.output)
+def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
+    """Return complete recipes on every rank; the user's modules are then those that are on disk now."""
+
+    def resolve_all() -> tuple[list[Recipe], list[str]]:
+        recipes = load()
+        old = outdated(recipes[0].python_path)
+        forget(old)
+        return [resolve(recipe) for recipe in recipes], old
+
+    recipes, old = world.on_root(resolve_all)
+    if not world.is_root:
+        forget(old)
+    return recipes
+
+
+def _run(recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bool) -> Result:
+    refuse_both(fresh, accept_code)
+    folder = RunFolder(recipe.output, fresh=fresh)
+    if accept_code:
+        world.on_root(lambda: folder.accept_code(recipe))
     speaks = world.is_root and not quiet
     with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
-        if world.on_root(lambda: folder.is_finished(recipe)):
+        finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.word_of_code(recipe)))
+        if word:
+            reporter.say(f"{recipe.name}: {word}")
+        if finished:
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")
         else:
             from hpcfed.loop import train

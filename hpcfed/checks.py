@@ -76,7 +76,8 @@ def check_sums(
             remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
         )
     if (sums.status == SKIPPED).all():
-        raise Diverged(f"round {round}: training failed for every client of the cohort", remedy=LOWER)
+        what = f"round {round}: training failed for every client of the cohort"
+        raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
     failed = np.flatnonzero(sums.status == FAILED)
     if len(failed):
         raise world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcfed.blame import blamed
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.folder import RunFolder
 from hpcfed.world import World
+
+log = logging.getLogger("hpcfed")
 
 ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stopped"}
 
@@ -37,7 +40,8 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
     started = time.perf_counter()
     status, message, ending = "failed", "", Ending()
     try:
-        yield ending
+        with own_code_named(world):
+            yield ending
         status = "finished"
     except HpcfedError as error:
         status, message = status_of(error), str(error)
@@ -49,6 +53,32 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
             failing = suppress(EnvironmentFailure) if status == "failed" else nullcontext()
             with failing:  # a full disk must not hide what was said of it first
                 folder.write("result.json", told | {"stopped": ending.stopped})
+
+
+@contextmanager
+def own_code_named(world: World | None = None) -> Iterator[None]:
+    """Turn an exception of the user's own code into one line that names its place; the traceback goes to the log.
+
+    Raises:
+        InputError: the user's code raised.
+        EnvironmentFailure: it met a full disk, or the like.
+    """
+    try:
+        yield
+    except HpcfedError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        told = blamed(error, remedy=see_log(world))
+        if told is None:
+            raise
+        if world is not None:
+            log.error("the user's code raised", exc_info=error)
+        raise told from error
+
+
+def see_log(world: World | None) -> str:
+    """Return where a rank's traceback is to be found."""
+    return "correct it there" if world is None else f"see the run folder's logs/rank-{world.rank}.log"
 
 
 class _LogFile(logging.FileHandler):
@@ -77,7 +107,8 @@ def own_log(folder: RunFolder, world: World) -> Iterator[None]:
         logger.propagate = False
     logging.captureWarnings(True)
     try:
-        yield
+        with own_code_named(world):
+            yield
     except Exception as error:
         if not isinstance(error, HpcfedError):
             loggers[0].exception("unexpected")

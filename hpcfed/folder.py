@@ -5,8 +5,11 @@
     our unfinished run of the same recipe       go on from its checkpoint, the record cut to that round
     the same without a checkpoint               start again, the old record kept under previous-N/
     only FREE keys changed                      likewise
-    a run that is going on                      refuse
-    anything else changed, or files not ours    refuse, with the difference
+    the user's own code changed                 refuse, with the files; after `accept_code` go on, both recorded
+    anything else changed                       refuse, with the difference
+    a run that is going on, files not ours      refuse
+
+`fresh` starts anew whatever run of ours is there, and keeps it under previous-N/; what is not ours stays where it is.
 
 Rank 0 alone looks and writes.
 """
@@ -27,6 +30,7 @@ import xxhash
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from hpcfed.code_record import FRESH, NAME, CodeRecord, references
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Busy, EnvironmentFailure, InputError
@@ -43,41 +47,51 @@ RECORD = (
     "clients.csv",
     "result.json",
     "environment.json",
+    NAME,
     "model.safetensors",
     "model-evaluated.safetensors",
     "checkpoints",
     "logs",
 )
 """What is put aside when a run starts again."""
-BEFORE = (".lock", "logs", "checkpoints")
+ASIDE = "previous-*"
+"""What earlier runs are kept under."""
+BEFORE = (".lock", "logs", "checkpoints", NAME)
 """What there may be before a run has written its recipe."""
 REMAINS = ".*.tmp"
 """What a job may leave that is killed while it writes a file (`hpcfed.files.write_whole`)."""
 
 
 class RunFolder:
-    """One run's folder."""
+    """One run's folder.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Args:
+        path: where it is.
+        fresh: whether a run of ours that is there makes room for another.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False):
+        self.path, self.fresh = path, fresh
+        self.code = CodeRecord(path)
         self.metrics = path / "metrics.jsonl"
         self.clients = path / "clients.csv"
         self._lock: IO[str] | None = None
 
     def is_finished(self, recipe: Recipe) -> bool:
-        """Tell whether this very recipe's run is here and finished; writes nothing.
+        """Tell whether this very recipe's run is here and finished, and not to be started anew; writes nothing.
 
         Raises:
-            InputError: the folder holds another recipe's run, or files that are not ours.
+            InputError: the folder holds another recipe's run, one of other code, or files that are not ours.
         """
         wanted = to_plain(recipe)
         try:
             found = self._read_recipe() if self._has_files() else None
         except OSError as error:
             raise self._unusable(error) from None
-        if found is None:
+        if found is None or self.fresh:
             return False
         self._refuse_other(found, wanted)
+        self.check_code(recipe)
         same = _comparable(found, PLACES) == _comparable(wanted, PLACES)
         return same and self._status() == "finished"
 
@@ -125,19 +139,74 @@ class RunFolder:
             if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
                 raise self._unusable(error) from None
 
+    def check_code(self, recipe: Recipe) -> None:
+        """Refuse to go on with other code than what is here was trained with.
+
+        Raises:
+            InputError: naming the files.
+        """
+        if self._goes_on():
+            self.code.refuse_changes(recipe)
+
+    def word_of_code(self, recipe: Recipe) -> str:
+        """Say what cannot be known of the code that is here, or that a run starts again since it has changed."""
+        if self.fresh or not self._has_rounds() or not references(recipe):
+            return ""
+        if not self.code.exists():
+            return "hpcfed 0.1 kept no record of your code: whether it has changed is not known"
+        changed = "" if self._goes_on() else self.code.changes(recipe)
+        return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""
+
+    def _goes_on(self) -> bool:
+        """Whether there are results that a run of the same recipe is made of."""
+        return self._status() == "finished" or any((self.path / "checkpoints").glob("round-*.json"))
+
+    def accept_code(self, recipe: Recipe) -> None:
+        """Let what is here go on with the user's code as it is now, and record both.
+
+        Raises:
+            Busy: it is going on already.
+            InputError: the folder holds another recipe's run, or other files, or cannot be written.
+        """
+        try:
+            if self._has_files() and self._goes_on():
+                self._refuse_other(self._read_recipe(), to_plain(recipe))
+                with self.held(World()):
+                    self.code.write(recipe, self.rounds())
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def set_aside(self) -> None:
+        """Put the run that is here under previous-N/, so that another can begin; not what is not ours.
+
+        Raises:
+            Busy: it is going on.
+            InputError: the folder holds other files, or cannot be written.
+        """
+        try:
+            if self._has_files():
+                self._read_recipe()
+                with self.held(World()):
+                    self._put_aside()
+                    (self.path / "recipe.yaml").unlink()
+        except OSError as error:
+            raise self._unusable(error) from None
+
     def claim(self, recipe: Recipe, done: int) -> None:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
         Raises:
-            InputError: the folder cannot be written.
+            InputError: the folder cannot be written; or the code that was loaded is not that of the `done` rounds.
         """
         try:
             for remains in self.path.glob(REMAINS):
                 remains.unlink()
             if done:
+                self.code.refuse_changes(recipe)
                 self._cut(done)
-            elif self._has_rounds():
+            elif self._has_rounds() or self.fresh:
                 self._put_aside()
+            self.code.write(recipe, done)
             write_whole(self.path / "recipe.yaml", dump_yaml(to_plain(recipe)))
         except OSError as error:
             raise self._unusable(error) from None
@@ -172,7 +241,10 @@ class RunFolder:
         """Whether there is more than what a job leaves that ends before it has begun, or a place for checkpoints."""
         if not self.path.exists():
             return False
-        return any(entry.name not in BEFORE and not entry.match(REMAINS) for entry in self.path.iterdir())
+        return any(
+            entry.name not in BEFORE and not entry.match(REMAINS) and not entry.match(ASIDE)
+            for entry in self.path.iterdir()
+        )
 
     def _read_recipe(self) -> dict[str, Any]:
         path = self.path / "recipe.yaml"
@@ -198,10 +270,7 @@ class RunFolder:
             details = ", ".join(f"{key} {before.get(key)!r} there and {now.get(key)!r} here" for key in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise InputError(
-                "output holds another recipe's run",
-                where=str(self.path),
-                got=details + more,
-                remedy="choose another output or name",
+                "output holds another recipe's run", where=str(self.path), got=details + more, remedy=FRESH
             )
 
     def _status(self) -> str | None:
@@ -219,7 +288,7 @@ class RunFolder:
                 where=str(self.metrics),
                 expected=f"at least {done}",
                 got=str(len(lines)),
-                remedy="choose another output",
+                remedy=FRESH,
             )
         deque(parse_rounds(lines, self.metrics), maxlen=0)  # refuses damage, which would stay there for good
         write_whole(self.metrics, b"".join(lines))
@@ -243,11 +312,15 @@ class RunFolder:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
 
     def _put_aside(self) -> None:
+        """Move what a run has left under previous-N/, but for its recipe, of which a copy goes there."""
+        if not any((self.path / name).exists() for name in ("recipe.yaml", *RECORD)):
+            return
         number = 1
         while (aside := self.path / f"previous-{number}").exists():
             number += 1
         aside.mkdir()
-        write_whole(aside / "recipe.yaml", (self.path / "recipe.yaml").read_bytes())
+        if (self.path / "recipe.yaml").exists():
+            write_whole(aside / "recipe.yaml", (self.path / "recipe.yaml").read_bytes())
         for entry in (self.path / name for name in RECORD):
             if entry.exists():
                 entry.rename(aside / entry.name)
@@ -255,6 +328,16 @@ class RunFolder:
     def _unusable(self, error: OSError) -> InputError:
         what = error.strerror or str(error)
         return InputError("output cannot be used", where=str(self.path), got=what, remedy="choose another output")
+
+
+def refuse_both(fresh: bool, accept_code: bool) -> None:
+    """Refuse to start anew and to go on.
+
+    Raises:
+        InputError: both are asked for.
+    """
+    if fresh and accept_code:
+        raise InputError("--fresh and --accept-code", expected="one of them", got="both")
 
 
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hpcfed.blame import blamed
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.config.recipe import Recipe
 from hpcfed.devices import Seat
-from hpcfed.endings import own_log, recorded_ending
+from hpcfed.endings import own_log, recorded_ending, see_log
 from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
 from hpcfed.evaluate import Evaluator, Scores
 from hpcfed.folder import RunFolder
@@ -49,7 +50,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
         with parts.clients:
             of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
-            done, progress = checkpoints.restore(reporter.say)
+            done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
             world.on_root(lambda: folder.claim(recipe, done))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
@@ -175,5 +176,5 @@ def _evaluate(session: Session, round: int) -> tuple[Scores, ClientScores | None
     except Exception as error:  # a user's model or a device may raise anything
         place = f"round {round}, evaluation, rank {world.rank} on {world.hosts[world.rank]}"
         log.error("%s raised", place, exc_info=error)
-        what = f"{place}: {type(error).__name__}: {error}"
-        raise EnvironmentFailure(what, remedy=f"see the run folder's logs/rank-{world.rank}.log") from error
+        what, remedy = f"{type(error).__name__}: {error}", see_log(world)
+        raise blamed(error, place, remedy) or EnvironmentFailure(what, where=place, remedy=remedy) from error

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpcfed.config.factory import imported
+from hpcfed.blame import place_of
+from hpcfed.config.factory import imported, made
 from hpcfed.config.recipe import Loss as LossSection
 from hpcfed.errors import InputError
 
@@ -164,7 +165,9 @@ def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: T
             raise
         except Exception as error:  # the user's function may raise anything
             given = f"output {tuple(output.shape)} {output.dtype} and target {tuple(target.shape)} {target.dtype}"
-            raise InputError(f"{key} raised {type(error).__name__}: {error}", remedy=f"it was given {given}") from error
+            place = place_of(error)
+            what = f"{key} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            raise InputError(what, remedy=f"it was given {given}") from error
 
 
 @dataclass(frozen=True)
@@ -201,12 +204,8 @@ class _OwnMetric:
 
 
 def _made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path]) -> Each:
-    make = imported(reference, python_path, "loss.factory")
-    try:
-        function = make(**args)
-    except Exception as error:  # the user's function may raise anything
-        remedy = "check loss.args; a factory returns the function of output and target"
-        raise InputError(f"loss.factory {reference!r} raised {type(error).__name__}: {error}", remedy=remedy) from error
+    remedy = "check loss.args; a factory returns the function of output and target"
+    function = made(reference, args, python_path, "loss.factory", remedy)
     if not callable(function):
         expected = "a function of output and target"
         raise InputError(f"loss.factory {reference!r}", expected=expected, got=type(function).__name__)

@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcfed.blame import defined_at
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
-from hpcfed.types import Method
+from hpcfed.types import LocalMethod, Method, Normalization, ServerMethod
+
+
+def check_parts(method: Method) -> None:
+    """Refuse parts of a method that lack what they will be asked for.
+
+    Raises:
+        InputError: naming the part and what it lacks.
+    """
+    parts: list[tuple[str, object, type]] = [
+        ("local", method.local, LocalMethod),
+        ("server", method.server, ServerMethod),
+        *([("normalize", method.normalize, Normalization)] if method.normalize is not None else []),
+    ]
+    for role, part, protocol in parts:
+        for name in (name for name in vars(protocol) if not name.startswith("_")):
+            if not hasattr(part, name):
+                raise InputError(
+                    f"{method.name}: its {role} part, {type(part).__name__}, has no {name!r}",
+                    where=defined_at(part),
+                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; Plain and ServerStep of "
+                    "hpcfed.algorithms.fedavg may be inherited from",
+                )
 
 
 def check_product(recipe: Recipe, method: Method) -> None:

@@ -90,6 +90,7 @@ class Recorder:
                 self._file.flush()
                 if clients is not None:
                     self._add_clients(round, clients)
+                self._folder.code.add()
             except OSError as error:
                 raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
         return row

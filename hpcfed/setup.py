@@ -10,20 +10,22 @@ import psutil
 
 from hpcfed import algorithms, models
 from hpcfed.averaging import following_clients
+from hpcfed.code_record import check_hosts
 from hpcfed.cohort import Cohorts
-from hpcfed.config.factory import imported
+from hpcfed.config.factory import made
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.format import Federation
 from hpcfed.device_sums import device_sum
 from hpcfed.devices import Seat, take_seat
+from hpcfed.endings import own_code_named
 from hpcfed.errors import InputError
 from hpcfed.memory import keep_freed_memory
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
 from hpcfed.placement import Placement, homes
 from hpcfed.processor import favours_onednn
-from hpcfed.products import check_product
+from hpcfed.products import check_parts, check_product
 from hpcfed.rng import Purpose, torch_seed
 from hpcfed.staging import open_federation
 from hpcfed.types import Method
@@ -44,7 +46,13 @@ def resolve(recipe: Recipe) -> Recipe:
     Raises:
         InputError: anything in the recipe, or in the files it names, that cannot be run.
     """
+    with own_code_named():
+        return _resolve(recipe)
+
+
+def _resolve(recipe: Recipe) -> Recipe:
     method = algorithms.build(recipe.algorithm, recipe.python_path)
+    check_parts(method)
     spec = models.spec(recipe.model)
     local = _local_work(recipe, method, spec)
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
@@ -137,7 +145,8 @@ def assemble(recipe: Recipe, world: World, seat: Seat | None = None) -> tuple[Pa
     """
     own = seat or take_seat(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
-    assembled = world.together(lambda: _assemble(recipe, federation, world, own))
+    assembled = world.together(lambda: own_code_named()(_assemble)(recipe, federation, world, own))
+    check_hosts(recipe, world)
     keep_freed_memory()  # from here on: what sorting a large index took is given back
     return assembled
 
@@ -151,9 +160,12 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
     from hpcfed.data.shards import Shards
     from hpcfed.evaluate import Evaluator
     from hpcfed.losses import loss_for, metrics_for, try_own
+    from hpcfed.own_method import checked
     from hpcfed.parts import Parts
 
     method = algorithms.build(recipe.algorithm, recipe.python_path)
+    if recipe.algorithm.factory is not None:
+        method = checked(method)
     if recipe.evaluate.model == "client-average":
         method = following_clients(method)
     torch.set_num_threads(recipe.threads)
@@ -273,13 +285,7 @@ def _from_factory(recipe: Recipe) -> Any:
     from torch import nn
 
     reference = str(recipe.model.factory)
-    build = imported(reference, recipe.python_path, "model.factory")
-    try:
-        module = build(**recipe.model.args)
-    except Exception as error:  # the user's function may raise anything
-        raise InputError(
-            f"model.factory {reference!r} raised {type(error).__name__}: {error}", remedy="check model.args"
-        ) from error
+    module = made(reference, recipe.model.args, recipe.python_path, "model.factory", "check model.args")
     if not isinstance(module, nn.Module):
         raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
     return module

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from hpcfed.blame import blamed
 from hpcfed.checks import check_report, whereabouts
 from hpcfed.client.solver import Task
 from hpcfed.client.work import Work
 from hpcfed.cohort import Cohort
+from hpcfed.endings import see_log
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.moves import Move, Moves
 from hpcfed.parts import Parts
@@ -148,5 +150,5 @@ class Training:
         log.error("%s: training raised", place, exc_info=error)
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
-        what = f"{place}: {type(error).__name__}: {error}"
-        return EnvironmentFailure(what, remedy=f"see the run folder's logs/rank-{world.rank}.log")
+        what, remedy = f"{type(error).__name__}: {error}", see_log(world)
+        return blamed(error, place, remedy) or EnvironmentFailure(what, where=place, remedy=remedy)

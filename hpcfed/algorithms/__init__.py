@@ -9,7 +9,6 @@ Each part gets the parameters it declares; the rest is refused. A new method is 
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.factory import imported
+from hpcfed.config.factory import made
 from hpcfed.config.hints import for_method
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Algorithm
@@ -98,18 +97,8 @@ def _parts(kinds: Sequence[type[Part] | None], given: Mapping[str, Any], title: 
 
 def _from_factory(section: Algorithm, python_path: Sequence[Path]) -> Method:
     """Call the user's function with the section's parameters as keywords."""
-    reference, given = str(section.factory), section.parameters
-    function = imported(reference, python_path, "algorithm.factory")
-    try:
-        inspect.signature(function).bind(**given)
-    except TypeError as error:
-        raise InputError(
-            f"algorithm.factory {reference!r}: {error}", got=f"the keys {', '.join(given) or '(none)'}"
-        ) from None
-    try:
-        method = function(**given)
-    except Exception as error:  # the user's function may raise anything
-        raise InputError(f"algorithm.factory {reference!r} raised {type(error).__name__}: {error}") from error
+    reference = str(section.factory)
+    method = made(reference, section.parameters, python_path, "algorithm.factory", "check the keys of algorithm")
     if not isinstance(method, Method):
         raise InputError(
             f"algorithm.factory {reference!r}", expected="a hpcfed.types.Method", got=type(method).__name__

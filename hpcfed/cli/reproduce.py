@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--table", is_flag=True, help="Run nothing; print what there is.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
+@click.option(
+    "--fresh", is_flag=True, help="Start runs of another recipe or other code anew; the old ones are kept aside."
+)
+@click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 def command(
     name: str | None,
     scale: str,
@@ -52,6 +56,8 @@ def command(
     groups: int | None,
     table: bool,
     retry: bool,
+    fresh: bool,
+    accept_code: bool,
 ) -> None:
     """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8, or
     a file of your own like those in jobs/recipes.
@@ -73,9 +79,11 @@ def command(
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.errors import InputError, Stopped
     from hpcfed.reproduce.session import Session
+    from hpcfed.sweep.run import Redo
     from hpcfed.world import connect
 
-    session = Session(connect(), places, scale, rounds, to_targets, methods, groups, retry)
+    redo = Redo(retry, fresh, accept_code)
+    session = Session(connect(), places, scale, rounds, to_targets, methods, groups, redo)
     world = session.world
     present = world.on_root(lambda: session.available(wanted, prepared=table))
     left_out = []

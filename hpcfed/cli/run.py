@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import click
@@ -10,8 +11,10 @@ import click
 @click.command("run")
 @click.argument("recipe", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--fresh", is_flag=True, help="Start anew; the run that is there is kept under previous-1, then -2, ….")
+@click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
-def command(recipe: str, overrides: tuple[str, ...], quiet: bool) -> None:
+def command(recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: bool, quiet: bool) -> None:
     """Run RECIPE, with single values overridden: hpcfed run r.yaml local.lr=0.03 rounds=50.
 
     Alone it uses one core or GPU; under mpirun -n P or srun it uses P, with the same result.
@@ -19,5 +22,11 @@ def command(recipe: str, overrides: tuple[str, ...], quiet: bool) -> None:
     # Outside of training it asks for nothing, and must not end the process: SLURM's may come as the run ends by itself.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from hpcfed.api import run_seeds
+    from hpcfed.errors import Stopped
 
-    run_seeds(recipe, overrides, quiet=quiet)
+    began_before = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # this very job, with this very --fresh
+    try:
+        run_seeds(recipe, overrides, quiet=quiet, fresh=fresh and not began_before, accept_code=accept_code)
+    except Stopped as stopped:
+        again = "the same command without --fresh" if fresh else "the same command"
+        raise Stopped(str(stopped).replace("the same command", again)) from None

@@ -46,15 +46,19 @@ def job_options(function: F) -> F:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--time", required=True, help=TIME)
 @job_options
+@click.option("--fresh", is_flag=True, help="Start anew; the run that is there is kept under previous-1, then -2, ….")
+@click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--chain", type=click.IntRange(1), help="Submit N jobs, one after another, where requeue is refused.")
-def command(recipe: str, overrides: tuple[str, ...], chain: int | None, **job: Any) -> None:
+def command(
+    recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: bool, chain: int | None, **job: Any
+) -> None:
     """Submit RECIPE to SLURM, with single values overridden, and show the script, written to <output>.sbatch.
 
     The job stops itself before its time limit, goes back into the queue, and goes on where it stopped until the run is
     done. Repeated, the command tells of the job that waits or runs and submits no other.
     """
     from hpcfed.config.load import load_recipes
-    from hpcfed.folder import RunFolder
+    from hpcfed.folder import RunFolder, refuse_both
     from hpcfed.setup import resolve
 
     runs = [resolve(run) for run in load_recipes(recipe, overrides)]
@@ -63,10 +67,21 @@ def command(recipe: str, overrides: tuple[str, ...], chain: int | None, **job: A
     own = [text for text in overrides if not text.startswith("output=")]
     words = ["run", str(Path(recipe).resolve()), *own, f"output={json.dumps(str(output))}"]
 
-    def is_done() -> bool:
-        return all(RunFolder(run.output).is_finished(run) for run in runs)
+    refuse_both(fresh, accept_code)
+    folders = [RunFolder(run.output, fresh=fresh) for run in runs]
 
-    submit_job(first, output, words, is_done, chain=chain, **job)
+    def is_done() -> bool:
+        for folder, run in zip(folders, runs, strict=True):
+            if accept_code:
+                folder.accept_code(run)
+        return all(folder.is_finished(run) for folder, run in zip(folders, runs, strict=True))
+
+    def make_room() -> None:  # once, now: a job that goes back into the queue goes on
+        for folder in folders:
+            if fresh:
+                folder.set_aside()
+
+    submit_job(first, output, words, is_done, make_room, chain=chain, **job)
 
 
 def submit_job(
@@ -74,6 +89,7 @@ def submit_job(
     output: Path,
     words: Sequence[str],
     is_done: Callable[[], bool],
+    make_room: Callable[[], None] = lambda: None,
     *,
     time: str,
     nodes: int,
@@ -95,6 +111,7 @@ def submit_job(
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it.
         is_done: tells whether there is nothing to do.
+        make_room: called right before the job is submitted.
         chain, array: how many jobs, one after another or all at once.
         Others: the options of the command line.
     """
@@ -132,6 +149,7 @@ def submit_job(
         told = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
         click.echo(f"{job.name}: in the queue already, {told}; nothing submitted")
         return
+    make_room()
     _write(job.script, text)
     numbers = submit(job.script, chain or 1)
     click.echo(text, nl=False)

@@ -14,6 +14,7 @@ from hpcfed.cli.submit import TIME, job_options
 
 if TYPE_CHECKING:
     from hpcfed.sweep.plan import Plan
+    from hpcfed.sweep.run import Redo
     from hpcfed.sweep.select import Rule
 
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 @click.option("--output", type=click.Path(path_type=Path), help="The sweep's folder. Default: <output>-sweep.")
 @click.option("--parquet", is_flag=True, help="Write results.parquet beside results.csv.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
+@click.option(
+    "--fresh", is_flag=True, help="Start runs of another recipe or other code anew; the old ones are kept aside."
+)
+@click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
 @click.option("--array", type=click.IntRange(1), metavar="N", help="Submit to SLURM as N jobs that share the runs.")
 @click.option("--time", help=TIME)
@@ -44,6 +49,8 @@ def command(
     output: Path | None,
     parquet: bool,
     retry: bool,
+    fresh: bool,
+    accept_code: bool,
     quiet: bool,
     array: int | None,
     **job: Any,
@@ -59,7 +66,7 @@ def command(
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.sweep.grid import parse_grids, parse_seeds
     from hpcfed.sweep.plan import make_plan
-    from hpcfed.sweep.run import run_sweep
+    from hpcfed.sweep.run import Redo, run_sweep
     from hpcfed.sweep.select import parse_rule
     from hpcfed.sweep.table import check_parquet
     from hpcfed.world import connect
@@ -72,18 +79,19 @@ def command(
 
     world = connect()
     plan, rule = world.on_root(plan_it)
+    redo = Redo(retry, fresh, accept_code)
     if array is not None or job["time"] is not None or job["dry_run"]:
         own = [text for text in overrides if not text.startswith("output=")]
         words = ["sweep", str(Path(recipe).resolve()), *own, *(f"--grid={text}" for text in grids)]
         words += [f"--{name}={value}" for name, value in (("seeds", seeds), ("select", select)) if value is not None]
         words += [f"--groups={groups}"] * (groups is not None) + ["--parquet"] * parquet + [f"--output={plan.folder}"]
-        world.on_root(lambda: _submit(plan, words, array, retry, job))
+        world.on_root(lambda: _submit(plan, words, array, redo, job))
         return
-    stopped = run_sweep(plan, world, groups, quiet=quiet, retry=retry)
+    stopped = run_sweep(plan, world, groups, quiet=quiet, redo=redo)
     world.on_root(lambda: _report(plan, rule, stopped, parquet))
 
 
-def _submit(plan: Plan, words: Sequence[str], array: int | None, retry: bool, job: Mapping[str, Any]) -> None:
+def _submit(plan: Plan, words: Sequence[str], array: int | None, redo: Redo, job: Mapping[str, Any]) -> None:
     """Submit the sweep as an array, which goes through the same folder."""
     from hpcfed.cli.submit import submit_job
     from hpcfed.errors import InputError
@@ -95,7 +103,7 @@ def _submit(plan: Plan, words: Sequence[str], array: int | None, retry: bool, jo
     claims = Claims(plan.folder, "submit")
 
     def is_done() -> bool:
-        prepare(plan, claims, retry)
+        prepare(plan, claims, redo)
         return all(one.decided for one in stand(plan, claims).values())
 
     submit_job(plan.units[0].recipe, plan.folder, words, is_done, array=array, **job)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hpcfed.blame import place_of
 from hpcfed.errors import InputError, nearest
+from hpcfed.own_code import search
 
 
 def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[..., Any]:
@@ -23,15 +24,14 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         InputError: no such module or name, or the module raises while it is imported.
     """
     module_name, _, function_name = reference.partition(":")
-    for folder in reversed(python_path):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
+    search(python_path)
     try:
         module = import_module(module_name)
     except Exception as error:  # the user's module may raise anything
+        place = place_of(error)
         raise InputError(
             f"{key} {reference!r} cannot be imported",
-            got=f"{type(error).__name__}: {error}",
+            got=f"{type(error).__name__}: {error}" + (f" ({place})" if place else ""),
             remedy=f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}",
         ) from error
     function = getattr(module, function_name, None)
@@ -41,3 +41,26 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
             f"{key}: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
         )
     return function
+
+
+def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], key: str, remedy: str) -> Any:
+    """Return what the user's factory returns when it is called with `args`.
+
+    Args:
+        reference, python_path, key: see `imported`.
+        args: its keywords.
+        remedy: what to look at where it raises.
+
+    Raises:
+        InputError: it cannot be imported, takes other arguments, or raises.
+    """
+    factory = imported(reference, python_path, key)
+    try:
+        return factory(**args)
+    except Exception as error:  # the user's function may raise anything
+        place = place_of(error)
+        what = f"{key} {reference!r} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        misfit = isinstance(error, TypeError) and not place  # the call itself
+        raise InputError(
+            what, got=f"the keys {', '.join(args) or '(none)'}" if misfit else "", remedy=remedy
+        ) from error

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.factory import imported
+from hpcfed.blame import place_of
+from hpcfed.config.factory import imported, made
 from hpcfed.config.load import to_plain
 from hpcfed.config.observer import Observer
 from hpcfed.config.recipe import Recipe
@@ -106,20 +107,16 @@ class Observers:
             with _leaving_no_trace():
                 function(told)
         except (Exception, SystemExit) as error:  # an observer may do anything but end the run
-            log.warning("observer %s: %s raised; it is not called again", name, method, exc_info=error)
+            place = place_of(error)
+            words = f"{method} raised" + (f" at {place}" if place else "")
+            log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)
             self._observers.remove((name, observer))
 
 
 def _made(section: Observer, python_path: Sequence[Path]) -> Any:
     if section.factory is None:
         return importlib.import_module(f"hpcfed.observers.{section.name}").observer(section.args)
-    try:
-        observer = imported(section.factory, python_path, "observers.factory")(**section.args)
-    except InputError:
-        raise
-    except Exception as error:  # the user's class may raise anything
-        what = f"observers.factory {section.factory!r} raised {type(error).__name__}: {error}"
-        raise InputError(what, remedy="check its args") from error
+    observer = made(section.factory, section.args, python_path, "observers.factory", "check its args")
     if not any(callable(getattr(observer, method, None)) for method in METHODS):
         expected = f"an object with {', '.join(METHODS)}, or one of them"
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -17,7 +17,7 @@ from hpcfed.reproduce.measure import read_settings
 from hpcfed.reproduce.plan import Layout, folder_of, lay_out
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
-from hpcfed.sweep.run import run_sweep, stand
+from hpcfed.sweep.run import Redo, run_sweep, stand
 from hpcfed.world import World
 
 
@@ -40,7 +40,7 @@ class Session:
         rounds, to_targets: see `lay_out`.
         methods: those that are run, all where none is named; the table shows all that were run ever.
         groups: of ranks, a run each at a time; None for one a rank.
-        retry: whether runs that were refused or failed are tried again.
+        redo: what becomes of runs that are there already, but not as they would be made now.
     """
 
     world: World
@@ -50,7 +50,7 @@ class Session:
     to_targets: bool = False
     methods: Sequence[str] = ()
     groups: int | None = None
-    retry: bool = False
+    redo: Redo = field(default_factory=Redo)
 
     def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
         """Return the experiments with the cases whose data is there, or is `prepared` already; name the others.
@@ -107,7 +107,7 @@ class Session:
         layout = self.world.on_root(lambda: self._layout(experiment, self.methods))
         if not layout.plan.units:
             return False
-        stopped = run_sweep(layout.plan, self.world, self.groups, retry=self.retry)
+        stopped = run_sweep(layout.plan, self.world, self.groups, redo=self.redo)
         self.world.on_root(lambda: _check(layout))
         return stopped
 

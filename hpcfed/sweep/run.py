@@ -15,7 +15,8 @@ from hpcfed.config.load import dump_yaml
 from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.files import write_whole
-from hpcfed.folder import RunFolder
+from hpcfed.folder import RunFolder, refuse_both
+from hpcfed.own_code import forget, outdated
 from hpcfed.progress import QUIET_SECONDS, Reporter, clock
 from hpcfed.signals import Heard, heeded
 from hpcfed.sweep.claims import AGAIN, POLL, Claims, Standing
@@ -36,7 +37,24 @@ OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results
 """What lies in a sweep's folder."""
 
 
-def run_sweep(plan: Plan, world: World, groups: int | None = None, *, quiet: bool = False, retry: bool = False) -> bool:
+@dataclass(frozen=True)
+class Redo:
+    """What becomes of runs that are there already, but not as the sweep would make them now.
+
+    Attributes:
+        retry: whether those that were refused or failed are tried again.
+        fresh: whether those of another recipe or other code start anew, the old ones kept aside.
+        accept_code: whether other code of the user's is gone on with.
+    """
+
+    retry: bool = False
+    fresh: bool = False
+    accept_code: bool = False
+
+
+def run_sweep(
+    plan: Plan, world: World, groups: int | None = None, *, quiet: bool = False, redo: Redo | None = None
+) -> bool:
     """Run what is left of a sweep on all ranks; called on every rank.
 
     Args:
@@ -44,7 +62,7 @@ def run_sweep(plan: Plan, world: World, groups: int | None = None, *, quiet: boo
         world: all ranks of the job.
         groups: of ranks, each with a run of its own; default: as many as there are ranks, or runs.
         quiet: whether rank 0 keeps its progress to itself.
-        retry: whether runs that were refused or failed are to be tried again.
+        redo: what becomes of runs that are there already; default: another recipe's or other code's are refused.
 
     Returns:
         Whether a signal or the time limit ended it before its last run.
@@ -56,8 +74,9 @@ def run_sweep(plan: Plan, world: World, groups: int | None = None, *, quiet: boo
         groups = min(world.size, len(plan.units)) if groups is None else groups
         group = world.split(groups)
         session = world.on_root(lambda: uuid.uuid4().hex[:12])
-        claims = Claims(plan.folder, session)
-        world.on_root(lambda: prepare(plan, claims, retry))
+        claims, redo = Claims(plan.folder, session), redo or Redo()
+        forget(world.on_root(lambda: outdated(plan.units[0].recipe.python_path)))
+        world.on_root(lambda: prepare(plan, claims, redo))
         wanted = sorted({unit.recipe.device for unit in plan.units})
         left = world.on_root(lambda: not all(standing.decided for standing in stand(plan, claims).values()))
         seats: dict[str, Seat] = {device: take_seat(device, world) for device in wanted} if left else {}
@@ -75,12 +94,13 @@ def stand(plan: Plan, claims: Claims) -> dict[str, Standing]:
     return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
 
 
-def prepare(plan: Plan, claims: Claims, retry: bool) -> None:
+def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     """Make the sweep's folder and check what is in it; write ``sweep.yaml``. On rank 0 alone.
 
     Raises:
-        InputError: it holds other files, another recipe's run, or cannot be written.
+        InputError: it holds other files, another recipe's run or one of other code, or cannot be written.
     """
+    refuse_both(redo.fresh, redo.accept_code)
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
         present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
@@ -96,13 +116,18 @@ def prepare(plan: Plan, claims: Claims, retry: bool) -> None:
             "the folder holds files that are not a sweep's", where=str(plan.folder), got=got, remedy="choose --output"
         )
     standing = stand(plan, claims)
+    anew = set()
     for unit in plan.units:
-        if standing[unit.name].open and unit.recipe.output.exists():
+        if not standing[unit.name].held and unit.recipe.output.exists():
             try:
-                RunFolder(unit.recipe.output).is_finished(unit.recipe)
+                _check(unit, standing[unit.name], redo.accept_code)
             except InputError:
-                if stand(plan, claims)[unit.name].open:  # else another job has just begun to write there
+                if stand(plan, claims)[unit.name].held:  # another job has just begun to write there
+                    continue
+                if not redo.fresh:
                     raise
+                RunFolder(unit.recipe.output).set_aside()
+                anew.add(unit.name)
     about: dict[str, Any] = {"sweep": plan.name, "runs": len(plan.units)}
     about["grids"] = {grid.key: [value.label for value in grid.values] for grid in plan.grids}
     about["seeds"] = list(dict.fromkeys(unit.seed for unit in plan.units))
@@ -110,10 +135,26 @@ def prepare(plan: Plan, claims: Claims, retry: bool) -> None:
     def write() -> None:
         write_whole(plan.folder / "sweep.yaml", dump_yaml(about))
         for unit in plan.units:
-            if retry and standing[unit.name].claim.ending in AGAIN:
+            decided, ending = standing[unit.name].decided, standing[unit.name].claim.ending
+            if (redo.retry and ending in AGAIN) or (unit.name in anew and decided):
                 claims.reopen(unit.name, unit.digest, standing[unit.name])
 
     _files(plan, write)
+
+
+def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:
+    """Refuse to take what lies in a unit's folder for its run, or a part of it.
+
+    Raises:
+        InputError: it is of another recipe or of other code.
+    """
+    folder = RunFolder(unit.recipe.output)
+    if accept_code:
+        folder.accept_code(unit.recipe)
+    if standing.decided:
+        folder.check_code(unit.recipe)  # its recipe is the one that the claim is of
+    else:
+        folder.is_finished(unit.recipe)
 
 
 @dataclass
@@ -186,7 +227,12 @@ class _Between(Reporter):
 
 
 def _pull_all(
-    plan: Plan, claims: Claims, group: World, seats: Mapping[str, Seat], heard: Heard, teller: Teller
+    plan: Plan,
+    claims: Claims,
+    group: World,
+    seats: Mapping[str, Seat],
+    heard: Heard,
+    teller: Teller,
 ) -> None:
     """Run one unit after another, as this group, until there is none left for it or it is asked to stop."""
     teller.begin()
@@ -222,7 +268,13 @@ def _next(plan: Plan, claims: Claims, heard: Heard, avoided: set[str]) -> tuple[
 
 
 def _run(
-    unit: Unit, number: int, claims: Claims, group: World, seats: Mapping[str, Seat], heard: Heard, teller: Teller
+    unit: Unit,
+    number: int,
+    claims: Claims,
+    group: World,
+    seats: Mapping[str, Seat],
+    heard: Heard,
+    teller: Teller,
 ) -> tuple[str, str]:
     """Run one unit on all ranks of the group; return how it ended, and what was said."""
     from hpcfed.loop import train

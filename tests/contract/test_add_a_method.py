@@ -10,6 +10,10 @@ import pytest
 from ruamel.yaml import YAML
 
 import hpcfed
+from hpcfed import algorithms
+from hpcfed.code_record import check_hosts
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import EnvironmentFailure
 from hpcfed.world import World
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_small
@@ -71,17 +75,8 @@ class Forgetful(Plain):
         return Report({"dleta": local.delta})
 
 
-class Short(ServerStep):
-    def step(self, w, state, means):
-        return Stepped(w[1:], state)
-
-
 def forgetful():
     return Method("forgetful", Forgetful(), ServerStep())
-
-
-def short():
-    return Method("short", Plain(), Short())
 
 
 def nothing():
@@ -97,7 +92,6 @@ def failing():
     ("algorithm", "says"),
     [
         ({"factory": "wrong:forgetful"}, ("round 1, client 0", "report of 'delta'", "got nothing")),
-        ({"factory": "wrong:short"}, ("short, server step", "shape")),
         ({"factory": "wrong:nothing"}, ("wrong:nothing", "hpcfed.types.Method", "NoneType")),
         ({"factory": "wrong:failing"}, ("wrong:failing", "OSError: no licence server")),
         ({"factory": "wrong:forgtful"}, ("no function 'forgtful'", "did you mean 'forgetful'")),
@@ -114,3 +108,137 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
     assert "\n" not in line
     for fragment in says:
         assert fragment in line
+
+
+ERRING = """
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import Method, Part, Report, Stepped, Tilt
+
+
+class Begins(Plain):
+    def begin(self, w):
+        return {"c": w.nwe_zeros(3)}
+
+
+class Kept(Plain):
+    def begin(self, w):  # Kept
+        return {"c": 0.0}
+
+
+class Tilts(Plain):
+    def tilt(self, w, shared, client, who):  # Tilts
+        return w if who.client == 2 else Tilt()
+
+
+class Shifts(Plain):
+    def tilt(self, w, shared, client, who):  # Shifts
+        return Tilt(shift=w[1:])
+
+
+class Reports(Plain):
+    def report(self, local, w, shared, client, who):
+        return Report({"delta": local.dleta if who.client == 2 else local.delta})
+
+
+class Shares(Plain):
+    def share(self, shared, means):
+        return {"c": means.delta[means.cohort_size]["c"]}
+
+
+class Steps(ServerStep):
+    def step(self, w, state, means):  # Steps
+        return w - means.delta
+
+
+class Short(ServerStep):
+    def step(self, w, state, means):  # Short
+        return Stepped(w[1:], state)
+
+
+class Single(ServerStep):
+    def step(self, w, state, means):  # Single
+        return Stepped(w.float())
+
+
+class Rate(ServerStep):
+    def step(self, w, state, means):  # Rate
+        return Stepped(w, state, means.delta.norm())
+
+
+class Grows(ServerStep):
+    def step(self, w, state, means):  # Grows
+        return Stepped(w, {**state, "v": w})
+
+
+class Reads(ServerStep):
+    def step(self, w, state, means):
+        return Stepped(w - float(open("nowhere").read()))
+
+
+class Full(ServerStep):
+    def step(self, w, state, means):
+        raise OSError(28, "no space left")
+
+
+class Half(Part):  # Half
+    def begin(self, w):
+        return {}
+
+
+def made(client="Plain", rule="ServerStep"):
+    return Method("erring", globals()[client](), globals()[rule]())
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "line", "says"),
+    [
+        ({"client": "Begins"}, "nwe_zeros", "in begin: AttributeError: 'Tensor' object has no"),
+        ({"client": "Kept"}, "# Kept", ": Kept.begin: its 'c': expected a tensor, got a float"),
+        ({"client": "Tilts"}, "# Tilts", ": Tilts.tilt: its answer: expected a Tilt, got a Tensor"),
+        ({"client": "Shifts"}, "# Shifts", ": Shifts.tilt: its shift: expected a tensor of shape (144,) in"),
+        ({"client": "Reports"}, "dleta", "in report: AttributeError: 'Local' object has no attribute 'dleta'"),
+        ({"client": "Shares"}, "cohort_size", "in share: IndexError: "),
+        ({"rule": "Steps"}, "# Steps", ": Steps.step: its answer: expected a Stepped, got a Tensor"),
+        ({"rule": "Short"}, "# Short", ": Short.step: its w: expected a tensor of shape (144,) in torch.float64, got"),
+        ({"rule": "Single"}, "# Single", "in torch.float64, got a tensor of shape (144,) in torch.float32"),
+        ({"rule": "Rate"}, "# Rate", ": Rate.step: its server_lr: expected a number or None, got a Tensor"),
+        ({"rule": "Grows"}, "# Grows", ": Grows.step: its state 'v': expected none, got a tensor of shape (144,)"),
+        ({"rule": "Reads"}, "nowhere", "in step: FileNotFoundError: "),
+        ({"rule": "Half"}, "# Half", ": erring: its server part, Half, has no 'step'; hpcfed.types.ServerMethod says"),
+    ],
+    ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, place):
+    """On every rank alike, although one rank alone trains the client of which it does."""
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    with pytest.raises(hpcfed.InputError) as error:
+        hpcfed.run(recipe(place, "run", {"factory": "erring:made", **parts}), world=world, quiet=True)
+    number = next(number for number, text in enumerate(ERRING.splitlines(), 1) if line in text)
+    assert f"erring.py, line {number}" in str(error.value)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.ranks(2)
+def test_hosts_with_other_code_are_named(world, place):
+    """Each rank as on a host of its own, with a folder of its own."""
+    own = place / f"host-{world.rank}"
+    own.mkdir()
+    (own / "apart.py").write_text(f"from wrong import *\nRANK = {min(world.rank, 1)}\n")
+    (own / "wrong.py").write_text(WRONG)
+    content = {**recipe(place, "run", {"factory": "apart:forgetful"}), "python_path": [str(own)]}
+    loaded = load_recipe(content)
+    algorithms.build(loaded.algorithm, loaded.python_path)
+    check_hosts(loaded, world)  # all on one host: one rank reads
+    world.hosts = tuple(f"host-{rank}" for rank in range(world.size))
+    with pytest.raises(
+        hpcfed.InputError, match="module apart is not the same on all hosts: got one on host-0 and anoth"
+    ):
+        check_hosts(loaded, world)
+
+
+def test_a_full_disk_is_not_the_methods_fault(world, place):
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    with pytest.raises(EnvironmentFailure, match=r"erring.py, line \d+, in step: OSError: .*no space left"):
+        hpcfed.run(recipe(place, "run", {"factory": "erring:made", "rule": "Full"}), world=world, quiet=True)

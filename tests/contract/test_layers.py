@@ -13,11 +13,24 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory"},
+    {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory", "own_code"},
+    {"blame"},
     {"config", "data", "rounds", "threads"},
     {"world"},
+    {"code_record"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
-    {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
+    {
+        "algorithms",
+        "client",
+        "evaluate",
+        "checks",
+        "own_method",
+        "endings",
+        "report",
+        "signals",
+        "watchdog",
+        "device_sums",
+    },
     {"observers", "moves", "parts"},
     {"training"},
     {"simulation", "stopping"},
@@ -36,7 +49,7 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ONLY = {
     "types": set(),
     "rng": set(),
-    "config": {"errors"},
+    "config": {"errors", "blame", "own_code"},
     "reduce": {"types", "world"},
     "algorithms": {"types", "config", "errors", "server"},
     "report": {"errors", "files", "rounds", "version"},

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import hpcfed
-from hpcfed.errors import Diverged, EnvironmentFailure
+from hpcfed.errors import Diverged, InputError
 from hpcfed.world import World
 from tests.federations import write_federation
 from tests.mpi.recipes import METHODS, small
@@ -136,7 +136,7 @@ def test_a_round_in_which_all_fail_ends_the_run(deed, world, folder):
     assert (ending["status"], ending["rounds"]) == ("diverged", BAD_ROUND - 1)
 
 
-@pytest.mark.parametrize(("deed", "kind"), [("raise", EnvironmentFailure), ("nan", Diverged)])
+@pytest.mark.parametrize(("deed", "kind"), [("raise", InputError), ("nan", Diverged)])
 def test_by_default_the_run_ends(deed, kind, world, folder):
     with pytest.raises(kind, match=f"round {BAD_ROUND}, client 1 "):
         hpcfed.run(moody(deed, [1], on_bad_client="stop"), world=world, quiet=True)
@@ -147,7 +147,7 @@ def test_the_checkpoint_before_is_left_and_the_same_recipe_goes_on(world, folder
     """Each start sees the client afresh, so that it raises in that start's third round."""
     recipe = moody("raise", [1], on_bad_client="stop")
     hpcfed.run({**recipe, "rounds": 2}, world=world, quiet=True)
-    with pytest.raises(EnvironmentFailure, match=f"round {BAD_ROUND + 2}, client 1 "):
+    with pytest.raises(InputError, match=f"round {BAD_ROUND + 2}, client 1 "):
         hpcfed.run(recipe, world=world, quiet=True)
     kept = sorted(int(path.stem[6:]) for path in (folder / "run" / "checkpoints").glob("*.json"))
     assert kept[-1] in (2, 3, 4)

@@ -1,0 +1,272 @@
+"""The user's own code: recorded, not gone on with in silence once it is edited, and blamed by file and line."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import hpcfed
+from hpcfed.config.load import dump_yaml
+from tests.launch import own_line
+from tests.mpi.recipes import small, write_recipe, write_small
+
+OWN = """
+from hpcfed.algorithms.fedavg import Plain
+from hpcfed.types import Method, Part, Stepped
+
+
+class Step(Part):
+    def begin(self, w):
+        return {}
+
+    def step(self, w, state, means):
+        from late import GAIN
+        return Stepped(w - GAIN * means.delta, state, GAIN)
+
+
+def make():
+    return Method("mine", Plain(), Step())
+"""
+CHANGES = {"algorithm": {"factory": "mine:make"}, "checkpoint": {"every": 1}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a method whose step imports another file of the user's, late."""
+    write_small(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "late.py").write_text("GAIN = 1.5\n")
+    (tmp_path / "unrelated.py").write_text("raise SystemExit('nobody imports this')\n")
+    write_recipe(tmp_path, **CHANGES)
+    return tmp_path
+
+
+def edit(folder: Path) -> None:
+    """Another step size, in as many characters."""
+    (folder / "late.py").write_text("GAIN = 0.5\n")
+
+
+def gains(run: Path) -> list[float]:
+    return [json.loads(line)["server_lr"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    return json.loads((run / "code.json").read_text())
+
+
+@pytest.mark.parametrize("rounds", [[], ["rounds=5"]], ids=["finished", "more-rounds"])
+def test_edited_code_is_refused_by_its_files_name(folder, command, rounds):
+    assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
+    assert {name: entry["text"] for name, entry in recorded(folder / "run")["files"].items()} == {
+        "late": "GAIN = 1.5\n",
+        "mine": OWN,
+    }
+    (folder / "mine.py").touch()
+    assert "finished already" in command(["run", "recipe.yaml"], folder).stdout
+    edit(folder)
+    before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+    done = command(["run", "recipe.yaml", *rounds], folder)
+    assert done.returncode == 2
+    assert "your code is another than this run's: late.py differs from line 1" in own_line(done.stderr)
+    assert "--fresh" in done.stderr
+    assert "--accept-code" in done.stderr
+    assert {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()} == before
+
+
+def test_accepted_code_goes_on_and_both_are_recorded(folder, command):
+    command(["run", "recipe.yaml", "-q"], folder)
+    edit(folder)
+    done = command(["run", "recipe.yaml", "rounds=5", "-q", "--accept-code"], folder)
+    assert done.returncode == 0, done.stderr
+    assert gains(folder / "run") == [1.5] * 3 + [0.5] * 2
+    found = recorded(folder / "run")
+    assert (found["since"], found["files"]["late"]["text"]) == (4, "GAIN = 0.5\n")
+    (before,) = found["before"]
+    assert (before["since"], before["files"]["late"]["text"]) == (1, "GAIN = 1.5\n")
+    (folder / "late.py").write_text("GAIN = 2.5\n")  # of a finished run, too: it is known to be another
+    assert command(["run", "recipe.yaml", "rounds=5", "-q", "--accept-code"], folder).returncode == 0
+    assert recorded(folder / "run")["since"] == 6
+    assert "finished already" in command(["run", "recipe.yaml", "rounds=5"], folder).stdout
+
+
+def test_fresh_keeps_the_old_runs_and_what_is_not_ours(folder, command):
+    command(["run", "recipe.yaml", "-q"], folder)
+    edit(folder)
+    (folder / "run" / "notes.txt").write_text("mine")
+    kept = {path.name: path.read_bytes() for path in (folder / "run").iterdir() if path.is_file()}
+    for number, changes in ((1, []), (2, ["local.lr=0.05"]), (3, ["rounds=2", "local.lr=0.05"])):
+        done = command(["run", "recipe.yaml", *changes, "--fresh", "-q"], folder)
+        assert done.returncode == 0, done.stderr
+        assert (folder / "run" / f"previous-{number}" / "model.safetensors").is_file()
+    assert gains(folder / "run") == [0.5] * 2
+    assert (folder / "run" / "notes.txt").read_text() == "mine"
+    first = folder / "run" / "previous-1"
+    assert {path.name: path.read_bytes() for path in first.iterdir() if path.is_file()} == {
+        name: content for name, content in kept.items() if name not in ("notes.txt", ".lock")
+    }
+    assert list((first / "checkpoints").iterdir())
+
+
+def test_fresh_leaves_a_folder_that_is_no_runs_alone(folder, command):
+    (folder / "run").mkdir()
+    (folder / "run" / "thesis.tex").write_text("years of work")
+    done = command(["run", "recipe.yaml", "--fresh"], folder)
+    assert done.returncode == 2
+    assert "files that are not a run's" in own_line(done.stderr)
+    assert [path.name for path in (folder / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_fresh_is_once_for_a_job_of_slurm(folder, command, monkeypatch):
+    """A job that goes back into the queue is the same command, in the same job."""
+    command(["run", "recipe.yaml", "-q", "--fresh"], folder)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert "finished already" in command(["run", "recipe.yaml", "--fresh"], folder).stdout
+
+
+def test_a_typo_is_corrected_without_a_word(folder, command):
+    """No round was done: nothing is mixed, and nothing lost."""
+    (folder / "late.py").write_text("GAIN = 1.5j\nGAIN.raeal\n")
+    failed = command(["run", "recipe.yaml", "-q"], folder)
+    assert failed.returncode == 2
+    assert "late.py, line 2, in <module>: AttributeError" in own_line(failed.stderr)
+    edit(folder)
+    assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
+    assert recorded(folder / "run")["files"]["late"]["text"] == "GAIN = 0.5\n"
+
+
+def test_a_run_without_a_checkpoint_starts_again_and_says_so(folder, command):
+    (folder / "mine.py").write_text(
+        OWN.replace("        from late", "        1 / (3 - means.round)\n        from late")
+    )
+    failed = command(["run", "recipe.yaml", "-q", "checkpoint.every=0"], folder)
+    assert "mine.py, line 11, in step: ZeroDivisionError" in own_line(failed.stderr)
+    (folder / "mine.py").write_text(OWN)
+    done = command(["run", "recipe.yaml"], folder)
+    assert done.returncode == 0, done.stderr
+    assert "recipe: starts again, without a checkpoint, with other code: mine.py differs from line 11" in done.stdout
+    assert (len(gains(folder / "run")), len(gains(folder / "run" / "previous-1"))) == (3, 2)
+
+
+def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
+    command(["run", "recipe.yaml", "-q"], folder)
+    (folder / "run" / "code.json").unlink()
+    edit(folder)
+    done = command(["run", "recipe.yaml", "rounds=4"], folder)
+    assert done.returncode == 0, done.stderr
+    assert "hpcfed 0.1 kept no record of your code" in done.stdout
+    assert recorded(folder / "run")["since"] == 4
+
+
+def test_an_observers_own_module_may_change(folder, command):
+    """Observers change no result: neither their code nor what they are counts."""
+    (folder / "diary.py").write_text("class Diary:\n    def end(self, status):\n        pass\n")
+    write_recipe(folder, **CHANGES, observers=[{"factory": "diary:Diary"}])
+    assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0
+    assert set(recorded(folder / "run")["files"]) == {"mine", "late"}
+    (folder / "diary.py").write_text("class Diary:\n    def round(self, row):\n        pass\n")
+    assert "finished already" in command(["run", "recipe.yaml"], folder).stdout
+
+
+def test_a_sweep_does_not_mix_code(folder, command):
+    sweep = ["sweep", "recipe.yaml", "-q", "--seeds", "2"]
+    assert command([*sweep, "rounds=2"], folder).returncode == 0
+    edit(folder)
+    for more in (["rounds=2"], ["rounds=3"]):
+        done = command([*sweep, *more], folder)
+        assert done.returncode == 2
+        assert "seed-0: your code is another than this run's: late.py" in own_line(done.stderr)
+    runs = sorted((folder / "run-sweep" / "runs").rglob("seed-?"))
+    assert len(runs) == 2
+    for _ in range(2):  # the same command goes on: the second time nothing is left to do
+        assert command([*sweep, "rounds=2", "--fresh"], folder).returncode == 0
+        assert [gains(run) for run in runs] == [[0.5] * 2] * 2
+        assert [gains(run / "previous-1") for run in runs] == [[1.5] * 2] * 2
+        assert not (runs[0] / "previous-2").exists()
+    (folder / "late.py").write_text("GAIN = 2.5\n")
+    assert command([*sweep, "--accept-code", "rounds=3"], folder).returncode == 0
+    assert [gains(run) for run in runs] == [[0.5, 0.5, 2.5]] * 2
+
+
+def test_an_experiment_does_not_mix_code(folder, command):
+    experiment = {
+        "paper": "fedexp",
+        "name": "own",
+        "title": "own",
+        "shows": {},
+        "cost": {"full": ""},
+        "recipe": {"rounds": 2, "local": {"steps": 1, "batch_size": "full", "lr": 0.1}, "model": {"name": "quadratic"}},
+        "cases": {"toy": {"title": "toy", "data": {"source": "toy2d"}, "targets": [0.1]}},
+        "methods": {"mine": {"title": "mine", "recipe": {"algorithm": {"factory": "mine:make"}}}},
+        "measure": {"kind": "final", "column": "local_loss"},
+    }
+    (folder / "own.yaml").write_text(dump_yaml(experiment))
+    assert command(["reproduce", "own.yaml"], folder).returncode == 0
+    edit(folder)
+    done = command(["reproduce", "own.yaml"], folder)
+    assert done.returncode == 2
+    assert "late.py differs from line 1" in own_line(done.stderr)
+    assert command(["reproduce", "own.yaml", "--fresh"], folder).returncode == 0
+    assert gains(folder / "runs/reproduce/own/sweep/runs/toy.mine.0") == [0.5] * 2
+
+
+def test_python_runs_the_code_that_is_on_disk(folder, monkeypatch):
+    """In one process, as in a notebook, where modules stay loaded: the edited file, another folder's file."""
+    monkeypatch.chdir(folder)
+    hpcfed.run("recipe.yaml", quiet=True)
+    edit(folder)
+    with pytest.raises(hpcfed.InputError, match=r"late\.py differs"):
+        hpcfed.run("recipe.yaml", quiet=True)
+    assert gains(hpcfed.run("recipe.yaml", quiet=True, fresh=True).folder) == [0.5] * 3
+    other = Path(shutil.copytree(folder, folder / "other", ignore=shutil.ignore_patterns("run", "other")))
+    (other / "late.py").write_text("GAIN = 0.1\n")
+    assert gains(hpcfed.run(other / "recipe.yaml", ["output=other/run"], quiet=True).folder) == [0.1] * 3
+    longer = hpcfed.run("recipe.yaml", ["rounds=4"], quiet=True)
+    assert gains(longer.folder) == [0.5] * 4
+
+
+MAKE = """
+def rule():
+    return ServerStep(server_lr=RATE)
+
+def make():
+    return Method("scaled", Plain(), rule())
+"""
+
+
+def test_a_notebooks_functions_are_recorded_by_their_source(folder, monkeypatch):
+    """Cells are compiled and kept as IPython does it; the recipe names `make`, which uses `rule`, which uses `RATE`."""
+    notebook = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.chdir(folder)
+
+    def cell(text: str) -> None:
+        name = f"<ipython-input-{len(linecache.cache)}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        exec(compile(text, name, "exec"), vars(notebook))
+
+    def run(**keywords: Any) -> list[float]:
+        recipe = small(
+            "run", algorithm={"factory": "__main__:make"}, checkpoint={"every": 1}, rounds=keywords.pop("to")
+        )
+        return gains(hpcfed.run(recipe, quiet=True, **keywords).folder)
+
+    cell("from hpcfed.algorithms.fedavg import Plain, ServerStep\nfrom hpcfed.types import Method\nRATE = 1.5")
+    cell(MAKE + "def unused():\n    return 0\n")
+    assert run(to=2) == [1.5] * 2
+    cell("def unused():\n    return 1\n")
+    cell(MAKE)
+    assert run(to=3) == [1.5] * 3
+    for change in (MAKE.replace("RATE", "RATE / 3"), "RATE = 4.5"):
+        cell(change)
+        with pytest.raises(hpcfed.InputError, match=r"your code is another than this run's: __main__:make differs"):
+            run(to=4)
+    assert run(to=4, accept_code=True) == [1.5] * 4  # 4.5 / 3: what matters is the text
+    assert run(to=1, fresh=True) == [1.5]
+    assert recorded(folder / "run")["files"]["__main__:make"]["text"].count("RATE") == 2
