@@ -8,6 +8,8 @@ import math
 import h5py
 import numpy as np
 
+from hpcfed.data.access import member
+
 HASHED = ("train/x", "train/y", "train/offsets", "test/x", "test/y", "test/offsets")
 ATTRIBUTES = ("task", "num_classes", "normalization")
 BLOCK_BYTES = 16 << 20
@@ -22,9 +24,9 @@ def content_hash(file: h5py.File) -> str:
     for name in ATTRIBUTES:
         digest.update(f"{name} {file.attrs.get(name)}\n".encode())
     for name in HASHED:
-        if name not in file:
+        dataset = member(file, name)
+        if dataset is None:
             continue
-        dataset = file[name]
         digest.update(f"{name} {dataset.dtype.str} {dataset.shape}\n".encode())
         rows = rows_per_block(dataset.shape[1:], dataset.dtype)
         for start in range(0, len(dataset), rows):
