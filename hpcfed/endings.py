@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.folder import RunFolder
 from hpcfed.world import World
 
@@ -51,6 +51,13 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
                 folder.write("result.json", told | {"stopped": ending.stopped})
 
 
+class _Lines(logging.Formatter):
+    """What a log says of an event, free of control characters: they would steer the terminal that shows the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 class _LogFile(logging.FileHandler):
     """A log file whose folder, too, appears with the first thing there is to say."""
 
@@ -70,7 +77,7 @@ class _LogFile(logging.FileHandler):
 def own_log(folder: RunFolder, world: World) -> Iterator[None]:
     """Send this rank's log and warnings to ``logs/rank-R.log``, which exists only where there was something to say."""
     handler = _LogFile(folder.path / "logs" / f"rank-{world.rank}.log", delay=True, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger("hpcfed"), logging.getLogger("py.warnings")]
     for logger in loggers:
         logger.addHandler(handler)

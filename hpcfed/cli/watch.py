@@ -12,8 +12,7 @@ import click
 from hpcfed.progress import QUIET_SECONDS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from hpcfed.console import Console
     from hpcfed.watch.follow import Followed
 
 
@@ -33,8 +32,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
     RUN is the output folder of a run, or a folder of such folders. It only reads; Ctrl-C leaves, and the runs go on.
     Where the output is no terminal it says a line a run, at most every ten seconds.
     """
-    from rich.console import Console
-
+    from hpcfed.console import Console
     from hpcfed.watch.follow import find_runs
 
     followed = find_runs(runs)

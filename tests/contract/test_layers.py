@@ -13,7 +13,10 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory"},
+    {"errors", "version"},
+    {"output"},
+    {"console"},
+    {"types", "rng", "files", "placement", "processor", "progress", "memory"},
     {"config", "world", "data"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
     {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
