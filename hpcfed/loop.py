@@ -47,11 +47,11 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
             of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
             done, progress = checkpoints.restore(reporter.say)
-            world.on_root(lambda: folder.claim(recipe, done))
+            data = world.on_root(lambda: folder.claim(recipe, done))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, parts.model.vector.dtype, recipe.reduction)
-                world.on_root(lambda: folder.write("environment.json", facts))
+                world.on_root(lambda: folder.write("environment.json", facts | {"data": data}))
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})

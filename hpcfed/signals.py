@@ -18,7 +18,8 @@ from hpcfed.world import World
 
 ECHO = 1.0
 """Seconds in which a signal counts as the first one come again: launchers pass on what a terminal sent to all."""
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""The last one comes when a terminal is closed; under ``nohup`` it is ignored, and stays so."""
 
 
 class Heard:
@@ -44,7 +45,8 @@ def heeded(world: World) -> Iterator[Heard]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING if number not in ignored}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     listener = threading.Thread(target=_listen, args=(reading, heard, world), name="signals", daemon=True)
     listener.start()
