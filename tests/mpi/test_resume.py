@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -427,12 +427,20 @@ def test_patience_is_remembered(world, folder):
     assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == left_by(whole)
 
 
-@pytest.mark.parametrize("every", [2, 0])
-def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, world, folder):
+@pytest.fixture
+def hangups_count() -> Iterator[None]:
+    """Let SIGHUP do what it does to a program started without ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("every", "number"), [(2, signal.SIGUSR1), (0, signal.SIGHUP)])
+def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, number, world, folder, hangups_count):
     """The signal comes to the last rank only; with `every: 0` there is a checkpoint all the same."""
     recipe = of("scaffold", rounds=100, checkpoint={"every": every}, evaluate={"every": 100, "batch_size": 64})
     whole = left_by(hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True))
-    timer = threading.Thread(target=_signal_after, args=(folder / "run" / "metrics.jsonl", 5))
+    timer = threading.Thread(target=_signal_after, args=(folder / "run" / "metrics.jsonl", 5, number))
     if world.rank == world.size - 1:
         timer.start()
     with pytest.raises(Stopped, match=r"stopped after round \d+: .*the same command goes on"):
@@ -445,10 +453,10 @@ def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, worl
     assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == whole
 
 
-def _signal_after(record: Path, rounds: int) -> None:
+def _signal_after(record: Path, rounds: int, number: int) -> None:
     while not record.exists() or len(record.read_bytes().splitlines()) < rounds:
         time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), number)
 
 
 def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
