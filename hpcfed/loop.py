@@ -51,7 +51,8 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, parts.model.vector.dtype, recipe.reduction)
-                world.on_root(lambda: folder.write("environment.json", facts | {"data": data}))
+                facts |= {"data": data, "bits_depend_on_placement": parts.engine.placement_counts}
+                world.on_root(lambda: folder.write("environment.json", facts))
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
