@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.blame import blamed
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.folder import RunFolder
 from hpcfed.world import World
 
@@ -81,6 +81,13 @@ def see_log(world: World | None) -> str:
     return "correct it there" if world is None else f"see the run folder's logs/rank-{world.rank}.log"
 
 
+class _Lines(logging.Formatter):
+    """What a log says of an event, free of control characters: they would steer the terminal that shows the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 class _LogFile(logging.FileHandler):
     """A log file whose folder, too, appears with the first thing there is to say."""
 
@@ -100,7 +107,7 @@ class _LogFile(logging.FileHandler):
 def own_log(folder: RunFolder, world: World) -> Iterator[None]:
     """Send this rank's log and warnings to ``logs/rank-R.log``, which exists only where there was something to say."""
     handler = _LogFile(folder.path / "logs" / f"rank-{world.rank}.log", delay=True, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger("hpcfed"), logging.getLogger("py.warnings")]
     for logger in loggers:
         logger.addHandler(handler)

@@ -7,6 +7,7 @@ traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -22,7 +23,16 @@ def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", r
     line = ": ".join(part for part in (where, what, details) if part)
     if remedy:
         line = f"{line}; {remedy}"
-    return " ".join(line.split())
+    return visible(" ".join(line.split()))
+
+
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and newline, what turns the direction of a line, and halves of characters."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text with control characters as their escapes, such as ``\x1b``: a name steers no terminal."""
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class _Explained(HpcfedError):

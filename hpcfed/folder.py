@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,13 +34,14 @@ from ruamel.yaml.error import YAMLError
 from hpcfed.code_record import FRESH, NAME, CodeRecord, references
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
+from hpcfed.data.unchanged import Facts, check_data
 from hpcfed.errors import Busy, EnvironmentFailure, InputError
 from hpcfed.files import to_disk, write_whole
 from hpcfed.rounds import count_rounds, parse_rounds
 from hpcfed.world import World
 
-PLACES = ("output", "python_path", "data_access", "gpu_reduce", "observers")
-"""Keys that say where a run's files are and who looks on: a run that is finished is so whatever they are."""
+PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "observers")
+"""Keys that say where a run's files are, how they are read and who looks on: they never invalidate a finished run."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 """Keys that may differ between a run and what continues it."""
 RECORD = (
@@ -58,8 +60,8 @@ ASIDE = "previous-*"
 """What earlier runs are kept under."""
 BEFORE = (".lock", "logs", "checkpoints", NAME)
 """What there may be before a run has written its recipe."""
-REMAINS = ".*.tmp"
-"""What a job may leave that is killed while it writes a file (`hpcfed.files.write_whole`)."""
+REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, ('recipe.yaml', 'report.html', *RECORD)))})\.\d+\.tmp")
+"""What a job may leave that is killed while it writes a file of ours (`hpcfed.files.write_whole`)."""
 
 
 class RunFolder:
@@ -81,7 +83,8 @@ class RunFolder:
         """Tell whether this very recipe's run is here and finished, and not to be started anew; writes nothing.
 
         Raises:
-            InputError: the folder holds another recipe's run, one of other code, or files that are not ours.
+            InputError: the folder holds another recipe's run, one of other code, files that are not ours, or a lesser
+                record.
         """
         wanted = to_plain(recipe)
         try:
@@ -93,7 +96,11 @@ class RunFolder:
         self._refuse_other(found, wanted)
         self.check_code(recipe)
         same = _comparable(found, PLACES) == _comparable(wanted, PLACES)
-        return same and self._status() == "finished"
+        result = self._read_json("result.json")
+        if not same or result.get("status") != "finished":
+            return False
+        self._refuse_other_record(result.get("rounds"))
+        return True
 
     @contextmanager
     def held(self, world: World) -> Iterator[None]:
@@ -159,7 +166,9 @@ class RunFolder:
 
     def _goes_on(self) -> bool:
         """Whether there are results that a run of the same recipe is made of."""
-        return self._status() == "finished" or any((self.path / "checkpoints").glob("round-*.json"))
+        return self._read_json("result.json").get("status") == "finished" or any(
+            (self.path / "checkpoints").glob("round-*.json")
+        )
 
     def accept_code(self, recipe: Recipe) -> None:
         """Let what is here go on with the user's code as it is now, and record both.
@@ -192,15 +201,23 @@ class RunFolder:
         except OSError as error:
             raise self._unusable(error) from None
 
-    def claim(self, recipe: Recipe, done: int) -> None:
+    def claim(self, recipe: Recipe, done: int) -> Facts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
+        Returns the facts of the federation file, to be kept in ``environment.json``.
+
         Raises:
-            InputError: the folder cannot be written; or the code that was loaded is not that of the `done` rounds.
+            InputError: the folder cannot be written, its record is damaged, the data are not those it is about, or the
+                code that was loaded is not that of the `done` rounds.
+            EnvironmentFailure: the data cannot be read.
         """
+        known = self._read_json("environment.json").get("data")
+        before = known if isinstance(known, dict) else None
+        data = check_data(recipe.data, recipe.data_content, before, goes_on=done > 0, always=recipe.verify_data)
         try:
-            for remains in self.path.glob(REMAINS):
-                remains.unlink()
+            for entry in self.path.iterdir():
+                if REMAINS.fullmatch(entry.name):
+                    entry.unlink()
             if done:
                 self.code.refuse_changes(recipe)
                 self._cut(done)
@@ -210,6 +227,7 @@ class RunFolder:
             write_whole(self.path / "recipe.yaml", dump_yaml(to_plain(recipe)))
         except OSError as error:
             raise self._unusable(error) from None
+        return data
 
     def write(self, name: str, content: bytes | str | Mapping[str, Any]) -> None:
         """Write one file of the folder, whole or not at all; a mapping is written as JSON.
@@ -242,7 +260,7 @@ class RunFolder:
         if not self.path.exists():
             return False
         return any(
-            entry.name not in BEFORE and not entry.match(REMAINS) and not entry.match(ASIDE)
+            entry.name not in BEFORE and not REMAINS.fullmatch(entry.name) and not entry.match(ASIDE)
             for entry in self.path.iterdir()
         )
 
@@ -273,14 +291,33 @@ class RunFolder:
                 "output holds another recipe's run", where=str(self.path), got=details + more, remedy=FRESH
             )
 
-    def _status(self) -> str | None:
+    def _refuse_other_record(self, rounds: Any) -> None:
+        if self.rounds() != rounds:
+            raise InputError(
+                "the record of this finished run was removed or changed",
+                where=str(self.metrics),
+                expected=f"{rounds} rounds",
+                got=str(self.rounds()),
+                remedy="restore it, or choose another output",
+            )
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """Return what a JSON file of the folder maps; nothing where there is none, or it is damaged.
+
+        Raises:
+            InputError: it cannot be read.
+        """
         try:
-            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))["status"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
+            found = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        except OSError as error:
+            raise self._unusable(error) from None
+        return found if isinstance(found, dict) else {}
 
     def _cut(self, done: int) -> None:
-        with self.metrics.open("rb") as record:
+        lines: list[bytes] = []
+        with suppress(FileNotFoundError), self.metrics.open("rb") as record:
             lines = [line for line in islice(record, done) if line.endswith(b"\n")]
         if len(lines) < done:
             raise InputError(
@@ -343,6 +380,15 @@ def refuse_both(fresh: bool, accept_code: bool) -> None:
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
     """Return a digest of all that decides the result of a recipe's rounds: of all keys but those that are `free`."""
     return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), free), sort_keys=True).encode())
+
+
+def _round_of(line: bytes) -> Any:
+    """Return the round that a line of the record is about; None where it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row.get("round") if isinstance(row, dict) else None
 
 
 def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:

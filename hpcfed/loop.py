@@ -51,11 +51,12 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
             of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
-            world.on_root(lambda: folder.claim(recipe, done))
+            data = world.on_root(lambda: folder.claim(recipe, done))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, recipe.reduction)
-                facts["method"] = parts.method.name
+                facts |= {"method": parts.method.name, "data": data}
+                facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
                 world.on_root(lambda: folder.write("environment.json", facts))
                 if idle := parts.cohorts.idle(world.size):
                     reporter.say(f"{recipe.name}: {idle}; the result is the same")

@@ -3,7 +3,8 @@
 A client's home is fixed for the run: homes are balanced by samples. ``placement: static`` trains each client at home.
 ``balanced`` spreads each round's cohort over the ranks by the work to be done, what samples and steps have been seen to
 cost, and the speed each rank has shown; a client's state, where it has one, moves to the rank that trains it next.
-Results do not depend on it, to the last bit.
+Results do not depend on it, to the last bit, but where a client's bits depend on its group (`Engine.placement_counts`):
+MKL rounds a product by where its operands begin, which for odd widths depends on the clients before it.
 """
 
 from __future__ import annotations

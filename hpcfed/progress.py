@@ -1,4 +1,7 @@
-"""What rank 0 says while a run goes on: a live line on a terminal, at most one plain line every 10 s elsewhere."""
+"""What rank 0 says while a run goes on: a live line on a terminal, at most one plain line every 10 s elsewhere.
+
+It is decoration: where it cannot be written, the run goes on without it (`hpcfed.output`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hpcfed.console import Console
+from hpcfed.output import Output
 
 QUIET_SECONDS = 10.0
 
@@ -22,11 +27,11 @@ class Reporter:
         speaks: false on all ranks but one.
         live: whether a terminal may get a moving line. Under a launcher it may not: some give every rank a terminal of
             its own and write what comes out of it to a file.
-        stream: standard output unless given.
+        stream: standard output unless given; where writing to it fails, no more is written.
     """
 
     def __init__(self, name: str, rounds: int, *, speaks: bool, live: bool, stream: TextIO | None = None):
-        self._stream = stream or sys.stdout
+        self._stream = Output(stream or sys.stdout)
         self._name, self._rounds = name, rounds
         self._speaks = speaks
         self._spoke = time.monotonic()

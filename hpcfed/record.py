@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import torch
@@ -45,7 +45,7 @@ class Recorder:
         self._up, self._down = local.sent * size, local.received * size
         self.totals = {"params_up": 0, "params_down": 0, "gradients": 0, **totals}
         self._folder = folder
-        self._file = folder.metrics.open("a" if totals else "w", encoding="utf-8") if parts.world.is_root else None
+        self._file = folder.metrics.open("ab" if totals else "wb") if parts.world.is_root else None
 
     def __enter__(self) -> Recorder:
         return self
@@ -85,8 +85,9 @@ class Recorder:
             "imbalance": _round_off(outcome.imbalance),
         }
         if self._file is not None:
+            self._check(self._file)
             try:
-                self._file.write(line_of(row))
+                self._file.write(line_of(row).encode())
                 self._file.flush()
                 if clients is not None:
                     self._add_clients(round, clients)
@@ -94,6 +95,21 @@ class Recorder:
             except OSError as error:
                 raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
         return row
+
+    def _check(self, file: BinaryIO) -> None:
+        """Make sure that the record still is what was written of it: else its rounds would be trained in vain.
+
+        Raises:
+            EnvironmentFailure: another program removed, replaced or changed it.
+        """
+        try:
+            found = self._folder.metrics.stat()
+            is_ours = os.path.samestat(found, os.fstat(file.fileno())) and found.st_size == file.tell()
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            what, remedy = "the record was removed or changed while the run wrote it", "choose another output"
+            raise EnvironmentFailure(what, where=str(self._folder.metrics), remedy=remedy)
 
     def _add_clients(self, round: int, clients: ClientScores) -> None:
         with self._folder.clients.open("a", encoding="utf-8") as table:
@@ -105,6 +121,7 @@ class Recorder:
         """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) where it is another."""
         if self._file is None:
             return
+        self._check(self._file)
         self._folder.write("model.safetensors", save(model.named(w)))
         if not torch.equal(w, evaluated):
             self._folder.write("model-evaluated.safetensors", save(model.named(evaluated)))

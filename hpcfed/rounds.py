@@ -37,7 +37,10 @@ DEEPEST = 8
 
 def line_of(row: Mapping[str, Any]) -> str:
     """Return a round as its line of the record: JSON as everybody reads it, null where a number is not finite."""
-    return json.dumps(_finite(row), allow_nan=False) + "\n"
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:  # seldom, and looking for them takes longer
+        return json.dumps(_finite(row), allow_nan=False) + "\n"
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:

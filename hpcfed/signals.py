@@ -20,7 +20,8 @@ from hpcfed.world import World
 
 ECHO = 1.0
 """Seconds in which a signal counts as the first one come again: launchers pass on what a terminal sent to all."""
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""The last one comes when a terminal is closed; under ``nohup`` it is ignored, and stays so."""
 
 
 class Heard:
@@ -52,7 +53,8 @@ def heeded(world: World) -> Iterator[Heard]:
         os.close(reading)
         os.close(writing)
         raise
-    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING if number not in ignored}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _heeding.append(heard)
     try:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.output import Output
 from hpcfed.threads import start
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _reads_gpu_memory(mpi: Any) -> bool | None:
 
 def _say(message: str) -> None:
     if message:
-        print(message, file=sys.stderr, flush=True)
+        print(message, file=Output(sys.stderr), flush=True)
 
 
 _world: World | None = None

@@ -11,6 +11,7 @@ payload, its bytes (five words of 8 bytes), then the state's tensors in the orde
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -24,7 +25,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from hpcfed.errors import HpcfedError, InputError
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.types import State
 
 VERSION = 2
@@ -33,10 +34,24 @@ HEADER = struct.Struct("<8sqqQq")
 PAGE = 4096
 """Records of two ranks never share a page: some file systems cache by page."""
 SUFFIXES = ("server", "clients", "json")
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+"""Of what a file that cannot be read is not there, or is none."""
 
 
 class Damaged(HpcfedError):
     """A checkpoint's files are not what its manifest says; the one before it may be whole."""
+
+
+def unreadable(path: Path, error: OSError) -> HpcfedError:
+    """Return what it means that a file of a checkpoint cannot be read: `Damaged` where there is none.
+
+    Else the disk or a permission is at fault. The checkpoint may be whole, and an older one must not take its place.
+    """
+    reason = error.strerror or str(error)
+    if error.errno in ABSENT:
+        return Damaged(f"{path.name} cannot be read: {reason}")
+    remedy = "give back the permission, or mend the disk; the same command then goes on from there"
+    return EnvironmentFailure("the checkpoint cannot be read", where=str(path), got=reason, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -70,12 +85,15 @@ class Manifest:
 
         Raises:
             Damaged: it is no whole manifest.
+            EnvironmentFailure: it may be, but cannot be read.
             InputError: another version of hpcfed wrote it.
         """
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             checksum = content.pop("checksum")
-        except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        except OSError as error:
+            raise unreadable(path, error) from None
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
             raise Damaged(f"{path.name} is no manifest") from None
         if checksum != _digest(content):
             raise Damaged(f"{path.name} does not match its checksum")
@@ -136,11 +154,9 @@ class RecordLayout:
 
         Raises:
             Damaged: another record lies there, or its hash differs.
+            OSError: as the system reports it.
         """
-        try:
-            data = os.pread(file, HEADER.size + self._payload, place * self.record_bytes)
-        except OSError as error:
-            raise Damaged(f"{stem(round)}.clients cannot be read: {error.strerror}") from None
+        data = os.pread(file, HEADER.size + self._payload, place * self.record_bytes)
         if len(data) < HEADER.size + self._payload:
             raise Damaged(f"{stem(round)}.clients ends before the record of client {client}")
         magic, found, of_round, digest, size = HEADER.unpack_from(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem
+from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
 from hpcfed.checkpoint.writer import manifests
 from hpcfed.errors import InputError
 from hpcfed.types import State
@@ -64,8 +63,9 @@ def newest(
 
     Raises:
         InputError: the newest is of another recipe, or holds other states.
+        EnvironmentFailure: a file of it cannot be read, though it may be whole.
     """
-    for path in world.on_root(lambda: manifests(folder)):
+    for path in world.on_root(lambda: _manifests(folder)):
         try:
             manifest, replicated = world.on_root(partial(_read_server, path))
             if manifest.recipe != recipe:
@@ -89,13 +89,20 @@ def newest(
     return None
 
 
+def _manifests(folder: Path) -> list[Path]:
+    try:
+        return manifests(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+
+
 def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     manifest = Manifest.read(path)
     server = path.with_suffix(".server")
     try:
         data = server.read_bytes()
     except OSError as error:
-        raise Damaged(f"{server.name} cannot be read: {error.strerror}") from None
+        raise unreadable(server, error) from None
     if xxhash.xxh3_128_hexdigest(data) != manifest.server_hash:
         raise Damaged(f"{server.name} does not match its checksum")
     try:
@@ -116,17 +123,13 @@ def _read_clients(
     touched = replicated["touched"].numpy()
     if len(touched) != manifest.num_clients:
         raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
-    mine = np.flatnonzero(home[touched] == rank)
-    if len(mine) == 0:
+    places = np.flatnonzero(home[touched] == rank)
+    mine = list(zip(places.tolist(), touched[places].tolist(), strict=True))
+    if not mine:
         return {}
     path = folder / f"{stem(manifest.round)}.clients"
     try:
-        file = os.open(path, os.O_RDONLY)
+        with path.open("rb", buffering=0) as file:
+            return {k: layout.read(file.fileno(), place, k, manifest.round) for place, k in mine}
     except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
-    try:
-        return {
-            int(touched[place]): layout.read(file, int(place), int(touched[place]), manifest.round) for place in mine
-        }
-    finally:
-        os.close(file)
+        raise unreadable(path, error) from None

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shutil
+import stat
 import threading
 import time
 from collections import Counter
@@ -22,7 +25,7 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hpcfed.checkpoint.layout import SUFFIXES, Manifest, RecordLayout, stem
+from hpcfed.checkpoint.layout import ABSENT, SUFFIXES, Manifest, RecordLayout, stem
 from hpcfed.client.states import ClientStates
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.files import to_disk, write_whole
@@ -33,6 +36,11 @@ from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
 
+OURS = re.compile(
+    r"round-\d{8,}\.(json|server|clients)"
+    r"|\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)"
+)
+"""Names that this package gives to files in ``checkpoints/``; all others are the user's."""
 PIECE = 1 << 16
 """Bytes that are read at once to be hashed."""
 
@@ -152,7 +160,7 @@ class CheckpointWriter:
         if not snapshot.clients:
             return
         places = np.searchsorted(snapshot.touched, sorted(snapshot.clients))
-        file = os.open(self._temporary(snapshot.round, "clients"), os.O_WRONLY | os.O_CREAT, 0o644)
+        file = os.open(self._temporary(snapshot.round, "clients"), os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             for client, place in zip(sorted(snapshot.clients), places.tolist(), strict=True):
                 self._layout.write(file, place, client, snapshot.round, snapshot.clients[client])
@@ -162,9 +170,20 @@ class CheckpointWriter:
             os.close(file)
 
     def _write_server(self, snapshot: Snapshot) -> str:
-        """Write what every rank holds alike, from where it lies, and return the file's hash."""
-        path = self._temporary(snapshot.round, "server")
-        save_file(_apart(snapshot.replicated), path)
+        """Write what every rank holds alike, from where it lies, and return the file's hash.
+
+        In a folder of its own: safetensors leaves a file of some name where it is killed. It also lets nobody else read
+        the file, whatever the user's umask; a file made as any other tells what that allows.
+        """
+        path, folder = (self._temporary(snapshot.round, suffix) for suffix in ("server", "folder"))
+        folder.mkdir()
+        written = folder / "server"
+        written.touch()
+        allowed = stat.S_IMODE(written.stat().st_mode)
+        save_file(_apart(snapshot.replicated), written)
+        written.chmod(allowed)
+        written.replace(path)
+        folder.rmdir()
         to_disk(path)
         digest = xxhash.xxh3_128()
         with path.open("rb") as file:
@@ -194,8 +213,21 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Return the manifests of a folder, newest first."""
-    return sorted(folder.glob("round-*.json"), reverse=True)
+    """Return the manifests of a folder, newest first; none where there is no folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return sorted((path for path in _ours(folder) if path.name[0] != "." and path.suffix == ".json"), reverse=True)
+
+
+def _ours(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if OURS.fullmatch(path.name)]
+    except OSError as error:
+        if error.errno in ABSENT:
+            return []
+        raise
 
 
 def remove_all_but(folder: Path, keep: int) -> None:
@@ -207,9 +239,11 @@ def remove_all_but(folder: Path, keep: int) -> None:
 
 def remove_remains(folder: Path, done: int) -> None:
     """Remove what is no checkpoint: temporary files of a job that was killed, files without a manifest, and damaged
-    checkpoints, which are those after the last round that is `done`.
+    checkpoints, which are those after the last round that is `done`. Files of other names are not ours.
     """
     whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
-    for path in (*folder.glob("round-*"), *folder.glob(".round-*"), *folder.glob(".tmp*")):  # the last are safetensors'
-        if path.stem not in whole:
+    for path in _ours(folder):
+        if path.suffix == ".folder":
+            shutil.rmtree(path)
+        elif path.stem not in whole:
             path.unlink(missing_ok=True)

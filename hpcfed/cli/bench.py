@@ -224,7 +224,7 @@ def _tell(line: str) -> None:
 
 
 def _show(*shown: Table) -> None:
-    from rich.console import Console
+    from hpcfed.console import Console
 
     for table in shown:
         Console(width=120).print(table, "", sep="\n")

@@ -18,8 +18,7 @@ def command(as_json: bool, no_probe: bool) -> None:
 
     Start it as you start runs, alone or under mpirun -n P or srun: it tells of the ranks it is given, once for all.
     """
-    from rich.console import Console
-
+    from hpcfed.console import Console
     from hpcfed.doctor.facts import gather
     from hpcfed.doctor.findings import find
     from hpcfed.world import connect

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import h5py
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from hpcfed.console import Console
 from hpcfed.data.content import content_hash
 from hpcfed.data.format import Federation
 from hpcfed.data.picture import (

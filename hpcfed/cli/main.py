@@ -27,6 +27,9 @@ SUBCOMMANDS = {
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
 
+LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale")
+"""Commands whose result is on disk; to the others, what they print is the result."""
+
 
 class _Lazy(click.Group):
     """A group whose subcommands live in ``hpcfed.cli.<name>.command``; `hpcfed --help` imports none of them."""
@@ -59,11 +62,23 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run the command, then leave with the same exit code on every rank."""
+    from hpcfed.output import streams
+
+    words = sys.argv[1:] if args is None else args
+    name = next((word for word in words if not word.startswith("-")), "")
+    with streams(matters=name not in LEAVE_FILES):
+        code = _call(args)
+    sys.exit(code)
+
+
+def _call(args: list[str] | None) -> int:
+    """Run the command; return the exit code that all ranks have agreed on."""
     from hpcfed.world import leave
 
     code, message = 0, ""
     try:
         code = cli.main(args=args, prog_name="hpcfed", standalone_mode=False) or 0
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as help_page:
         code, message = 2, help_page.format_message()
     except click.UsageError as error:
@@ -72,12 +87,12 @@ def main(args: list[str] | None = None) -> None:
     except click.exceptions.Abort:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
-        code, message = error.exit_code, f"hpcfed: {error}"
+        code, message = error.exit_code, f"hpcfed: {error}" if error.exit_code else ""
     except RuntimeError as error:
         code, message = _of_runtime(error)
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
         code, message = 1, traceback.format_exc()
-    sys.exit(leave(code, message))
+    return leave(code, message)
 
 
 def _of_runtime(error: RuntimeError) -> tuple[int, str]:

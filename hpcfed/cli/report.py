@@ -67,9 +67,10 @@ def command(
 def print_table(table: Table) -> None:
     """Print a table of a report on the terminal."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
+
+    from hpcfed.console import Console
 
     grid = Grid(box=box.SIMPLE_HEAD, title=table.title, title_justify="left", title_style="bold", pad_edge=False)
     for name in table.header:

@@ -168,8 +168,7 @@ def _tell(
     clients: int | None,
 ) -> None:
     """Print the study, and write it beside the measurements."""
-    from rich.console import Console
-
+    from hpcfed.console import Console
     from hpcfed.files import write_whole
     from hpcfed.scaling.figure import draw
     from hpcfed.scaling.result import study

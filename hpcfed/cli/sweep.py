@@ -117,10 +117,10 @@ def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None
         EnvironmentFailure, Diverged: see `Outcome.raise_if_failed`.
     """
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from hpcfed.console import Console
     from hpcfed.errors import Stopped
     from hpcfed.sweep.claims import DECIDED
     from hpcfed.sweep.report import report_sweep

@@ -11,8 +11,7 @@ import click
 from hpcfed.progress import QUIET_SECONDS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from hpcfed.console import Console
     from hpcfed.watch.follow import Watch
 
 
@@ -33,8 +32,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
     waited for. It only reads; Ctrl-C leaves, and the runs go on. Where the output is no terminal it says a line a run,
     at most every ten seconds.
     """
-    from rich.console import Console
-
+    from hpcfed.console import Console
     from hpcfed.watch.follow import Watch
 
     watch = Watch(runs)

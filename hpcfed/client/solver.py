@@ -58,10 +58,13 @@ class Engine(Protocol):
         together: how many clients it is best given at a time.
         inseparable: how many consecutive members of a cohort must stay together, on one rank, because the last bits of
             each depend on the others; 1 where they do not.
+        placement_counts: whether a client's last bits depend on how cohorts are placed: on its group where groups can
+            be cut before they are placed, else trained alone.
     """
 
     together: int
     inseparable: int
+    placement_counts: bool
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
         """Train clients from the server's model `w`, (d,) on the model's device; yield what each came to, in order.
@@ -108,6 +111,7 @@ class SequentialSolver:
     """
 
     together = inseparable = 1
+    placement_counts = False
 
     def __init__(
         self,

@@ -63,8 +63,9 @@ class StackedSolver:
         else:
             self._descent = FlatDescent(network, model, section, self.together)
         self._rooms: dict[int, Tensor] = {}
-        self.inseparable = 1
+        self.inseparable, self.placement_counts = 1, False
         if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
+            self.placement_counts = True
             self.inseparable, self.together = (self.together, self.together) if movable else (1, 1)
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
+VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
+"""What `os.path.expandvars` takes for a variable."""
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
 
 
@@ -193,7 +196,18 @@ def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, wh
 def _absolute(text: Any, folder: Path, where: str) -> Any:
     if not isinstance(text, str | Path):
         return text
-    expanded = str(Path(os.path.expandvars(text)).expanduser())
-    if "$" in expanded:
-        raise InputError(f"path {text!s}", where=where, expected="every $VARIABLE to be set", got=expanded)
-    return Path(os.path.normpath(folder / expanded))
+    there, rest = _as_written(folder, str(text))
+    expanded = os.path.expandvars(rest)
+    if "$" in VARIABLE.sub(lambda found: "$" if found[0].strip("${}") not in os.environ else "", rest):
+        raise InputError(f"path {text!s}", where=where, expected="every $VARIABLE to be set", got=there + expanded)
+    return Path(os.path.normpath(folder / Path(there + expanded).expanduser()))
+
+
+def _as_written(folder: Path, text: str) -> tuple[str, str]:
+    """Split a path behind the longest part of it that is there as written: a ``$`` in it names no variable."""
+    parts = text.split("/")
+    for count in range(len(parts), 0, -1):
+        there = "/".join(parts[:count])
+        if "$" in there and os.path.lexists(folder / there):
+            return there, text[len(there) :]
+    return "", text

@@ -240,6 +240,7 @@ class Recipe(Section):
     seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()
     data: Path
     data_content: str | None = None
+    verify_data: bool = False
     data_access: Literal["mmap", "memory", "stage"] = "mmap"
     model: Model
     loss: Loss = Loss()

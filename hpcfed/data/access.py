@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from collections import deque
 from contextlib import suppress
 
 import h5py
@@ -24,6 +25,8 @@ ACCESS = ("mmap", "memory")
 LARGEST_NUMBER = 8
 NEIGHBOURHOOD = 1 << 16
 """Bytes that Linux maps around a page at its first touch."""
+MOST_HOPS = 16
+"""Soft links on the way to one dataset; more are taken for a circle."""
 _AGAIN = "the file must stay as it is while runs use it; copy or prepare it again"
 
 
@@ -182,16 +185,49 @@ def is_numbers(dtype: np.dtype) -> bool:
     return dtype.kind in "iuf" and dtype.itemsize <= LARGEST_NUMBER
 
 
+class Elsewhere(ValueError):
+    """Where a name in a file leads to, if that isn't in this file; the message says it."""
+
+
+def member(file: h5py.File, name: str) -> h5py.Dataset | h5py.Group | None:
+    """Return the object of a name, None where there is none. No other file is opened, nor looked for.
+
+    The one way from a name to an object: offsets are read in this file, and a stranger's file names no other to read.
+
+    Raises:
+        Elsewhere: a link leads out of the file, or the dataset's values are stored outside of it.
+    """
+    place, steps, hops = file["/"], deque(name.split("/")), 0
+    while steps:
+        step = steps.popleft().encode("utf-8", "surrogateescape")
+        if step in (b"", b"."):
+            continue
+        if not isinstance(place, h5py.Group) or not place.id.links.exists(step):
+            return None
+        kind = place.id.links.get_info(step).type
+        if kind == h5py.h5l.TYPE_HARD:
+            place = place[step]
+            continue
+        hops += 1
+        if kind != h5py.h5l.TYPE_SOFT or hops > MOST_HOPS:
+            raise Elsewhere("is a link to another file" if hops <= MOST_HOPS else "is a circle of links")
+        target = place.id.links.get_val(step).decode("utf-8", "surrogateescape")
+        place = file["/"] if target.startswith("/") else place
+        steps.extendleft(reversed(target.split("/")))
+    if isinstance(place, h5py.Dataset):
+        layout = place.id.get_create_plist()
+        if layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL:
+            raise Elsewhere("lies in another file")
+    return place
+
+
 def flaw(dataset: h5py.Dataset, file_size: int) -> str | None:
     """Return why a file of `file_size` bytes cannot hold what a dataset's header claims, or None if it can.
 
     Nothing of the claimed size is read or allocated, so a damaged header cannot ask for memory that there is not.
     """
-    layout = dataset.id.get_create_plist()
     claimed = math.prod(dataset.shape) * dataset.dtype.itemsize
-    if layout.get_external_count() or layout.get_layout() == h5py.h5d.VIRTUAL:
-        return "lies in another file"
-    if layout.get_layout() == h5py.h5d.CHUNKED:
+    if dataset.id.get_create_plist().get_layout() == h5py.h5d.CHUNKED:
         held = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
         return "is not written to its end" if held < claimed else None
     start = dataset.id.get_offset()

@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, visible
 
 READABLE = (h5py.h5t.STRING, h5py.h5t.INTEGER, h5py.h5t.FLOAT)
 LARGEST = 1 << 26
@@ -71,7 +71,7 @@ class Attributes:
         value = self.json(name)
         if value is not None and not isinstance(value, dict):
             raise self._wrong(f"attribute {name!r}", expected="a JSON object", got=json.dumps(value)[:40])
-        return value
+        return _made_visible(value)
 
     def _value(self, name: str) -> Any:
         """Read a single text or number; nothing else is read, as HDF5 does not survive damaged types of other kinds."""
@@ -84,7 +84,20 @@ class Attributes:
 
 
 def text(value: Any) -> str:
-    """Return an attribute or a name as text; bytes that are no UTF-8 show as replacement characters."""
+    """Return an attribute or a name as text; bytes that are no UTF-8 show as replacement characters.
+
+    Control characters show as their escapes: what a stranger's file says steers no terminal.
+    """
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
-    return value.decode("utf-8", "replace").rstrip("\0") if isinstance(value, bytes) else str(value)
+    found = value.decode("utf-8", "replace").rstrip("\0") if isinstance(value, bytes) else str(value)
+    return visible(found)
+
+
+def _made_visible(value: Any) -> Any:
+    """Return what JSON holds, with `visible` texts: escapes may also be written by JSON's own."""
+    if isinstance(value, dict):
+        return {visible(key): _made_visible(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_made_visible(inner) for inner in value]
+    return visible(value) if isinstance(value, str) else value

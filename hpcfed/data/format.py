@@ -23,7 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.data.access import Rows, Storage, flaw, is_numbers
+from hpcfed.data.access import Elsewhere, Rows, Storage, flaw, is_numbers, member
 from hpcfed.data.attributes import Attributes, text
 from hpcfed.data.heaps import heaps_are_sound
 from hpcfed.errors import EnvironmentFailure, InputError, nearest
@@ -31,6 +31,7 @@ from hpcfed.errors import EnvironmentFailure, InputError, nearest
 FORMAT = "hpcfed-federation"
 VERSION = 1
 TASKS = ("classification", "multi-label", "regression", "next-token")
+MEMBERS = tuple(f"{part}/{name}" for part in ("train", "test") for name in ("x", "y", "offsets", "client", "row"))
 REMEDY = "write it with `hpcfed prepare`"
 
 # Labels of larger files are checked a client at a time, when they are read: reading them all would make opening slow.
@@ -71,6 +72,8 @@ class Federation:
     def __init__(self, path: Path, file: h5py.File, access: str = "mmap"):
         self.path = path
         self._file = file
+        for name in MEMBERS:
+            self._member(name)
         self._storage = Storage(file, path, access)
         if not heaps_are_sound(file, self._storage):
             raise self._wrong("damaged HDF5 file: its texts cannot be read", remedy="copy or prepare it again")
@@ -165,15 +168,15 @@ class Federation:
     def client_name(self, k: int) -> str:
         """Return the name of client k, read from the file one at a time; its number where the file names none."""
         with suppress(IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # too short, or damaged
-            names = self._file.get("train/client")
-            if isinstance(names, h5py.Dataset) and h5py.check_string_dtype(names.dtype) is not None:
+            names = self._member("train/client")
+            if names is not None and h5py.check_string_dtype(names.dtype) is not None:
                 return text(names[k])
         return str(k)
 
     def client_names(self) -> list[str]:
         """Return the names of all clients, (N,), as `client_name` does."""
-        names = self._file.get("train/client")
-        if isinstance(names, h5py.Dataset) and names.shape == (self.num_clients,) and names.dtype.kind == "S":
+        names = self._member("train/client")
+        if names is not None and names.shape == (self.num_clients,) and names.dtype.kind == "S":
             return [text(name) for name in names[:]]
         return [self.client_name(k) for k in range(self.num_clients)]
 
@@ -240,9 +243,18 @@ class Federation:
             raise self._wrong("attribute 'normalization'", expected="finite means, positive stds", got=str(value))
         return Normalization(mean, std)
 
+    def _member(self, name: str) -> h5py.Dataset | None:
+        """Return a dataset of this very file, None where it has none of the name."""
+        try:
+            found = member(self._file, name)
+        except Elsewhere as place:
+            remedy = "copy what it leads to into the file (h5repack, h5copy), or prepare it again"
+            raise self._wrong(f"dataset /{name} {place}", remedy=remedy) from None
+        return found if isinstance(found, h5py.Dataset) else None
+
     def _dataset(self, name: str) -> h5py.Dataset:
-        dataset = self._file.get(name)
-        if not isinstance(dataset, h5py.Dataset):
+        dataset = self._member(name)
+        if dataset is None:
             raise self._wrong(f"dataset /{name} is missing")
         return dataset
 
@@ -281,7 +293,7 @@ class Federation:
     def _read_test(self) -> None:
         self.test_offsets: np.ndarray | None = None
         self.num_test = 0
-        if "test/x" not in self._file and "test/y" not in self._file:
+        if self._member("test/x") is None and self._member("test/y") is None:
             self._test_x: Rows | np.ndarray = np.empty((0, *self.feature_shape), self.x_dtype)
             self._test_y: Rows | np.ndarray = np.empty((0, *self.target_shape), self.y_dtype)
             return
@@ -291,7 +303,7 @@ class Federation:
         if shapes != (self.feature_shape, self.target_shape):
             expected = f"{self.feature_shape} and {self.target_shape}"
             raise self._wrong("a test sample has another shape", expected=expected, got=f"{shapes[0]} and {shapes[1]}")
-        if "test/offsets" in self._file:
+        if self._member("test/offsets") is not None:
             self.test_offsets = self._index("test/offsets", self.num_test)
             if len(self.test_offsets) != len(self.offsets):
                 got = str(len(self.test_offsets))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import h5py
 
-from hpcfed.data.access import Storage
+from hpcfed.data.access import Storage, member
 
 SIGNATURE = b"GCOL\x01"
 HEADER, OBJECT = struct.Struct("<8xQ"), struct.Struct("<H6xQ")
@@ -41,9 +41,9 @@ def _between_arrays(file: h5py.File, size: int) -> Iterator[tuple[int, int]]:
     taken = []
     for part in ("train", "test"):
         for name in ("x", "y", "offsets", "client", "row"):
-            dataset = file.get(f"{part}/{name}")
+            dataset = member(file, f"{part}/{name}")
             start = dataset.id.get_offset() if isinstance(dataset, h5py.Dataset) else None
-            if start is not None:
+            if dataset is not None and start is not None:
                 taken.append((start, start + dataset.id.get_storage_size()))
     place = 0
     for start, stop in sorted(taken):

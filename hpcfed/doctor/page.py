@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from hpcfed.console import Console
 from hpcfed.doctor.facts import Facts, Host, Rank
 from hpcfed.doctor.findings import Finding
 from hpcfed.doctor.folders import Folder

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 from ruamel.yaml import YAML
 
+from hpcfed.errors import visible
 from hpcfed.report.group import Group, flatten
 from hpcfed.report.style import DARK, DASHES, LIGHT
 from hpcfed.report.tables import Table
@@ -64,7 +65,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         marker=MARKER,
         version=__version__,
         light=LIGHT.variables(),
@@ -82,6 +83,7 @@ def render_page(
         environment=_shared([run.environment for group in groups for run in group.runs]),
         recipes=[(group, _yaml(group.recipe)) for group in groups],
     )
+    return visible(page)
 
 
 def _title(labels: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections import Counter
@@ -16,6 +17,7 @@ from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.files import write_whole
 from hpcfed.folder import RunFolder, refuse_both
+from hpcfed.output import Output
 from hpcfed.own_code import forget, outdated
 from hpcfed.progress import QUIET_SECONDS, Reporter, clock
 from hpcfed.signals import Heard, heeded
@@ -177,7 +179,7 @@ class Teller:
         self._decided, self._spoke = counts["decided"], time.monotonic()
         size = f"{counted(self.world.size, 'rank')} in {counted(self.groups, 'group')}"
         runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
-        print(f"{self.plan.name}: {runs}; {size}; {self.plan.folder}", flush=True)
+        self._say(f"{runs}; {size}; {self.plan.folder}")
 
     def tell(self, *, now: bool = False) -> None:
         """Say how many runs are done, what became of them, and how long the rest may take."""
@@ -190,13 +192,16 @@ class Teller:
         done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
         if done and rest:
             told += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
-        print(f"{self.plan.name}: {told}", flush=True)
+        self._say(told)
 
     def wait_for_others(self, heard: Heard) -> None:
         """Go on telling until the other groups of this job have ended their runs."""
         while self.speaks and any(s.held and s.vouched for s in self._own().values()) and heard.name is None:
             time.sleep(POLL)
             self.tell()
+
+    def _say(self, text: str) -> None:
+        print(f"{self.plan.name}: {text}", file=Output(sys.stdout), flush=True)
 
     def _own(self) -> dict[str, Standing]:
         standing = stand(self.plan, self.claims)

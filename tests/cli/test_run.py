@@ -16,6 +16,7 @@ import hpcfed
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe
 from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
 from hpcfed.setup import resolve
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import small, write_recipe, write_small
@@ -291,6 +292,18 @@ def test_variables_in_paths_expand(folder, monkeypatch):
     result = hpcfed.run(folder / "recipe.yaml", changes, quiet=True)
     assert result.folder == folder / "by-variable"
     assert result.recipe.data == folder / "small.h5"
+
+
+def test_a_dollar_in_a_folders_name_is_no_variable(folder, monkeypatch):
+    """Nor where a resolved recipe names the folder, nor in the value of a variable."""
+    odd = folder.rename(folder.with_name("a$(b $HOME"))
+    monkeypatch.setenv("HPCFED_TEST_DATA", str(odd))
+    monkeypatch.chdir(odd)
+    run = hpcfed.run("recipe.yaml", ["rounds=1", "data=$HPCFED_TEST_DATA/small.h5"], quiet=True).folder
+    assert run == odd / "run"
+    assert hpcfed.run(run / "recipe.yaml", quiet=True).metrics[0]["round"] == 1
+    with pytest.raises(InputError, match=r"path new/\$HPCFED_TEST_NONE: expected every \$VARIABLE to be set"):
+        hpcfed.run("recipe.yaml", ["output=new/$HPCFED_TEST_NONE"])
 
 
 @pytest.mark.one_mpi

@@ -198,6 +198,8 @@ def test_a_machine_that_mixes_clients_is_found_out():
     assert (held.together, held.inseparable) == (1, 1)
     moved = StackedSolver(model, network, local, 0, like, movable=True)
     assert moved.inseparable == moved.together > 1
+    assert held.placement_counts
+    assert moved.placement_counts
 
 
 @pytest.mark.parametrize("model", ["cifar-cnn", pytest.param("resnet18-gn", marks=pytest.mark.soak)])

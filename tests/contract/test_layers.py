@@ -13,7 +13,10 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory", "own_code"},
+    {"errors", "version"},
+    {"output"},
+    {"console"},
+    {"types", "rng", "files", "placement", "processor", "progress", "memory", "own_code"},
     {"blame"},
     {"config", "data", "rounds", "threads"},
     {"world"},

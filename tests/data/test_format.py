@@ -13,7 +13,7 @@ import pytest
 
 from hpcfed.data import format as federation_format
 from hpcfed.data.access import ACCESS
-from hpcfed.data.format import Federation, Normalization
+from hpcfed.data.format import MEMBERS, Federation, Normalization
 from hpcfed.errors import EnvironmentFailure, InputError
 
 X = np.arange(10 * 3 * 2 * 2, dtype=np.uint8).reshape(10, 3, 2, 2)
@@ -174,6 +174,60 @@ def test_wrong_files(tmp_path: Path, case: str) -> None:
     assert message in line
     assert line.startswith(f"{path}: ")
     assert "\n" not in line
+
+
+def external(name: str) -> Callable[[h5py.File], None]:
+    return replace(name, h5py.ExternalLink("other.h5", name))
+
+
+def soft_to_external(file: h5py.File) -> None:
+    file["elsewhere"] = h5py.ExternalLink("other.h5", "train")
+    del file["train"]
+    file["train"] = h5py.SoftLink("/elsewhere")
+
+
+def circle(file: h5py.File) -> None:
+    replace("train/y", h5py.SoftLink("/train/y"))(file)
+
+
+def virtual(file: h5py.File) -> None:
+    del file["train/x"]
+    layout = h5py.VirtualLayout(X.shape, X.dtype)
+    layout[:] = h5py.VirtualSource("other.h5", "train/x", X.shape)
+    file.create_virtual_dataset("train/x", layout)
+
+
+def raw_external(file: h5py.File) -> None:
+    del file["train/client"]
+    file.create_dataset("train/client", (3,), "S8", external=[("other.h5", 0, h5py.h5f.UNLIMITED)])
+
+
+@pytest.mark.parametrize(
+    "lead",
+    [external("train"), *map(external, MEMBERS), soft_to_external, circle, virtual, raw_external],
+    ids=["train", *MEMBERS, "soft", "circle", "virtual", "raw"],
+)
+def test_what_lies_in_another_file_is_refused_unopened(tmp_path: Path, lead: Callable[[h5py.File], None]) -> None:
+    """The other is a pipe without a writer: who opens it waits for ever."""
+    path = write_minimal(tmp_path / "f.h5")
+    os.mkfifo(tmp_path / "other.h5")
+    with h5py.File(path, "r+") as file:
+        file["train/client"], file["train/row"] = np.bytes_(["a", "b", "c"]), np.arange(10)
+        file["test/x"], file["test/y"], file["test/offsets"] = X, Y, OFFSETS
+        lead(file)
+    with pytest.raises(InputError, match=r"f.h5: dataset /t\w+/\w+ (is a link to another|lies in another|is a circle)"):
+        Federation.open(path)
+
+
+def test_links_within_the_file_are_followed(tmp_path: Path) -> None:
+    with h5py.File(write_minimal(tmp_path / "f.h5"), "r+") as file:
+        file.move("train", "kept/here")
+        file["train"] = h5py.SoftLink("kept/./here")
+        file["kept/here/client"] = h5py.SoftLink("../names")  # HDF5 has no "..": it leads nowhere
+        file["test"] = h5py.SoftLink("/nowhere")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert np.array_equal(federation.client(2)[0], X[4:])
+        assert (federation.client_names(), federation.num_test) == (["0", "1", "2"], 0)
 
 
 def test_not_a_file_of_ours(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""SLURM's early signal to a run that has just ended by itself: how it ended is what counts."""
+"""Signals that change nothing: SLURM's early one to a run that has just ended by itself, and one that is ignored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import sys
 import time
 from pathlib import Path
 
+from hpcfed.signals import heeded
+from hpcfed.world import World
 from tests.launch import HPCFED, LEAKED, ROOT
 from tests.mpi.recipes import write_recipe, write_small
+
+
+def test_a_closed_terminal_does_not_end_a_run_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heeded(World()) as heard:
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                signal.raise_signal(number)
+            while heard.name is None:
+                time.sleep(0.001)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard.name == "SIGUSR1"
 
 
 def test_a_signal_after_the_end_changes_no_exit_code(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 
 import hpcfed
-from hpcfed.errors import InputError, Stopped
+from hpcfed.data.content import content_hash
+from hpcfed.errors import EnvironmentFailure, InputError, Stopped
+from hpcfed.simulation import Simulation
 from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
@@ -189,6 +192,90 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_used(damage, world, 
     assert checkpoints(run) == [6, 7]
 
 
+@pytest.mark.parametrize("suffix", ["json", "server", "clients"])
+def test_an_unreadable_checkpoint_is_not_a_damaged_one(suffix, world, folder):
+    """Its disk may be back for the next start: neither the one before nor round 1 takes its place."""
+    run = stopped(of("scaffold"), world)
+    path = run / "checkpoints" / f"round-00000004.{suffix}"
+
+    def hide() -> None:
+        path.rename(folder / "whole")
+        path.symlink_to("/proc/self/mem")  # reading it is an I/O error, for root too
+
+    world.on_root(hide)
+    with pytest.raises(EnvironmentFailure, match=rf"{path.name}: the checkpoint cannot be read: got Input/output err"):
+        hpcfed.run(of("scaffold"), world=world, quiet=True)
+    world.on_root(lambda: (folder / "whole").replace(path) and None)
+    assert hpcfed.run(of("scaffold"), world=world, quiet=True).metrics[3]["round"] == 4
+    assert not list(run.glob("previous-*"))
+
+
+def test_files_have_the_users_umask(world, folder):
+    before = os.umask(0o027)
+    try:
+        run = hpcfed.run(of("scaffold"), world=world, quiet=True).folder
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in run.rglob("*")}
+    assert {name for name, mode in modes.items() if mode != 0o640} == {"checkpoints"}
+    assert modes["checkpoints"] == 0o750
+
+
+def test_files_of_the_user_stay(world, folder):
+    theirs = [".thesis.tmp", "checkpoints/round-1.txt", "checkpoints/.tmpAb12Cd", "checkpoints/round-00000001.json.bak"]
+
+    def leave() -> None:
+        for name in theirs[1:]:
+            (folder / "run" / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (folder / "run" / name).write_text("mine")
+
+    world.on_root(leave)
+    hpcfed.run(of("fedexp-m", rounds=2), world=world, quiet=True)
+    world.on_root(lambda: (folder / "run" / theirs[0]).write_text("mine") and None)
+    hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+    assert {(folder / "run" / name).read_text() for name in theirs} == {"mine"}
+    world.on_root((folder / "other").mkdir)
+    world.on_root((folder / "other" / ".thesis.tmp").touch)
+    with pytest.raises(InputError, match=r"files that are not a run's: got \.thesis\.tmp"):
+        hpcfed.run(of("fedexp-m", output="other"), world=world, quiet=True)
+
+
+def of_a_true_hash(folder: Path) -> Path:
+    """Record the hash of the data in the federation file; return the file."""
+    with h5py.File(folder / "small.h5", "r+") as file:
+        file.attrs["content"] = content_hash(file)
+    return folder / "small.h5"
+
+
+def test_data_edited_in_place_are_found_on_resume(world, folder):
+    data, recipe = folder / "small.h5", of("fedexp-m")
+    world.on_root(lambda: of_a_true_hash(folder) and None)
+    stopped(recipe, world)
+    world.on_root(lambda: os.utime(data, (0, 0)))  # the same data
+    assert hpcfed.run({**recipe, "rounds": 5}, world=world, quiet=True).metrics
+
+    def edit() -> None:
+        (folder / "run" / "result.json").unlink()
+        with h5py.File(data, "r+") as file:
+            file["train/x"][0] += 1
+
+    world.on_root(edit)
+    before = world.on_root(lambda: (folder / "run" / "metrics.jsonl").read_bytes())
+    with pytest.raises(InputError, match=r"small\.h5: the data have changed: expected sha256:\w+, got sha256:"):
+        hpcfed.run(recipe, world=world, quiet=True)
+    assert (folder / "run" / "metrics.jsonl").read_bytes() == before
+    hpcfed.run({**recipe, "output": "new"}, world=world, quiet=True)
+    with pytest.raises(InputError, match="the data have changed"):
+        hpcfed.run({**recipe, "output": "checked", "verify_data": True}, world=world, quiet=True)
+
+
+def test_data_without_a_hash_must_keep_their_time_of_change(world, folder):
+    stopped(of("fedexp-m"), world)  # what the file names is no hash of ours
+    world.on_root(lambda: os.utime(folder / "small.h5", (0, 0)))
+    with pytest.raises(InputError, match=r"small\.h5: the file has changed, and names no hash to tell by"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+
+
 def test_a_damaged_checkpoint_never_counts_as_one_that_is_kept(world, folder):
     """Else, with one to keep, the new ones would go and the damaged one, which has the highest number, would stay."""
     run = stopped(of("scaffold"), world, 4, 6)
@@ -209,12 +296,14 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_again(world, folder):
 def test_what_a_killed_job_left_is_removed(world, folder):
     run = stopped(of("scaffold"), world)
     remains = [".round-00000006.0123abcd.server", ".round-00000006.0123abcd.clients", ".round-00000006.json.77.tmp"]
-    remains += ["round-00000006.server", "round-00000006.clients", ".tmpAb12Cd"]
+    remains += ["round-00000006.server", "round-00000006.clients"]
 
     def leave() -> None:
         for name in remains:
             (run / "checkpoints" / name).write_bytes(b"half")
         (run / ".metrics.jsonl.77.tmp").write_bytes(b"half")
+        (run / "checkpoints" / ".round-00000006.0123abcd.folder").mkdir()
+        (run / "checkpoints" / ".round-00000006.0123abcd.folder" / ".tmpAb12Cd").write_bytes(b"half")
 
     world.on_root(leave)
     hpcfed.run(of("scaffold", rounds=5, checkpoint={"every": 0}), world=world, quiet=True)
@@ -270,6 +359,41 @@ def test_a_record_that_is_shorter_than_the_checkpoint_is_refused(world, folder):
     world.on_root(lambda: truncate(run / "metrics.jsonl"))
     with pytest.raises(InputError, match=r"fewer rounds than the checkpoint: expected at least 4, got [12]"):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+    world.on_root((run / "metrics.jsonl").unlink)
+    with pytest.raises(InputError, match=r"fewer rounds than the checkpoint: expected at least 4, got 0"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+
+
+def test_a_damaged_line_of_the_record_is_refused(world, folder):
+    record = stopped(of("fedexp-m"), world) / "metrics.jsonl"
+    world.on_root(lambda: record.write_text(record.read_text().replace('"round": 2,', '"round": 7,')) and None)
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 2: no record of its round; restore it"):
+        hpcfed.run(of("fedexp-m"), world=world, quiet=True)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, truncate])
+def test_a_record_that_another_program_changes_ends_the_run(change, world, folder, monkeypatch):
+    """Nor is the run called finished that had left it."""
+    run = hpcfed.run(of("fedexp-m", rounds=4), world=world, quiet=True).folder
+    before = world.on_root(lambda: (run / "metrics.jsonl").read_bytes())
+    world.on_root(lambda: change(run / "metrics.jsonl"))
+    with pytest.raises(InputError, match=r"the record of this finished run was removed or changed: expected 4 rounds"):
+        hpcfed.run(of("fedexp-m", rounds=4), world=world, quiet=True)
+    world.on_root(lambda: (run / "metrics.jsonl").write_bytes(before) and None)
+
+    def in_mid_run(alone: World) -> None:  # of several ranks, the others would be ended by rank 0
+        train = Simulation.round
+
+        def round(simulation: Simulation, number: int, **asks: Any) -> Any:
+            if number == 6:
+                change(run / "metrics.jsonl")
+            return train(simulation, number, **asks)
+
+        monkeypatch.setattr(Simulation, "round", round)
+        with pytest.raises(EnvironmentFailure, match="the record was removed or changed while the run wrote it"):
+            hpcfed.run(of("fedexp-m"), world=alone, quiet=True)
+
+    by_the_first(world, in_mid_run)
 
 
 def test_damage_in_the_record_before_the_checkpoint_is_refused(world, folder):
@@ -310,12 +434,20 @@ def test_patience_is_remembered(world, folder):
     assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == left_by(whole)
 
 
-@pytest.mark.parametrize("every", [2, 0])
-def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, world, folder):
+@pytest.fixture
+def hangups_count() -> Iterator[None]:
+    """Let SIGHUP do what it does to a program started without ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("every", "number"), [(2, signal.SIGUSR1), (0, signal.SIGHUP)])
+def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, number, world, folder, hangups_count):
     """The signal comes to the last rank only; with `every: 0` there is a checkpoint all the same."""
     recipe = of("scaffold", rounds=100, checkpoint={"every": every}, evaluate={"every": 100, "batch_size": 64})
     whole = left_by(hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True))
-    timer = threading.Thread(target=_signal_after, args=(folder / "run" / "metrics.jsonl", 5))
+    timer = threading.Thread(target=_signal_after, args=(folder / "run" / "metrics.jsonl", 5, number))
     if world.rank == world.size - 1:
         timer.start()
     with pytest.raises(Stopped, match=r"stopped after round \d+: .*the same command goes on"):
@@ -328,10 +460,10 @@ def test_a_run_that_is_signalled_stops_with_a_checkpoint_and_goes_on(every, worl
     assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == whole
 
 
-def _signal_after(record: Path, rounds: int) -> None:
+def _signal_after(record: Path, rounds: int, number: int) -> None:
     while not record.exists() or len(record.read_bytes().splitlines()) < rounds:
         time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), number)
 
 
 def test_time_that_is_up_stops_with_a_checkpoint(world, folder):

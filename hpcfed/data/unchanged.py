@@ -1,0 +1,73 @@
+"""Whether a run that goes on reads the data that it began with.
+
+A file's size, time of change and inode are compared each time, which costs nothing. Where they differ, or where the
+recipe asks for it (``verify_data``), all data are read and their hash is compared with the recorded one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from hpcfed.data.content import KIND, content_hash
+from hpcfed.errors import EnvironmentFailure, InputError
+
+Facts = Mapping[str, Any]
+"""``bytes``, ``changed`` (nanoseconds since 1970) and ``inode`` of a federation file."""
+
+
+def facts_of(path: Path) -> dict[str, int]:
+    """Return a file's facts.
+
+    Raises:
+        EnvironmentFailure: it is gone.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise EnvironmentFailure("can't be read", where=str(path), got=error.strerror or str(error)) from None
+    return {"bytes": found.st_size, "changed": found.st_mtime_ns, "inode": found.st_ino}
+
+
+def check_data(path: Path, content: str | None, before: Facts | None, *, goes_on: bool, always: bool) -> Facts:
+    """Return the facts of a federation file after making sure that its data are those recorded.
+
+    Args:
+        path: the file.
+        content: the hash that the recipe records; None where the file names none.
+        before: its facts when the run was started last; None where they are not recorded.
+        goes_on: whether rounds were trained on it before.
+        always: whether all data are read in any case.
+
+    Raises:
+        InputError: the data are others, or cannot be told from others.
+        EnvironmentFailure: the file cannot be read.
+    """
+    now = facts_of(path)
+    if not always and (not goes_on or now == before):
+        return now
+    if content is not None and content.startswith(KIND):
+        found = _hash_of(path, tuple(now.values()))
+        if found != content:
+            remedy = "restore the file, or choose another output for a run on the new data"
+            raise InputError("the data have changed", where=str(path), expected=content, got=found, remedy=remedy)
+    elif always:
+        raise InputError("verify_data", where=str(path), expected="a file that names a hash", got=content or "none")
+    elif before is not None and any(now[key] != before.get(key) for key in ("bytes", "changed")):
+        remedy = "restore the file and its time of change, or choose another output"
+        raise InputError("the file has changed, and names no hash to tell by", where=str(path), remedy=remedy)
+    return now
+
+
+@cache
+def _hash_of(path: Path, facts: tuple[int, ...]) -> str:
+    """Return the hash of the data as they are in a file of such facts; the runs of a sweep share it."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return content_hash(file)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EnvironmentFailure("can't be read", where=str(path), got=str(error)) from None

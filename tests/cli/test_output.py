@@ -1,0 +1,90 @@
+"""What a command prints, where it cannot be printed: a run goes on, a result is missed; and names steer no terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import h5py
+import pytest
+
+from hpcfed.cli.main import main
+from hpcfed.console import Console
+from hpcfed.output import Output
+from tests.launch import ROOT
+
+
+def full() -> TextIO:
+    return Path("/dev/full").open("w", encoding="utf-8")
+
+
+def unread() -> TextIO:
+    """A pipe whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return os.fdopen(writing, "w", encoding="utf-8")
+
+
+def closed() -> TextIO:
+    stream = full()
+    stream.close()
+    return stream
+
+
+def in_ascii() -> TextIO:
+    return io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+
+
+def called(arguments: list[str], stream: TextIO | None, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    return left.value.code
+
+
+@pytest.mark.parametrize("stream", [full, unread, closed, in_ascii, lambda: None])
+def test_a_run_goes_on_where_its_progress_cannot_be_printed(stream, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert called(["run", "recipe.yaml"], stream(), monkeypatch) == 0
+    assert json.loads((folder / "run" / "result.json").read_text())["rounds"] == 3
+
+
+@pytest.mark.parametrize(("stream", "code"), [(full, 4), (unread, 0), (in_ascii, 0)])
+def test_a_result_that_cannot_be_printed_is_missed_unless_its_reader_has_left(
+    stream: Callable[[], TextIO], code, folder, monkeypatch, capsys
+):
+    assert called(["inspect", str(folder / "small.h5")], stream(), monkeypatch) == code
+    said = "hpcfed: standard output: cannot be written: got No space left on device\n"
+    assert capsys.readouterr().err == (said if code else "")
+
+
+def test_no_file_takes_the_place_of_a_closed_standard_output(tmp_path):
+    """Its number would go to the next file that is opened, and what libraries print into that file."""
+    opens = "with streams(matters=True), open('file', 'w') as file: print('x'); file.write(str(file.fileno()))"
+    command = [sys.executable, "-c", f"from hpcfed.output import streams\n{opens}"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=tmp_path, env=env, check=True)
+    assert int((tmp_path / "file").read_text()) > 2
+
+
+def test_names_steer_no_terminal(folder, command):
+    title = "\x1b]0;mine\x07\x1b[2Jgone\u202e"
+    with h5py.File(folder / "small.h5", "r+") as file:
+        file.attrs["name"] = title
+        file.attrs["source"] = json.dumps({"files": title})
+    done = command(["inspect", "small.h5"], folder)
+    assert done.returncode == 0
+    assert r"\x1b]0;mine\x07\x1b[2Jgone\u202e" in done.stdout
+    refused = command(["run", f"{title}.yaml"], folder)
+    shown = io.StringIO()
+    print(title, file=Output(shown))
+    Console(file=shown, force_terminal=True, highlight=False, markup=False).print(title, style="bold")
+    for text in (done.stdout + refused.stderr, shown.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")):
+        assert r"\x1b[2Jgone" in text
+        assert not set("\x1b\x07\u202e") & set(text)
