@@ -118,12 +118,16 @@ LABELS = np.array([0, 1, 2, 1])
         ({"a": (ROWS, LABELS[:3])}, {}, "client 'a': x and y differ in length: got 4 and 3"),
         ({"a": (ROWS, LABELS), "b": (ROWS[:, :2], LABELS)}, {}, r"client 'b': x: expected shape \(3,\) a sample"),
         ({"a": (ROWS.astype(np.uint8), LABELS), "b": (ROWS, LABELS)}, {}, "client 'b': x: expected uint8, as before"),
-        ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: expected finite numbers, got NaN"),
+        ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: sample 0, entry 0: expected finite numbers, got NaN"),
         ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
         ({"a": (ROWS, LABELS - 1)}, {}, "client 'a': y: expected labels 0 … "),
         ({"a": (ROWS, LABELS + 0.5)}, {}, "client 'a': y: expected whole numbers"),
         ({"a": (ROWS, np.eye(4))}, {}, "one label a sample.*task='regression'"),
-        ({"a": (ROWS, LABELS + np.inf)}, {"task": "regression"}, "client 'a': y: expected finite numbers"),
+        (
+            {"a": (ROWS, LABELS + np.inf)},
+            {"task": "regression"},
+            "client 'a': y: sample 0: expected finite numbers",
+        ),
         ({"a": (ROWS.astype(str), LABELS)}, {}, "client 'a': x: expected numbers"),
         ({"a": 3}, {}, "client 'a': expected arrays .*, got int"),
         ({"a": [1, 2]}, {}, "client 'a': samples: expected pairs"),
@@ -252,12 +256,10 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
         own.load(raw)
     (raw / "a.csv").write_text("u,v,y\n1,2,0\n1,x,1\n")
     for text, options, message in (
-        ("u,v,y\n1,2,0\n1,x,1\n", {}, r"a.csv: column 'v': expected numbers"),
-        ("u,v,y\n1,2\n", {}, r"a.csv:2: columns: expected 3, got 2"),
+        ("u,v,y\n1,2,0\n1,2\n", {}, r"a.csv: row 3: cells: expected 3 columns, as in the header, got 2"),
         ("u,u,y\n1,2,0\n", {}, r"a.csv: no header"),
         ("", {}, r"a.csv: no header"),
         ("u,v,y\n1,2,0\n", {"target": "z"}, r"no column 'z'"),
-        ("u,v,y\n1,nan,0\n", {}, r"client 'a': x: expected finite numbers"),
         ("y\n1\n", {}, r"no column is left for x"),
     ):
         (raw / "a.csv").write_text(text)
@@ -267,7 +269,7 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"files of several kinds: got \.csv, \.npz"):
         own.load(raw)
     (raw / "b.npz").unlink()
-    with pytest.raises(InputError, match="name its client by --client-column"):
+    with pytest.raises(InputError, match="by --client, or deal its rows to clients by --partition"):
         own.load(raw / "a.csv")
 
 
