@@ -68,7 +68,10 @@ def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
     table.add_row("samples", f"{federation.num_samples:,} to train on, {federation.num_test:,} in the test set")
     table.add_row("sizes", f"min {sizes.min():,}, median {np.median(sizes):,.10g}, max {sizes.max():,}")
     if (sizes == 0).any():
-        table.add_row("", f"{(sizes == 0).sum():,} clients without samples")
+        empty = np.flatnonzero(sizes == 0)
+        names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
+        more = f" and {len(empty) - FEW:,} more" if len(empty) > FEW else ""
+        table.add_row("", f"{len(empty):,} clients without samples: {names}{more}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
     if counts is not None:

@@ -18,7 +18,7 @@ from data_prep.sources import own
 from data_prep.split import split
 from data_prep.write import write
 from hpcfed.data.format import Federation, Normalization
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 
 NAMES = ("east", "north", "west")
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -245,6 +245,37 @@ def test_a_folder_of_images_per_client(tmp_path: Path) -> None:
     (tmp_path / "raw" / "bob" / "dog" / "1.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"1.png: no image, or damaged"):
         own.load(tmp_path / "raw")
+
+
+def test_images_keep_their_depth_and_pools_are_dealt(tmp_path: Path) -> None:
+    """A folder with one image of 16 bits becomes float32; classes without clients are refused unless dealt."""
+    deep = np.array([[0, 255, 256, 65535]], np.uint16)
+    flat = np.array([[0, 51, 102, 255]], np.uint8)
+    for label, pixels in (("cat", deep), ("dog", flat)):
+        (tmp_path / "raw" / label).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / "raw" / label / "1.png")
+    with pytest.raises(InputError, match=r"no clients: expected CLIENT/CLASS/\*.png, got cat/1.png; .* by --partition"):
+        own.load(tmp_path / "raw")
+    dataset = own.load(tmp_path / "raw", partition="iid")
+    assert (dataset.owner, dataset.x.dtype, dataset.source["classes"]) == (None, np.float32, ["cat", "dog"])
+    assert np.array_equal(dataset.x[:, 0, 0], np.stack([deep[0] / 65535, flat[0] / 255]).astype(np.float32))
+    Image.fromarray(np.ones((1, 4), np.float32)).save(tmp_path / "raw" / "cat" / "1.png", "tiff")
+    with pytest.raises(InputError, match="an image of floating-point numbers; save it with 8 or 16 bits"):
+        own.load(tmp_path / "raw", partition="iid")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.npz", "a.x.npy", "a/cat/1.png"])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    """A link to nowhere is the user's mistake; a file that the machine fails to read (here: another memory) is not."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("nowhere")
+    with pytest.raises(InputError, match=f"{name}: a link to a file that is not there"):
+        own.load(tmp_path)
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(EnvironmentFailure, match=f"{name}: reading failed: got Input/output error"):
+        own.load(tmp_path)
 
 
 def test_mistakes_in_own_files(tmp_path: Path) -> None:
