@@ -93,7 +93,8 @@ class Plan:
             yield f"a comma is the decimal point, as in {self.found.comma}"
         if self.missing:
             fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
-            filled = f", filled by the {self.asked.missing} of training rows" if fills else ""
+            fills &= any(feature.column in self.missing for feature in self.features)
+            filled = f"; features are filled by the {self.asked.missing} of training rows" if fills else ""
             yield f"missing in {self.found.rows:,} rows: {missing.listed(self.missing)}{filled}"
 
     def dropped_rows(self) -> Iterator[str]:
@@ -112,6 +113,8 @@ def plan(paths: Files, asked: Asked) -> Plan:
     """
     columns = roles(paths, asked)
     found = survey(paths, columns, asked)
+    if not found.rows:
+        raise InputError("no table has a row", where=str(paths[0].parent))
     listed = features(found, columns, asked, paths[0])
     absent = missing.counts(found, columns, [feature.column for feature in listed])
     missing.refuse(found, absent, asked)
@@ -121,10 +124,18 @@ def plan(paths: Files, asked: Asked) -> Plan:
     else:
         for name in columns.targets:
             _check_numbers(name, found, paths[0])
-    clients = set() if asked.client is None else found.facts[asked.client].levels
+    clients = set() if asked.client is None else _client_names(asked.client, found, paths[0])
     image = found.facts[listed[0].column].image
     deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))
     return Plan(asked, columns, found, listed, classes, clients, absent, deep)
+
+
+def _client_names(name: str, found: Survey, where: Path) -> set[str]:
+    facts = found.facts[name]
+    if facts.strange or facts.image or not facts.levels:
+        got = facts.strange or ("images" if facts.image else "none")
+        raise InputError(f"--client: column {name!r}", where=str(where), expected="names", got=got)
+    return facts.levels
 
 
 def _check_numbers(name: str, found: Survey, where: Path) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "-nan", "null", "NULL", "?")
 """What stands for no value; "None" may be an answer."""
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES, MOST_BYTES = 8 << 20, 128 << 20
+"""Text of a block: usually, and where rows are so wide that it would hold few."""
 BLOCK_ROWS, BLOCK_IMAGES = 4096, 64
 LONGEST_HEADER = 16 << 20
 
@@ -63,7 +65,7 @@ def header(path: Path) -> list[str]:
             with _parquet(path) as table:
                 names = list(table.schema_arrow.names)
         else:
-            names = next(csv.reader([_first_lines(path)[0]], delimiter=separator(path)), [])
+            names = _split(_first_lines(path)[0], separator(path))
     names = [name.strip() for name in names]
     if "" in names:
         remedy = "give it a name, or write the table without its index (pandas: index=False)"
@@ -79,10 +81,15 @@ def separator(path: Path) -> str:
     lines = _first_lines(path)
 
     def cells(mark: str) -> tuple[bool, int]:
-        counts = [len(next(csv.reader([line], delimiter=mark), [])) for line in lines]
+        counts = [len(_split(line, mark)) for line in lines]
         return counts[0] > 1 and len(set(counts)) == 1, counts[0]
 
     return max(SEPARATORS, key=cells)
+
+
+def _split(line: str, mark: str) -> list[str]:
+    """Return the cells of a line; a line without the mark is one, however long."""
+    return next(csv.reader([line], delimiter=mark), []) if mark in line else [line.strip('"')]
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -130,11 +137,12 @@ def _batches(path: Path, names: list[str]) -> Iterator[Any]:
         import pyarrow
         from pyarrow import csv as arrow_csv
 
+        size = min(MOST_BYTES, max(BLOCK_BYTES, BLOCK_ROWS * len(_first_lines(path)[-1])))
         places = [str(k) for k in range(len(names))]
         with path.open("rb") as file:
             reader = arrow_csv.open_csv(
                 file,
-                read_options=arrow_csv.ReadOptions(column_names=places, use_threads=False, block_size=BLOCK_BYTES),
+                read_options=arrow_csv.ReadOptions(column_names=places, use_threads=False, block_size=size),
                 parse_options=arrow_csv.ParseOptions(delimiter=separator(path), newlines_in_values=True),
                 convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.string())),
             )
@@ -203,13 +211,22 @@ def _plain(values: pyarrow.Array) -> pyarrow.Array:
 
     if pyarrow.types.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if str(values.type) == "string_view":
+        values = values.cast(pyarrow.string())
     if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
         trimmed = pc.utf8_trim_whitespace(values)
-        absent = pc.is_in(trimmed, value_set=pyarrow.array(MISSING, values.type))
+        absent = pc.is_in(trimmed, value_set=_missing(values.type))
         return pc.if_else(absent, pyarrow.scalar(None, values.type), trimmed)
     if pyarrow.types.is_floating(values.type):
         return pc.if_else(pc.is_nan(values), pyarrow.scalar(None, values.type), values)
     return values
+
+
+@cache
+def _missing(kind: pyarrow.DataType) -> pyarrow.Array:
+    import pyarrow
+
+    return pyarrow.array(MISSING, kind)
 
 
 def _is_simple(kind: pyarrow.DataType) -> bool:

@@ -50,11 +50,11 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
         return dataset
     if dataset.task == "next-token":
         raise InputError("--standardize has no effect with tokens", remedy="leave it out")
+    if dataset.source.get("standardized"):
+        raise InputError(f"{dataset.name} is standardized already", remedy="prepare it from its raw files")
     if dataset.normalization is not None:
         what = f"{dataset.name} is normalized by constants of its own"
         raise InputError(what, remedy="leave --standardize out, or use none")
-    if dataset.source.get("standardized"):
-        raise InputError(f"{dataset.name} is standardized already", remedy="prepare it from its raw files")
     pooled = moments(dataset, done, by_client=False)
     pooled.std[pooled.std == 0] = 1.0
     if how == POOLED:

@@ -169,7 +169,7 @@ print(max(peak, own().uss) - before)
 
 
 def test_a_file_per_client(tmp_path: Path, clients: dict[str, Arrays]) -> None:
-    for kind in ("npz", "npy", "csv", "wide"):
+    for kind in ("npz", "npy", "csv"):
         raw = tmp_path / kind
         raw.mkdir()
         for name, (x, y) in {**clients, "test": clients["west"]}.items():

@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pyarrow
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
@@ -20,6 +22,7 @@ import hpcfed
 from data_prep.sources import own
 from data_prep.tables import read
 from hpcfed.data.format import Federation
+from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
 from tests.launch import Completed
 
@@ -67,7 +70,9 @@ def prepare(command: Callable[..., Completed], tmp_path: Path) -> Callable[..., 
     return run
 
 
-def test_six_sites_each_with_a_table_in_its_own_way(sites: Path, prepare: Callable[..., str], tmp_path: Path) -> None:
+def test_six_sites_each_with_a_table_in_its_own_way(
+    sites: Path, prepare: Callable[..., str], command: Callable[..., Completed], tmp_path: Path
+) -> None:
     refused = prepare("sites", 2)
     for part in (
         "cork.csv: row 4: no value in column 'bp'",
@@ -82,7 +87,7 @@ def test_six_sites_each_with_a_table_in_its_own_way(sites: Path, prepare: Callab
         "one-hot 'sex': f, m",
         "separated by tabs or semicolons",
         "a comma is the decimal point, as in berlin.csv",
-        "missing in 11 rows: bp 1, sex 1, outcome 1, filled by the mean",
+        "missing in 11 rows: bp 1, sex 1, outcome 1; features are filled by the mean",
         "dropped 1 rows without a label or a client: davos 1",
         "not scaled: age (45.8 ± 18.1), bp (125 ± 18.9); scale by --standardize",
         "without a sample to train on: espoo;",
@@ -115,6 +120,9 @@ def test_six_sites_each_with_a_table_in_its_own_way(sites: Path, prepare: Callab
         assert file["train/mean"][0, 0] == pytest.approx(60)
         assert file["train/std"][:, 3].tolist() == [1] * 4
 
+    again = ["prepare", "federation", "--raw", "f.h5", "--standardize", "client", "-o", "g.h5"]
+    assert "sites is standardized already; prepare it from its raw files" in command(again, tmp_path).stderr
+
     said = prepare("sites --missing median --standardize pooled --test-fraction 0.4")
     assert "not scaled" not in said
     with Federation.open(tmp_path / "f.h5") as federation:
@@ -134,6 +142,8 @@ def test_six_sites_each_with_a_table_in_its_own_way(sites: Path, prepare: Callab
     said = prepare("all.csv --client site --missing drop")
     assert "dropped 3 rows: cork 1, davos 2" in said
     assert "without a sample to train on: davos" in said
+    refused = prepare("all.csv --partition natural --missing drop --exclude site", 2)
+    assert "all does not come split; choose another --partition" in refused
     said = prepare("all.csv --partition iid --clients 2 --exclude site --missing median --standardize none")
     assert "clients  2 with 5 to 5 samples" in said
 
@@ -158,6 +168,7 @@ CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
         ({"a": [("1", "2", "f", f"{k}.5") for k in range(30)]}, {}, "30 different fractions; use --task regression"),
         ({"a": CELLS}, {"task": "regression"}, "a.csv: row 2: target 'outcome': expected finite numbers, got a"),
         ({"a": [("1", "2", "f", " ")]}, {"missing": "mean"}, "target 'outcome' has no value in any row"),
+        ({"a": []}, {}, "no table has a row"),
         ({"a": CELLS}, {"missing": "men"}, "missing 'men': expected refuse, drop, mean or median; did you mean 'mean'"),
         ({"a": (("age", "bp", "", "outcome"), CELLS)}, {}, r"column 3 has no name; .*index=False"),
     ],
@@ -238,6 +249,27 @@ def test_images_in_parquet_as_the_datasets_hub_writes_them(tmp_path: Path) -> No
         own.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("column", "options", "said"),
+    [
+        ([datetime(2026, 1, 1)] * 2, {}, r"column 'a': expected numbers, got timestamp.* --exclude 'a'"),
+        ([[1], [2]], {"client_column": "a"}, r"--client: column 'a': expected names, got list"),
+        ([1.0, float("nan")], {}, r"t.parquet: row 2: no value in column 'a'"),
+        ([" v", "u "], {}, [[0, 1], [1, 0]]),
+        ([True, None], {"missing": "median"}, [[1], [float("nan")]]),
+    ],
+)
+def test_columns_of_parquet(tmp_path: Path, column: list, options: dict, said: str | list) -> None:
+    words = pyarrow.array(column).dictionary_encode() if isinstance(column[0], str) else column
+    parquet.write_table(pyarrow.table({"a": words, "b": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+    if isinstance(said, str):
+        with pytest.raises(InputError, match=said):
+            own.load(tmp_path / "t.parquet", partition="iid", **options)
+    else:
+        x = own.load(tmp_path / "t.parquet", partition="iid", **options).x
+        assert np.array_equal(x[:, :-1], said, equal_nan=True)
+
+
 def png(pixels: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
@@ -250,7 +282,7 @@ def test_blocks_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write(tmp_path / "a.csv", rows)
     contents = []
     for size in (1 << 20, 100):
-        monkeypatch.setattr(read, "BLOCK_BYTES", size)
+        monkeypatch.setattr(read, "MOST_BYTES", size)
         dataset = own.load(tmp_path / "a.csv", client_column="sex")
         assert dataset.rows is not None
         assert np.array_equal(dataset.x[:, 0], dataset.rows)
@@ -266,8 +298,10 @@ def test_from_python_missing_and_scaled(tmp_path: Path) -> None:
     hpcfed.write_federation(tmp_path / "f.h5", clients, missing="mean", standardize="pooled")
     with Federation.open(tmp_path / "f.h5") as federation:
         assert federation.train()[0][[1, 4], 0].tolist() == [7, 7]
-        assert federation.normalization is not None
-        assert federation.normalization.mean == (7, 25)
+        shards = Shards(federation, torch.float64, torch.device("cpu"), 1 << 20)
+        seen = torch.cat([shards.client(k)[0] for k in range(2)])  # as a run sees them
+        assert seen.mean(dim=0).tolist() == pytest.approx([0, 0], abs=1e-12)
+        assert seen.std(dim=0, correction=0).tolist() == pytest.approx([1, 1])
     hpcfed.write_federation(tmp_path / "f.h5", clients, missing="drop", standardize="client", overwrite=True)
     with Federation.open(tmp_path / "f.h5") as federation:
         assert federation.sizes.tolist() == [2, 2]
