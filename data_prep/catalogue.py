@@ -69,7 +69,7 @@ SOURCES = {
         own.load,
         Origin(
             "Your own data: npz, npy, CSV or Parquet, a file per client; a table of all; folders of images",
-            layout="a file or a folder per client, or one table with --client-column; files test.* for testing",
+            layout="a file or a folder per client; or one table, with --client COLUMN or --partition; files test.*",
         ),
     ),
     "federation": Source(

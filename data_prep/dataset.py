@@ -29,6 +29,10 @@ class Dataset:
         clients: names of the source's clients, each once; None where they have none.
         rows: (n,) int64, the row of each sample in the source, or (n, 2), file and row; None for 0 … n-1.
         vocabulary: what tokens stand for, stored as JSON; None where there are none.
+        features: names of the p features of x (n, p); None where they have none.
+        indicators: numbers of the features that are 0 or 1 by a one-hot column.
+        fill: how NaN in x is filled from training rows once they are known, ``mean`` or ``median``; "" for no NaN.
+        statistics: means and deviations (N, C) by which each client's x has been scaled; None where it has not been.
         remarks: lines for the person who prepares the data, such as the verdict on checksums.
     """
 
@@ -46,6 +50,10 @@ class Dataset:
     clients: Sequence[str] | None = None
     rows: np.ndarray | None = None
     vocabulary: Any = None
+    features: Sequence[str] | None = None
+    indicators: tuple[int, ...] = ()
+    fill: str = ""
+    statistics: tuple[np.ndarray, np.ndarray] | None = None
     remarks: tuple[str, ...] = ()
 
 

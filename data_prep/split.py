@@ -39,6 +39,12 @@ class Split:
     held: np.ndarray | None = None
     test_owner: np.ndarray | None = None
 
+    @property
+    def training(self) -> np.ndarray:
+        """(n,) bool, the samples that clients train on."""
+        given = self.owner != NOBODY
+        return given if self.held is None else given & ~self.held
+
 
 def split(
     dataset: Dataset, scheme: str | None, num_clients: int | None, seed: int, options: Mapping[str, Any]
@@ -60,6 +66,7 @@ def split(
     test_fraction = given.pop("test_fraction", None)
     if scheme is None:
         scheme = NATURAL if dataset.owner is not None else "iid"
+    scheme = scheme.lower()
     if scheme == NATURAL:
         done = _natural(dataset, num_clients, given)
     else:
@@ -102,7 +109,10 @@ def _natural(dataset: Dataset, num_clients: int | None, given: dict[str, Any]) -
 
 def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, given: dict[str, Any]) -> Split:
     if scheme not in partition.SCHEMES:
-        raise InputError(f"unknown partition {scheme!r}", remedy=nearest(scheme, [*partition.SCHEMES, NATURAL]))
+        known = [*partition.SCHEMES, NATURAL]
+        alike = [repr(name) for name in known if name.startswith(f"{scheme}-")]
+        remedy = f"did you mean {' or '.join(alike)}?" if alike else nearest(scheme, known)
+        raise InputError(f"unknown partition {scheme!r}", remedy=remedy)
     if scheme != "iid" and (dataset.num_classes is None or dataset.y.ndim > 1):
         raise InputError(f"{scheme} needs classes, and {dataset.name} has none", remedy="use --partition iid")
     assign = partition.SCHEMES[scheme]

@@ -22,7 +22,10 @@ class Spool:
     def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype | type | str):
         self.row_shape, self.dtype = row_shape, np.dtype(dtype)
         self.num_rows = 0
-        self._file = tempfile.TemporaryFile(prefix="hpcfed-")  # noqa: SIM115 (lives as long as the map of `finish`)
+        try:
+            self._file = tempfile.TemporaryFile(prefix="hpcfed-")  # noqa: SIM115 (lives as long as the map of `finish`)
+        except OSError as error:
+            raise _full(error) from error
 
     def append(self, rows: np.ndarray) -> None:
         """Add rows (m, *row_shape), which may also come flat.

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.temporary import remove_stale, temporary_of
 from hpcfed.data.content import content_hash, rows_per_block
 from hpcfed.data.format import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -71,6 +72,8 @@ def write(
         _copy(train, "y", dataset.y, rows)
         train["offsets"] = offsets
         train["client"] = _names(num_clients, clients)
+        if dataset.statistics is not None:
+            train["mean"], train["std"] = dataset.statistics
         _copy(train, "row", np.arange(len(dataset.x)) if dataset.rows is None else dataset.rows, rows)
         if held is not None:
             own = np.where(held, owner, -1)
@@ -129,6 +132,10 @@ def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> di
     attributes["source"] = json.dumps(dataset.source)
     if dataset.normalization is not None:
         attributes["normalization"] = json.dumps(asdict(dataset.normalization))
+    elif dataset.statistics is not None:  # x has been scaled already
+        attributes["normalization"] = json.dumps({"mean": [0.0], "std": [1.0], "by": "client: /train/mean, /train/std"})
+    if dataset.features is not None:
+        attributes["features"] = json.dumps(list(dataset.features))
     if dataset.vocabulary is not None:
         attributes["vocabulary"] = json.dumps(dataset.vocabulary)
     return attributes
@@ -162,9 +169,10 @@ def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Pat
         raise InputError("is a folder", where=str(path), remedy="name a file")
     if path.exists() and not overwrite:
         raise InputError("exists already", where=str(path), remedy="pass --overwrite, or choose another name")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(path)
         temporary.touch()
     except OSError as error:
         what = f"can't write here ({error.strerror})"

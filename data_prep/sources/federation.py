@@ -7,12 +7,15 @@ clients, and the same file to the last byte, as it would have from the raw data.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
 from data_prep.dataset import Dataset
+from hpcfed.data.attributes import Attributes
 from hpcfed.data.format import Federation
+from hpcfed.errors import InputError
 
 
 def load(raw: Path) -> Dataset:
@@ -25,6 +28,11 @@ def load(raw: Path) -> Dataset:
         x, y = federation.train()
         test_x, test_y = federation.test(0, federation.num_test) if federation.num_test else (None, None)
         clients = np.arange(federation.num_clients)
+        features, scaled = _features(raw, federation.feature_shape)
+        source = dict(federation.source)
+        if scaled:
+            source["standardized"] = f"each client of {raw.name} by its own training rows"
+        hot = {f"{column}={level}" for column, levels in _categories(source) for level in levels}
         offsets = federation.test_offsets
         return Dataset(
             name=federation.name,
@@ -35,15 +43,32 @@ def load(raw: Path) -> Dataset:
             test_x=test_x,
             test_y=test_y,
             normalization=federation.normalization,
-            source=federation.source,
+            source=source,
             owner=np.repeat(clients, federation.sizes),
             test_owner=None if offsets is None else np.repeat(clients, np.diff(offsets)),
             clients=federation.client_names(),
             rows=_rows(raw),
             vocabulary=federation.vocabulary,
+            features=features,
+            indicators=tuple(k for k, name in enumerate(features or ()) if name in hot),
         )
 
 
 def _rows(path: Path) -> np.ndarray | None:
     with h5py.File(path, "r", locking=False) as file:
         return file["train/row"][:] if "train/row" in file else None
+
+
+def _features(path: Path, shape: tuple[int, ...]) -> tuple[list[str] | None, bool]:
+    """Return the names of the features if the file has them, and whether x is scaled by statistics of its clients."""
+    with h5py.File(path, "r", locking=False) as file:
+        names = Attributes(file, lambda what, **_: InputError(what, where=str(path))).json("features")
+        sound = isinstance(names, list) and shape == (len(names),) and all(isinstance(name, str) for name in names)
+        return names if sound else None, "train/mean" in file
+
+
+def _categories(source: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return one-hot columns with their levels, as `data_prep.tables` describes them."""
+    categories = source.get("categories")
+    pairs = categories.items() if isinstance(categories, dict) else ()
+    return [(column, levels) for column, levels in pairs if isinstance(levels, list)]

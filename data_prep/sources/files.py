@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 
 AGAIN = "copy or download it again"
 LISTED = "`hpcfed prepare --list` says where it comes from"
 CHUNK = 1 << 20
+MACHINE = {
+    errno.EIO,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EREMOTEIO,
+}
+"""What the system says where the machine, and not the user, is at fault."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +112,26 @@ def reading(path: Path) -> Iterator[None]:
 
     Raises:
         InputError: the file can't be read.
+        EnvironmentFailure: the machine fails to read it.
     """
     try:
         yield
     except OSError as error:
-        raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> InputError | EnvironmentFailure:
+    """Return the error for what the system will not or cannot read."""
+    got = (error.strerror or str(error))[:80]
+    where = str(path if error.filename is None else error.filename)
+    if error.errno in MACHINE:
+        return EnvironmentFailure(
+            "reading failed", where=where, got=got, remedy="try again, or ask who runs the machine"
+        )
+    if error.errno == errno.ENOENT and Path(where).is_symlink():
+        return InputError("a link to a file that is not there", where=where, remedy="mend or remove it")
+    remedy = "check its permissions" if error.errno in (errno.EACCES, errno.EPERM) else ""
+    return InputError("can't be read", where=where, got=got, remedy=remedy)
 
 
 def damaged(path: Path, what: str, error: Exception | None = None) -> InputError:

@@ -4,98 +4,161 @@
     FOLDER/CLIENT.x.npy  FOLDER/CLIENT.y.npy    the same in two files
     FOLDER/CLIENT.csv    FOLDER/CLIENT.parquet  a header, a column a feature, and the target's
     FOLDER/CLIENT/CLASS/*.png                   images
-    TABLE.csv            TABLE.parquet          all clients, with a column that names the client
+    TABLE.csv            TABLE.parquet          all clients, with a column that names the client; or one pool of samples
+    FOLDER/CLASS/*.png                          one pool of images
 
 In a folder, ``test.npz`` (``test.csv``, …) is a common test set, and a folder ``test`` holds each client's own test set
-in a file (or folder) of the client's name.
+in a file (or folder) of the client's name. Parquet may come in pieces, ``CLIENT-00000-of-00002.parquet`` and so on. A
+pool is dealt to clients by a partition.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data_prep.dataset import Dataset
 from data_prep.own import gather
-from data_prep.sources import own_arrays, own_images, own_tables
+from data_prep.sources import own_arrays, own_images
+from data_prep.sources.files import reading
+from data_prep.tables import load as own_tables
+from data_prep.tables.columns import Asked
+from data_prep.tables.read import TABLES
 from hpcfed.errors import InputError
 
 TEST = "test"
-ENDINGS = (".npz", ".x.npy", *own_tables.TABLES)
+ENDINGS = (".npz", ".x.npy", *TABLES)
+PIECE = re.compile(r"-\d{5}-of-\d{5}$")
+DEEP = "images of 16 bits: all became float32 in [0, 1]"
+Files = dict[str, list[Path]]
 
 
 def load(
-    raw: Path, *, task: str = "classification", target: str | None = None, client_column: str | None = None
+    raw: Path,
+    *,
+    task: str = "classification",
+    target: str | None = None,
+    client_column: str | None = None,
+    categorical: str | None = None,
+    exclude: str | None = None,
+    missing: str = "refuse",
+    partition: str | None = None,
 ) -> Dataset:
     """Return the clients under `raw`, a folder or a table, in the order of their names.
 
     Args:
         raw: see this module's page.
-        task: ``classification``, ``regression`` or ``next-token``.
-        target: column of y in tables; several for a regression, with commas between; default: ``y``, or else the last.
+        task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
+        target: columns of y in tables, with commas between; default: the one with an obvious name.
         client_column: column that names the client, in one table of all clients.
+        categorical: columns of tables that are one-hot though they hold numbers, with commas between.
+        exclude: columns of tables that are left out, likewise.
+        missing: what is done about missing values: ``refuse``, ``drop``, ``mean`` or ``median``.
+        partition: the scheme by which samples are dealt to clients, if any: without one, clients must have names.
 
     Raises:
         InputError: nothing of this kind is there, or a file is damaged or does not fit the others.
+        EnvironmentFailure: the machine fails to read one.
     """
     raw = Path(raw)
-    if raw.is_file():
-        return _table(raw, task, target, client_column)
-    if not raw.is_dir():
-        raise InputError("no such file or folder", where=str(raw), remedy="name your data by --raw")
-    if client_column is not None:
-        raise InputError("--client-column has no effect with a folder", where=str(raw), remedy="leave it out")
-    clients, common, own = _listed(raw)
-    ending = _one_ending(raw, [*clients.values(), *common, *own.values()])
-    if target is not None and ending not in own_tables.TABLES:
-        raise InputError("--target has no effect with files that are no tables", where=str(raw), remedy="leave it out")
-    read, classes, files = _reader(ending, [*clients.values(), *common, *own.values()], task, target)
-    test: Any = read(common[0]) if common else None
-    if own:
-        test = {name: read(path) for name, path in own.items()}
-    dataset = gather(
-        raw.resolve().name,
-        ((name, read(path)) for name, path in clients.items()),
-        test=test,
-        task=task,
-        num_classes=None if classes is None else len(classes),
-        source=_source(files, raw, classes),
-    )
-    return dataset
+    asked = Asked(task, target, client_column, _listed(categorical), _listed(exclude), missing)
+    with reading(raw):
+        if raw.is_file():
+            return _table(raw, asked, partition)
+        if not raw.is_dir():
+            raise InputError("no such file or folder", where=str(raw), remedy="name your data by --raw")
+        if client_column is not None:
+            raise InputError("--client has no effect with a folder", where=str(raw), remedy="leave it out")
+        clients, common, own = _found(raw, partition)
+        pool = list(clients.values()) == [[raw]]
+        everything = [path for files in (*clients.values(), common, *own.values()) for path in files]
+        ending = _one_ending(raw, everything)
+        name = raw.resolve().name
+        if ending in TABLES:
+            return own_tables.load(name, clients, common, own, asked, _source(everything, raw))
+        given = {"--target": target, "--categorical": categorical, "--exclude": exclude}
+        useless = [option for option, value in given.items() if value is not None]
+        if useless:
+            what = f"{', '.join(useless)} has no effect with files that are no tables"
+            raise InputError(what, where=str(raw), remedy="leave it out")
+        read, classes, files, remarks = _reader(ending, everything)
+        test: Any = read(common[0]) if common else None
+        if own:
+            test = {client: read(files[0]) for client, files in own.items()}
+        dataset = gather(
+            name,
+            ((client, read(files[0])) for client, files in clients.items()),
+            test=test,
+            task=task,
+            num_classes=None if classes is None else len(classes),
+            source={**_source(files, raw), **({} if classes is None else {"classes": classes})},
+            missing=missing,
+            remarks=remarks,
+        )
+        return _pooled(dataset) if pool else dataset
 
 
-def _listed(raw: Path) -> tuple[dict[str, Path], list[Path], dict[str, Path]]:
-    """Return client → file, the common test set's file if there is one, and client → file of its own test set."""
+def _pooled(dataset: Dataset) -> Dataset:
+    """Return the data set without its only client, which is none."""
+    return replace(dataset, owner=None, clients=None)
+
+
+def _listed(names: str | None) -> tuple[str, ...]:
+    return () if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+def _found(raw: Path, partition: str | None) -> tuple[Files, list[Path], Files]:
+    """Return client → files, the common test set's files if there are any, and client → files of its own test set."""
     clients = _named(raw)
-    test = clients.pop(TEST, None)
-    if test is None:
-        return clients, [], {}
-    own = _named(test) if test.is_dir() else {}
-    if own.keys() & clients.keys() or (own and not own_images.class_folders(test)):
+    if clients and all(path.is_dir() for files in clients.values() for path in files) and _is_pool(clients):
+        if partition is None:
+            got = next(str(path.relative_to(raw)) for path in own_images.files(raw))
+            remedy = "put each client's classes into a folder of its own, or deal the images to clients by --partition"
+            raise InputError("images by class, but no clients", where=str(raw), expected="CLIENT/CLASS/*.png", got=got,
+                             remedy=remedy)  # fmt: skip
+        return {raw.resolve().name: [raw]}, [], {}
+    test = clients.pop(TEST, [])
+    if len(test) != 1 or not test[0].is_dir():
+        return clients, test, {}
+    own = _named(test[0])
+    if own.keys() & clients.keys() or (own and not own_images.class_folders(test[0])):
         return clients, [], own
-    return clients, [test], {}
+    return clients, test, {}
 
 
-def _named(folder: Path) -> dict[str, Path]:
-    """Return name → file, or folder of images, in the order of names."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        ending = next((end for end in ENDINGS if path.name.endswith(end)), None)
-        if path.name.startswith(".") or (ending is None and not path.is_dir()):
+def _is_pool(folders: Mapping[str, list[Path]]) -> bool:
+    """Tell whether folders are classes of images and not clients: they hold images, and no folders."""
+    inside = [entry for files in folders.values() for entry in files[0].iterdir() if not entry.name.startswith(".")]
+    return any(entry.suffix.lower() in own_images.IMAGES for entry in inside) and not any(e.is_dir() for e in inside)
+
+
+def _named(folder: Path) -> Files:
+    """Return name → files, or folder of images, in the order of names."""
+    found: Files = {}
+    with reading(folder):
+        entries = sorted(folder.iterdir())
+    for path in entries:
+        ending = _ending(path)
+        if path.name.startswith(".") or (not ending and not path.is_dir()):
             continue
-        name = path.name.removesuffix(ending) if ending else path.name
-        if name in found:
+        stem = path.name[: len(path.name) - len(ending)] if ending else path.name
+        name = PIECE.sub("", stem)
+        if name in found and name == stem:
             raise InputError(f"two files of client {name!r}", where=str(folder), remedy="keep one")
-        found[name] = path
+        found.setdefault(name, []).append(path)
     return found
 
 
+def _ending(path: Path) -> str:
+    return next((end for end in ENDINGS if path.name.lower().endswith(end)), "")
+
+
 def _one_ending(raw: Path, paths: list[Path]) -> str:
-    endings = {next((end for end in ENDINGS if path.name.endswith(end)), "") for path in paths}
+    endings = {_ending(path) for path in paths}
     if len(endings) == 1:
         return endings.pop()
     if endings:
@@ -106,56 +169,36 @@ def _one_ending(raw: Path, paths: list[Path]) -> str:
 
 
 def _reader(
-    ending: str, paths: list[Path], task: str, target: str | None
-) -> tuple[Callable[[Path], Any], list[str] | None, list[Path]]:
-    """Return what reads a client's samples, the classes' names if they have any, and all files."""
+    ending: str, paths: list[Path]
+) -> tuple[Callable[[Path], Any], list[str] | None, list[Path], tuple[str, ...]]:
+    """Return what reads a client's samples, the classes' names if they have any, all files, and remarks."""
     if ending == ".npz":
-        return own_arrays.read_npz, None, paths
+        return own_arrays.read_npz, None, paths, ()
     if ending == ".x.npy":
         pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
-        return (lambda path: own_arrays.read_npy_pair(path, pairs[path])), None, [*pairs, *pairs.values()]
-    if ending in own_tables.TABLES:
-        columns = own_tables.columns_of(paths, target, None)
-        classes = own_tables.class_names(paths, columns) if task == "classification" else None
-        return (lambda path: _rows(path, columns, classes)), classes, paths
+        return (lambda path: own_arrays.read_npy_pair(path, pairs[path])), None, [*pairs, *pairs.values()], ()
     names = sorted({name for path in paths for name in own_images.class_folders(path)})
-    files = sorted(file for path in paths for file in path.rglob("*") if file.suffix.lower() in own_images.IMAGES)
-    return (lambda path: own_images.samples(path, names)), names, files
+    files = [file for path in paths for file in own_images.files(path)]
+    deep = own_images.any_deep(files)
+    return (lambda path: own_images.samples(path, names, deep)), names, files, (DEEP,) if deep else ()
 
 
-def _rows(path: Path, columns: own_tables.Columns, classes: list[str] | None) -> Iterator[tuple[Any, Any]]:
-    for block in own_tables.blocks(path):
-        x, y = own_tables.samples(path, block, columns, classes)
-        yield from zip(x, y, strict=True)
+def _table(path: Path, asked: Asked, partition: str | None) -> Dataset:
+    if _ending(path) not in TABLES:
+        raise InputError("no table", where=str(path), expected=" or ".join(TABLES), got=path.suffix)
+    if asked.client is None and partition is None:
+        remedy = "name the column of its clients by --client, or deal its rows to clients by --partition"
+        raise InputError("one table of all clients", where=str(path), remedy=remedy)
+    dataset = own_tables.load(path.stem, {path.stem: [path]}, [], {}, asked, _source([path], path.parent))
+    return dataset if asked.client is not None else _pooled(dataset)
 
 
-def _table(path: Path, task: str, target: str | None, client_column: str | None) -> Dataset:
-    if path.suffix not in own_tables.TABLES:
-        raise InputError("no table", where=str(path), expected=" or ".join(own_tables.TABLES), got=path.suffix)
-    if client_column is None:
-        raise InputError("one table of all clients", where=str(path), remedy="name its client by --client-column")
-    columns = own_tables.columns_of([path], target, client_column)
-    classes = own_tables.class_names([path], columns) if task == "classification" else None
-
-    def pieces() -> Iterator[tuple[str, Any]]:
-        for block in own_tables.blocks(path):
-            x, y = own_tables.samples(path, block, columns, classes)
-            names = block[client_column].astype(str)
-            for name in np.unique(names):
-                yield str(name), (x[names == name], y[names == name])
-
-    count = None if classes is None else len(classes)
-    source = _source([path], path.parent, classes)
-    return gather(path.stem, pieces(), in_pieces=True, task=task, num_classes=count, source=source)
-
-
-def _source(files: list[Path], root: Path, classes: list[str] | None) -> dict[str, Any]:
-    """Return provenance: one digest over all files, and what the labels stand for."""
+def _source(files: Sequence[Path], root: Path) -> dict[str, Any]:
+    """Return provenance: one digest over all files."""
     digest = hashlib.sha256()
     for file in sorted(files):
-        with file.open("rb") as opened:
+        with reading(file), file.open("rb") as opened:
             digest.update(f"{file.relative_to(root)}\n".encode())
             while piece := opened.read(1 << 20):
                 digest.update(piece)
-    source: dict[str, Any] = {"files": [{"name": f"{len(files)} own files", "sha256": digest.hexdigest()}]}
-    return source if classes is None else {**source, "classes": classes}
+    return {"files": [{"name": f"{len(files)} own files", "sha256": digest.hexdigest()}]}

@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
+from data_prep.sources.files import unreadable
 from hpcfed.errors import InputError
 
 MOST_PACKED = 1100
@@ -76,7 +77,7 @@ def _damage_in(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
     except (
         ValueError,
         EOFError,

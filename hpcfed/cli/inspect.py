@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -23,6 +24,7 @@ from hpcfed.data.picture import (
 from hpcfed.errors import InputError
 
 PIPED_WIDTH = 120
+FEW = 12
 
 
 @click.command(name="inspect")
@@ -66,7 +68,10 @@ def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
     table.add_row("samples", f"{federation.num_samples:,} to train on, {federation.num_test:,} in the test set")
     table.add_row("sizes", f"min {sizes.min():,}, median {np.median(sizes):,.10g}, max {sizes.max():,}")
     if (sizes == 0).any():
-        table.add_row("", f"{(sizes == 0).sum():,} clients without samples")
+        empty = np.flatnonzero(sizes == 0)
+        names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
+        more = f" and {len(empty) - FEW:,} more" if len(empty) > FEW else ""
+        table.add_row("", f"{len(empty):,} clients without samples: {names}{more}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
     if counts is not None:
@@ -76,8 +81,8 @@ def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
     table.add_row("x", f"{federation.x_dtype} {_shape(federation.feature_shape)}")
     table.add_row("y", f"{federation.y_dtype} {_shape(federation.target_shape)}")
     if federation.normalization is not None:
-        mean, std = ((f"{v:g}" for v in values) for values in vars(federation.normalization).values())
-        table.add_row("normalization", f"mean {' '.join(mean)}, std {' '.join(std)}")
+        mean, std = (_few(values) for values in vars(federation.normalization).values())
+        table.add_row("normalization", f"mean {mean}, std {std}")
     table.add_row("partition", describe_partition(federation))
     for key, value in federation.source.items():
         for entry in value if isinstance(value, list) else [value]:
@@ -85,6 +90,11 @@ def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
             table.add_row(f"source {key}", text)
     table.add_row("content", federation.content or "not given")
     return table
+
+
+def _few(values: Sequence[float]) -> str:
+    more = f" and {len(values) - FEW} more" if len(values) > FEW else ""
+    return " ".join(f"{v:g}" for v in values[:FEW]) + more
 
 
 def _shape(shape: tuple[int, ...]) -> str:

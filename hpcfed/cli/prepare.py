@@ -12,8 +12,11 @@ import numpy as np
 from data_prep import partition
 from data_prep.catalogue import SOURCES, listing
 from data_prep.dataset import Dataset
+from data_prep.finish import finish
+from data_prep.sources.files import reading
 from data_prep.split import NATURAL, NUM_CLIENTS, refuse, split
 from data_prep.synthetic import feddyn, fedprox, leaf
+from data_prep.tables import standardize
 from data_prep.write import write
 from hpcfed.data.format import Federation
 from hpcfed.data.picture import describe_partition
@@ -22,7 +25,18 @@ from hpcfed.errors import InputError, nearest
 # The options of sources; all others are those of partitions, but for the number of clients, which is both, and alpha,
 # which is the source's where that takes one.
 OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
-              "task", "target", "client_column")  # fmt: skip
+              "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
+NAMES = {"client_column": "client"}
+FEW = 8
+OWN = """\b
+Own data, by `hpcfed prepare own --raw ...`:
+  FOLDER/CLIENT.csv (.tsv, .parquet)  a table a client; FOLDER/test.csv for testing
+  TABLE.csv --client COLUMN           one table of all clients
+  TABLE.csv --partition SCHEME        one table, dealt to clients
+  FOLDER/CLIENT.npz                   arrays x and y; or CLIENT.x.npy and CLIENT.y.npy
+  FOLDER/CLIENT/CLASS/*.png           images; or FOLDER/CLASS/*.png with --partition
+Columns of tables are found by name, in any order; words are one-hot; cells that are
+empty, NA, NaN, null or ? are missing; separators are , ; tab or |."""
 
 
 def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -33,7 +47,7 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
         context.exit()
 
 
-@click.command(name="prepare")
+@click.command(name="prepare", epilog=OWN)
 @click.argument("source", metavar="SOURCE")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
               help="Print all sources: where their files come from, names, sizes and checksums.")  # fmt: skip
@@ -72,9 +86,21 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
 @click.option("--incomplete", is_flag=True, default=None,
               help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip
-@click.option("--task", help="What own data are for: classification, regression, next-token [default: the first].")
-@click.option("--target", help="Column of y in own tables [default: y, or else the last].")
-@click.option("--client-column", help="Column that names the client, in one own table of all clients.")
+@click.option("--task", metavar="[classification|multi-label|regression|next-token]",
+              help="What own data are for [default: the first].")  # fmt: skip
+@click.option("--target", help="Column of y in own tables, several with commas between "
+              "[default: the one named y, target, label, class or outcome].")  # fmt: skip
+@click.option("--client", "--client-column", "client_column", metavar="COLUMN",
+              help="Column that names the client, in one own table of all clients.")  # fmt: skip
+@click.option("--categorical", metavar="COLUMNS",
+              help="Columns of own tables that are one-hot though they hold numbers; words always are.")  # fmt: skip
+@click.option("--exclude", metavar="COLUMNS", help="Columns of own tables to leave out, with commas between.")
+@click.option("--missing", metavar="[refuse|drop|mean|median]",
+              help="Missing values in own data: refuse them, drop their rows, or fill them by the mean or median of "
+              "the training rows [default: refuse].")  # fmt: skip
+@click.option("--standardize", "scale", metavar="[client|pooled|none]",
+              help="Scale features to mean 0 and deviation 1 over the training rows of each client, or of all "
+              "[default: none, and a line on columns that look unscaled].")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0),
               help=f"Seed of every random choice [default: 0; {leaf.NAME}: {leaf.SEED}].")  # fmt: skip
 @click.option("--name", default="", help="Name of the federation [default: that of the source].")
@@ -88,17 +114,20 @@ def command(
     seed: int | None,
     name: str,
     overwrite: bool,
+    scale: str | None,
     **options: Any,
 ) -> None:
     """Turn raw data into a federation file: the same bytes from the same seed."""
     started = time.perf_counter()
+    source = source.lower()
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
     seed = SOURCES[source].seed if seed is None else seed
     given = {key: value for key, value in options.items() if value is not None}
     own = (*OF_SOURCES, "alpha") if SOURCES[source].takes("alpha") else OF_SOURCES
     of_source = {key: given.pop(key) for key in own if key in given}
-    dataset = _load(source, raw, seed, clients, of_source)
+    with reading(raw or Path()):
+        dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
     click.echo(
@@ -107,12 +136,22 @@ def command(
     for remark in dataset.remarks:
         click.echo(f"         {remark}")
     done = split(dataset, scheme, clients, seed, given)
-    write(output, dataset, **vars(done), name=name, overwrite=overwrite)
+    finished = finish(dataset, done, scale or standardize.NONE)
+    for remark in finished.remarks[len(dataset.remarks) :]:
+        click.echo(f"         {remark}")
+    if scale is None and (unscaled := standardize.unscaled(finished, done)):
+        click.echo(f"         {unscaled}")
+    write(output, finished, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
         sizes = federation.sizes
         spread = f"{sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.10g}"
         click.echo(f"split    {describe_partition(federation)}")
         click.echo(f"clients  {federation.num_clients:,} with {spread}")
+        empty = np.flatnonzero(sizes == 0)
+        if len(empty):
+            names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
+            more = f" and {len(empty) - FEW} more" if len(empty) > FEW else ""
+            click.echo(f"         without a sample to train on: {names}{more}; --min-samples 1 leaves such clients out")
         click.echo(f"content  {federation.content}")
     megabytes, seconds = output.stat().st_size / 1e6, time.perf_counter() - started
     click.echo(f"wrote    {output} ({megabytes:.1f} MB) in {seconds:.1f} s")
@@ -124,6 +163,7 @@ def _load(name: str, raw: Path | None, seed: int, clients: int | None, options: 
         raise InputError(f"{name} is read from files", remedy="name their folder by --raw; see --list")
     if raw is not None and not source.takes("raw"):
         raise InputError(f"{name} is not read from files", remedy="leave --raw out")
-    refuse({key: value for key, value in options.items() if not source.takes(key)}, name)
+    useless = {key: value for key, value in options.items() if key != "partition" and not source.takes(key)}
+    refuse({NAMES.get(key, key): value for key, value in useless.items()}, name)
     arguments = {"raw": raw, "seed": seed, "clients": clients, **options}
     return source.load(**{key: value for key, value in arguments.items() if source.takes(key) and value is not None})

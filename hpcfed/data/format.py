@@ -44,7 +44,7 @@ MOST_CLASSES = 1 << 20
 class Normalization:
     """What is subtracted and divided by: ``(x - mean) / std`` along axis 1 of x, after uint8 was scaled to [0, 1].
 
-    Each tuple has length 1, or one entry per channel.
+    Each tuple has length 1, or one entry per channel (per feature, where x is (n, p)).
     """
 
     mean: tuple[float, ...]
@@ -230,7 +230,7 @@ class Federation:
         value = Attributes(self._file, self._wrong).json_object("normalization")
         if not value:
             return None
-        channels = self.feature_shape[0] if len(self.feature_shape) >= 2 else 1
+        channels = self.feature_shape[0] if self.feature_shape else 1
         try:
             mean, std = (tuple(float(v) for v in np.atleast_1d(value[key])) for key in ("mean", "std"))
         except (KeyError, TypeError, ValueError):

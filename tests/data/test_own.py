@@ -18,7 +18,7 @@ from data_prep.sources import own
 from data_prep.split import split
 from data_prep.write import write
 from hpcfed.data.format import Federation, Normalization
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 
 NAMES = ("east", "north", "west")
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -118,12 +118,16 @@ LABELS = np.array([0, 1, 2, 1])
         ({"a": (ROWS, LABELS[:3])}, {}, "client 'a': x and y differ in length: got 4 and 3"),
         ({"a": (ROWS, LABELS), "b": (ROWS[:, :2], LABELS)}, {}, r"client 'b': x: expected shape \(3,\) a sample"),
         ({"a": (ROWS.astype(np.uint8), LABELS), "b": (ROWS, LABELS)}, {}, "client 'b': x: expected uint8, as before"),
-        ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: expected finite numbers, got NaN"),
+        ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: sample 0, entry 0: expected finite numbers, got NaN"),
         ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
         ({"a": (ROWS, LABELS - 1)}, {}, "client 'a': y: expected labels 0 … "),
         ({"a": (ROWS, LABELS + 0.5)}, {}, "client 'a': y: expected whole numbers"),
         ({"a": (ROWS, np.eye(4))}, {}, "one label a sample.*task='regression'"),
-        ({"a": (ROWS, LABELS + np.inf)}, {"task": "regression"}, "client 'a': y: expected finite numbers"),
+        (
+            {"a": (ROWS, LABELS + np.inf)},
+            {"task": "regression"},
+            "client 'a': y: sample 0: expected finite numbers",
+        ),
         ({"a": (ROWS.astype(str), LABELS)}, {}, "client 'a': x: expected numbers"),
         ({"a": 3}, {}, "client 'a': expected arrays .*, got int"),
         ({"a": [1, 2]}, {}, "client 'a': samples: expected pairs"),
@@ -165,7 +169,7 @@ print(max(peak, own().uss) - before)
 
 
 def test_a_file_per_client(tmp_path: Path, clients: dict[str, Arrays]) -> None:
-    for kind in ("npz", "npy", "csv", "wide"):
+    for kind in ("npz", "npy", "csv"):
         raw = tmp_path / kind
         raw.mkdir()
         for name, (x, y) in {**clients, "test": clients["west"]}.items():
@@ -243,6 +247,37 @@ def test_a_folder_of_images_per_client(tmp_path: Path) -> None:
         own.load(tmp_path / "raw")
 
 
+def test_images_keep_their_depth_and_pools_are_dealt(tmp_path: Path) -> None:
+    """A folder with one image of 16 bits becomes float32; classes without clients are refused unless dealt."""
+    deep = np.array([[0, 255, 256, 65535]], np.uint16)
+    flat = np.array([[0, 51, 102, 255]], np.uint8)
+    for label, pixels in (("cat", deep), ("dog", flat)):
+        (tmp_path / "raw" / label).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / "raw" / label / "1.png")
+    with pytest.raises(InputError, match=r"no clients: expected CLIENT/CLASS/\*.png, got cat/1.png; .* by --partition"):
+        own.load(tmp_path / "raw")
+    dataset = own.load(tmp_path / "raw", partition="iid")
+    assert (dataset.owner, dataset.x.dtype, dataset.source["classes"]) == (None, np.float32, ["cat", "dog"])
+    assert np.array_equal(dataset.x[:, 0, 0], np.stack([deep[0] / 65535, flat[0] / 255]).astype(np.float32))
+    Image.fromarray(np.ones((1, 4), np.float32)).save(tmp_path / "raw" / "cat" / "1.png", "tiff")
+    with pytest.raises(InputError, match="an image of floating-point numbers; save it with 8 or 16 bits"):
+        own.load(tmp_path / "raw", partition="iid")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.npz", "a.x.npy", "a/cat/1.png"])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    """A link to nowhere is the user's mistake; a file that the machine fails to read (here: another memory) is not."""
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to("nowhere")
+    with pytest.raises(InputError, match=f"{name}: a link to a file that is not there"):
+        own.load(tmp_path)
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(EnvironmentFailure, match=f"{name}: reading failed: got Input/output error"):
+        own.load(tmp_path)
+
+
 def test_mistakes_in_own_files(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     with pytest.raises(InputError, match="no such file or folder"):
@@ -252,12 +287,10 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
         own.load(raw)
     (raw / "a.csv").write_text("u,v,y\n1,2,0\n1,x,1\n")
     for text, options, message in (
-        ("u,v,y\n1,2,0\n1,x,1\n", {}, r"a.csv: column 'v': expected numbers"),
-        ("u,v,y\n1,2\n", {}, r"a.csv:2: columns: expected 3, got 2"),
+        ("u,v,y\n1,2,0\n1,2\n", {}, r"a.csv: row 3: cells: expected 3 columns, as in the header, got 2"),
         ("u,u,y\n1,2,0\n", {}, r"a.csv: no header"),
         ("", {}, r"a.csv: no header"),
         ("u,v,y\n1,2,0\n", {"target": "z"}, r"no column 'z'"),
-        ("u,v,y\n1,nan,0\n", {}, r"client 'a': x: expected finite numbers"),
         ("y\n1\n", {}, r"no column is left for x"),
     ):
         (raw / "a.csv").write_text(text)
@@ -267,7 +300,7 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"files of several kinds: got \.csv, \.npz"):
         own.load(raw)
     (raw / "b.npz").unlink()
-    with pytest.raises(InputError, match="name its client by --client-column"):
+    with pytest.raises(InputError, match="by --client, or deal its rows to clients by --partition"):
         own.load(raw / "a.csv")
 
 

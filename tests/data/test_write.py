@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
@@ -168,3 +171,19 @@ def test_toy_is_equation_12() -> None:
     for w1, w2 in ((0.0, 3.0), (1.0, 2.0), (-0.5, 0.25)):
         squares = ((dataset.x @ np.array([w1, w2]))[:, None] - dataset.y)[:, 0] ** 2
         assert squares.tolist() == [(3 * w1 + w2 - 3) ** 2, (w1 + w2 - 3) ** 2]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    """By the next that writes the same file: of dead processes here, and of other hosts' after a day."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host, day = socket.gethostname(), 86_400
+    left = [f".f.h5.{host}.{ended.pid}.tmp", ".f.h5.elsewhere.7.tmp", f".f.h5.{ended.pid}.tmp"]
+    kept = [f".f.h5.{host}.{os.getppid()}.tmp", ".f.h5.elsewhere.8.tmp", ".g.h5.elsewhere.7.tmp", ".f.h5.mine.tmp"]
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+    for name in (*left[1:], ".g.h5.elsewhere.7.tmp"):
+        os.utime(tmp_path / name, (time.time() - 2 * day,) * 2)
+    dataset = Dataset("f", "regression", np.zeros((1, 2)), np.zeros(1))
+    write(tmp_path / "f.h5", dataset, np.zeros(1, np.int64), 1, partition={})
+    assert {path.name for path in tmp_path.iterdir()} == {"f.h5", *kept}

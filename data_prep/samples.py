@@ -1,0 +1,161 @@
+"""Samples as they come, from arrays, torch datasets or generators: checked, and kept in a temporary file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from data_prep.spool import Spool
+from hpcfed.errors import InputError
+
+BLOCK_SAMPLES, BLOCK_BYTES = 512, 16 << 20
+SMALL = np.iinfo(np.uint8).max
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Samples in blocks: pairs x (m, ...) and y (m,) or (m, ...)."""
+
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]]
+
+
+class Samples:
+    """Samples of one shape and kind, checked as they come.
+
+    Args:
+        task, num_classes: as `data_prep.own.gather`.
+        like: others, of whose shape and type these must be, too.
+        missing: what is done about NaN in x: ``refuse``; ``drop``, with the sample; ``keep``.
+    """
+
+    def __init__(self, task: str, num_classes: int | None, like: Samples | None = None, missing: str = "refuse"):
+        self._task, self._num_classes, self._missing = task, num_classes, missing
+        self._x: Spool | None = None
+        self._y: Spool | None = None
+        self.count, self.largest = 0, -1
+        if like is not None and like._x is not None and like._y is not None:
+            self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
+
+    def add(self, who: str, given: Any) -> None:
+        """Add what `write_federation` takes for the samples of one client, or of the test set."""
+        start = 0
+        for x, y in _blocks(who, given):
+            if len(x) != len(y):
+                raise InputError(f"{who}: x and y differ in length", got=f"{len(x)} and {len(y)}")
+            first, start = start, start + len(x)
+            x, y = self._present(x, y)
+            if not len(x):
+                continue
+            x, y = self._features(who, x, first), self._targets(who, y, first)
+            if self._x is None or self._y is None:
+                self._x, self._y = Spool(x.shape[1:], x.dtype), Spool(y.shape[1:], y.dtype)
+            for what, array, spool in (("x", x, self._x), ("y", y, self._y)):
+                _check_like(f"{who}: {what}", array, spool)
+                spool.append(array)
+            self.count += len(x)
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return x (n, ...) and y (n, ...), mapped."""
+        if self._x is None or self._y is None:
+            return np.empty((0,)), np.empty((0,), np.int64)
+        return self._x.finish(), self._y.finish()
+
+    def _present(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples without those that are dropped for a NaN in x or y."""
+        if self._missing != "drop":
+            return x, y
+        parts = [part.reshape(len(part), -1) for part in (x, y) if part.dtype.kind == "f" and len(part)]
+        absent = np.any([np.isnan(part).any(axis=1) for part in parts], axis=0) if parts else np.zeros(len(x), bool)
+        return (x[~absent], y[~absent]) if absent.any() else (x, y)
+
+    def _features(self, who: str, x: np.ndarray, first: int) -> np.ndarray:
+        if x.dtype.kind not in "biuf":
+            raise InputError(f"{who}: x", expected="numbers", got=str(x.dtype))
+        if self._task == "next-token":
+            self._check_labels(f"{who}: x", x)
+            small = self._num_classes is not None and self._num_classes <= SMALL + 1
+            return x.astype(np.uint8 if small else np.int32)
+        if x.dtype == np.uint8:
+            return x
+        wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+        return _finite(f"{who}: x", wide, first, nan=self._missing == "keep")
+
+    def _targets(self, who: str, y: np.ndarray, first: int) -> np.ndarray:
+        if y.dtype.kind not in "biuf":
+            raise InputError(f"{who}: y", expected="numbers", got=str(y.dtype))
+        if self._task == "regression":
+            return _finite(f"{who}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
+        self._check_labels(f"{who}: y", y)
+        if self._task == "classification" and y.ndim != 1:
+            remedy = "for several labels a sample, use task='regression' and a loss of your own"
+            raise InputError(f"{who}: y", expected="one label a sample", got=f"shape {y.shape[1:]}", remedy=remedy)
+        self.largest = max(self.largest, int(y.max()))
+        return y.astype(np.int64)
+
+    def _check_labels(self, what: str, labels: np.ndarray) -> None:
+        top = np.iinfo(np.int32).max if self._num_classes is None else self._num_classes - 1
+        if self._task == "multi-label":
+            top = 1
+        if labels.dtype.kind == "f" and (not np.isfinite(labels).all() or (labels != np.rint(labels)).any()):
+            raise InputError(what, expected="whole numbers", got="others", remedy="or use task='regression'")
+        if labels.min() < 0 or labels.max() > top:
+            raise InputError(what, expected=f"labels 0 … {top}", got=f"{labels.min()} … {labels.max()}")
+
+
+def _blocks(who: str, given: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield x and y of one client's samples in pieces."""
+    if isinstance(given, Mapping) and given.keys() >= {"x", "y"}:
+        given = given["x"], given["y"]
+    if isinstance(given, Blocks):
+        yield from given.pairs
+        return
+    if isinstance(given, tuple) and len(given) == 2:
+        x, y = (np.asarray(part) for part in given)
+        if not (x.ndim and y.ndim):
+            raise InputError(f"{who}: x and y", expected="arrays with a row per sample", got="single numbers")
+        for start in range(0, max(len(x), len(y)), BLOCK_SAMPLES):
+            yield x[start : start + BLOCK_SAMPLES], y[start : start + BLOCK_SAMPLES]
+        return
+    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
+        single: Iterator[Any] = (given[i] for i in range(len(given)))
+    elif isinstance(given, Iterable):
+        single = iter(given)
+    else:
+        expected = "arrays (x, y), a torch Dataset or a generator of samples (x, y)"
+        raise InputError(who, expected=expected, got=type(given).__name__)
+    for first in single:
+        x, y = _stacked(who, [first])
+        together = max(1, min(BLOCK_SAMPLES, BLOCK_BYTES // max(1, x.nbytes + y.nbytes)))
+        yield _stacked(who, [first, *islice(single, together - 1)])
+
+
+def _stacked(who: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        x, y = zip(*block, strict=True)
+        return np.stack([np.asarray(part) for part in x]), np.stack([np.asarray(part) for part in y])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{who}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
+
+
+def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:
+    """Refuse samples that the first ones' shape and type cannot hold."""
+    if array.shape[1:] != spool.row_shape:
+        expected = f"shape {spool.row_shape} a sample, as before"
+        raise InputError(what, expected=expected, got=str(array.shape[1:]))
+    if not np.can_cast(array.dtype, spool.dtype, "same_kind"):
+        raise InputError(what, expected=f"{spool.dtype}, as before", got=str(array.dtype))
+
+
+def _finite(what: str, array: np.ndarray, first: int, nan: bool = False) -> np.ndarray:
+    """Refuse numbers that are not finite, of samples `first` and so on; `nan` lets NaN pass."""
+    wrong = np.isinf(array) if nan else ~np.isfinite(array)
+    if wrong.any():
+        sample, *place = (int(k) for k in np.argwhere(wrong)[0])
+        where = f"{what}: sample {first + sample}" + (f", entry {', '.join(map(str, place))}" if place else "")
+        got = "infinity" if np.isinf(array[(sample, *place)]) else "NaN"
+        raise InputError(where, expected="finite numbers", got=got)
+    return array

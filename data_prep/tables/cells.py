@@ -1,0 +1,84 @@
+"""What a cell says: a number, or one of several names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow
+
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+
+
+class NoNumber(Exception):
+    """A cell that is no number: its row, and what it says."""
+
+    def __init__(self, row: int, text: str):
+        super().__init__(text)
+        self.row, self.text = row, text
+
+
+def number(text: str, decimal_comma: bool = False) -> float | None:
+    """Return the number that a text is; None where it is none."""
+    if decimal_comma and DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+def numbers(values: pyarrow.Array, decimal_comma: bool = False) -> np.ndarray:
+    """Return cells as float64, (m,), NaN where one is missing.
+
+    Raises:
+        NoNumber: for the first cell that is none.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    try:
+        cast = pc.cast(pc.cast(values, pyarrow.int8()) if pyarrow.types.is_boolean(values.type) else values, "float64")
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+        different, codes = distinct(values)
+        parsed = [number(text, decimal_comma) for text in different]
+        wrong = [k for k, value in enumerate(parsed) if value is None]
+        if wrong:
+            row = int(np.isin(codes, wrong).argmax())
+            raise NoNumber(row, different[codes[row]]) from None
+        return np.array([*parsed, np.nan], np.float64)[codes]
+    return cast.to_numpy(zero_copy_only=False).astype(np.float64)
+
+
+def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:
+    """Return the different cells as text, and for each cell its number among them, (m,), -1 where one is missing."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    encoded = values.dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return [str(text) for text in pc.cast(encoded.dictionary, pyarrow.string()).to_pylist()], codes
+
+
+def names(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:
+    """Return the different names that texts stand for, in order, and text → its name's number.
+
+    Where all texts are numbers, 1, 1.0 and 01 are one name; the order is that of the numbers.
+    """
+    found = sorted(texts)
+    values = [number(text) for text in found]
+    if any(value is None or not np.isfinite(value) for value in values):
+        return found, {text: k for k, text in enumerate(found)}
+    ordered = sorted({value for value in values if value is not None})
+    place = {value: k for k, value in enumerate(ordered)}
+    spelled = [str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value) for value in ordered]
+    return spelled, {text: place[value] for text, value in zip(found, values, strict=True) if value is not None}
+
+
+def are_numbers(texts: Iterable[str]) -> bool:
+    """Tell whether all texts are numbers."""
+    return all(number(text) is not None for text in texts)

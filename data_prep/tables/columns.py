@@ -1,0 +1,115 @@
+"""What the columns of tables are: the target, the client's name, and features, found by name in any order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.tables.read import header
+from hpcfed.errors import InputError, nearest
+
+OBVIOUS = ("y", "target", "label", "class", "outcome")
+"""Names by which a target needs no --target, if a table has one of them."""
+FEW = 6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says about the columns.
+
+    Attributes:
+        task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
+        target: names of y's columns, with commas between; None for the obvious one.
+        client: column that names the client; None where each file is one.
+        categorical: columns that are one-hot though they hold numbers.
+        excluded: columns that are left out.
+        missing: what is done about missing values, one of `missing.WAYS`.
+    """
+
+    task: str = "classification"
+    target: str | None = None
+    client: str | None = None
+    categorical: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    missing: str = "refuse"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns by what they are: `features` in the order of the first file that has the usual ones."""
+
+    targets: tuple[str, ...]
+    client: str | None
+    features: tuple[str, ...]
+
+
+def roles(paths: Sequence[Path], asked: Asked) -> Roles:
+    """Return what the columns are that all tables share.
+
+    Raises:
+        InputError: tables have different columns, a column that was named is not there or has two roles, no target was
+            named and none is obvious, or no feature is left.
+    """
+    first, names = _shared(paths)
+    targets = _targets(first, names, asked)
+    named = {
+        "--target": targets,
+        "--client": () if asked.client is None else (asked.client,),
+        "--exclude": asked.excluded,
+    }
+    taken: dict[str, str] = {}
+    for option, columns in (*named.items(), ("--categorical", asked.categorical)):
+        for column in columns:
+            if column not in names:
+                raise InputError(f"{option}: no column {column!r}", where=str(first), remedy=nearest(column, names))
+            if column in taken:
+                raise InputError(f"column {column!r} is named by {taken[column]} and {option}", remedy="choose one")
+            taken[column] = option
+    features = tuple(name for name in names if taken.get(name, "--categorical") == "--categorical")
+    if not features:
+        raise InputError("no column is left for x", where=str(first), got=", ".join(names)[:80])
+    return Roles(targets, asked.client, features)
+
+
+def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:
+    if asked.target is not None:
+        targets = tuple(name.strip() for name in asked.target.split(","))
+        if asked.target in names:  # a name with a comma in it
+            targets = (asked.target,)
+        if len(targets) > 1 and asked.task == "classification":
+            remedy = "name one, or choose --task multi-label or regression"
+            raise InputError("--target", expected="one column of labels", got=asked.target[:80], remedy=remedy)
+        return targets
+    obvious = [name for name in names if name.lower() in OBVIOUS and name not in (asked.client, *asked.excluded)]
+    if len(obvious) == 1:
+        return (obvious[0],)
+    remedy = f"name it by --target; columns: {', '.join(names)[:200]}"
+    raise InputError("which column is the target?", where=str(path), got=" and ".join(obvious), remedy=remedy)
+
+
+def _shared(paths: Sequence[Path]) -> tuple[Path, list[str]]:
+    """Return the columns that most tables have, and the first of these tables.
+
+    Raises:
+        InputError: another table has other ones; it says which.
+    """
+    headers = {path: header(path) for path in paths}
+    usual = Counter(frozenset(names) for names in headers.values()).most_common(1)[0][0]
+    like = [path for path, names in headers.items() if usual == set(names)]
+    others = [path for path in headers if path not in like]
+    if not others:
+        return like[0], headers[like[0]]
+    path = others[0]
+    absent = [name for name in headers[like[0]] if name not in headers[path]]
+    added = [name for name in headers[path] if name not in usual]
+    beside = f"{like[0].name}" + (f" and {len(like) - 1} more" if len(like) > 1 else "")
+    what = "; ".join(
+        f"{verb} {', '.join(map(repr, names[:FEW]))}" + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+        for verb, names in (("it lacks", absent), ("only it has", added))
+        if names
+    )
+    also = f" (other columns also in {', '.join(path.name for path in others[1 : FEW + 1])})" if others[1:] else ""
+    remedy = "give all tables the same columns, in any order"
+    raise InputError(f"columns differ from those of {beside}: {what}{also}", where=str(path), remedy=remedy)

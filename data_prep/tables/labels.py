@@ -1,0 +1,79 @@
+"""Labels by what they are: the classes of a target, numbered in the order of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.tables import cells
+from data_prep.tables.read import class_names
+from data_prep.tables.survey import MANY_NUMBERS, Facts
+from hpcfed.errors import InputError
+
+FEW = 12
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a target.
+
+    Attributes:
+        names: of the classes, in order; None where the labels are 0 … K-1 themselves.
+        codes: text of a cell → number of its class.
+        count: K.
+        remarks: what their user should look at.
+    """
+
+    names: list[str] | None
+    codes: dict[str, int]
+    count: int
+    remarks: tuple[str, ...] = ()
+
+
+def classes(paths: Sequence[Path], column: str, facts: Facts) -> Classes:
+    """Return the classes that a column of labels names.
+
+    Raises:
+        InputError: no cell has a label; labels are fractions; or a label is beyond the names that a file has for them.
+    """
+    if facts.strange or facts.image:
+        raise InputError(f"target {column!r}", where=str(paths[0]), expected="labels", got=facts.strange or "images")
+    if not facts.levels:
+        raise InputError(f"target {column!r} has no value in any row", where=str(paths[0]), remedy="see --target")
+    known = class_names(paths[0], column)
+    names, codes = cells.names(facts.levels)
+    numeric = cells.are_numbers(facts.levels)
+    whole = numeric and all(float(name).is_integer() for name in names)
+    if known is not None and whole:
+        beyond = [name for name in names if not 0 <= int(name) < len(known)]
+        if beyond:
+            expected, got = f"labels 0 … {len(known) - 1}", beyond[0]
+            raise InputError(f"target {column!r}", where=str(paths[0]), expected=expected, got=got)
+        return Classes(known, {text: int(names[k]) for text, k in codes.items()}, len(known))
+    if numeric and not whole and len(names) > MANY_NUMBERS:
+        remedy = "use --task regression, or name another --target"
+        got = f"{len(names)} different fractions"
+        raise InputError(f"target {column!r}", where=str(paths[0]), expected="labels", got=got, remedy=remedy)
+    if names == [str(k) for k in range(len(names))]:
+        return Classes(None, codes, len(names), _doubts(column, names, numeric))
+    return Classes(names, codes, len(names), _doubts(column, names, numeric))
+
+
+def told(column: str, found: Classes) -> str:
+    """Return the target and its classes in a line."""
+    names = [str(k) for k in range(found.count)] if found.names is None else found.names
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    count = "1 class" if found.count == 1 else f"{found.count} classes"
+    return f"target {column!r}: {count}: {', '.join(names[:FEW])}{more}"
+
+
+def _doubts(column: str, names: list[str], numeric: bool) -> tuple[str, ...]:
+    if numeric and len(names) > MANY_NUMBERS:
+        return (f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression",)
+    folded: dict[str, str] = {}
+    for name in names:
+        other = folded.setdefault(name.casefold(), name)
+        if other != name:
+            return (f"classes {other!r} and {name!r} differ in case alone",)
+    return ()

@@ -1,0 +1,113 @@
+"""Tables as a data set: a first pass finds what the columns hold, a second makes numbers of them.
+
+Neither pass holds more than a block of rows, so tables may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.own import gather
+from data_prep.samples import Blocks
+from data_prep.tables import cells, missing
+from data_prep.tables.columns import Asked
+from data_prep.tables.encode import samples
+from data_prep.tables.plan import Files, Plan
+from data_prep.tables.plan import plan as plan_of
+from data_prep.tables.read import Block, blocks
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def load(
+    name: str,
+    clients: Mapping[str, Files],
+    common: Files,
+    own: Mapping[str, Files],
+    asked: Asked,
+    source: dict[str, Any],
+) -> Dataset:
+    """Return the data set of all clients' tables.
+
+    Args:
+        name: of the data set.
+        clients: client → its files; where `asked.client` names a column, the files of all, under any name.
+        common: the files of a common test set; empty for none.
+        own: client → the files of its own test set.
+        asked: what the user says about the columns.
+        source: provenance so far.
+
+    Raises:
+        InputError: files that are no tables, or do not fit each other or what was asked.
+    """
+    missing.check_way(asked.missing)
+    paths = [path for files in (*clients.values(), common, *own.values()) for path in files]
+    plan = plan_of(paths, asked)
+    train = [path for files in clients.values() for path in files]
+    rows: list[np.ndarray] = []
+
+    def pieces() -> Iterator[tuple[str, Any]]:
+        if asked.client is not None:
+            yield from ((client, Blocks([])) for client in sorted(plan.clients))
+            for number, path in enumerate(train):
+                for block in blocks(path):
+                    yield from _by_client(plan, block, number, rows)
+            return
+        for client, files in clients.items():
+            yield client, Blocks(_of(plan, client, files, rows, train))
+
+    test: Any = Blocks(_of(plan, "the test set", common)) if common else None
+    if own:
+        test = {client: Blocks(_of(plan, f"test of {client}", files)) for client, files in own.items()}
+    dataset = gather(
+        name,
+        pieces(),
+        test=test,
+        task=asked.task,
+        num_classes=None if plan.classes is None else plan.classes.count,
+        source={**source, **plan.described()},
+        in_pieces=True,
+        missing=asked.missing,
+    )
+    places = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
+    return replace(
+        dataset,
+        rows=places[:, 1] if len(train) == 1 else places,
+        features=None if plan.image else plan.names,
+        indicators=() if plan.image else plan.indicators,
+        fill=dataset.fill if plan.missing else "",
+        remarks=(*plan.remarks(paths), *plan.dropped_rows()),
+    )
+
+
+def _of(plan: Plan, who: str, files: Files, rows: list[np.ndarray] | None = None, train: Files = ()) -> Iterator[Pair]:
+    """Yield the samples of some files, and note their rows."""
+    for path in files:
+        for block in blocks(path):
+            x, y, kept = samples(plan, block)
+            plan.dropped[who] += len(block) - len(kept)
+            if rows is not None:
+                rows.append(np.column_stack([np.full(len(kept), train.index(path)), block.start + kept]))
+            yield x, y
+
+
+def _by_client(plan: Plan, block: Block, number: int, rows: list[np.ndarray]) -> Iterator[tuple[str, Any]]:
+    """Yield the samples of a block, the clients' in turn."""
+    assert plan.asked.client is not None
+    names, codes = cells.distinct(block.columns[plan.asked.client])
+    x, y, kept = samples(plan, block)
+    whole = np.bincount(codes[codes >= 0], minlength=len(names))
+    left = np.bincount(codes[kept], minlength=len(names))
+    plan.dropped.update({name: int(n) for name, n in zip(names, whole - left, strict=True) if n})
+    plan.dropped["no client"] += int((codes < 0).sum())
+    order = np.argsort(codes[kept], kind="stable")
+    ends = np.cumsum(left)
+    for name, mine in zip(names, np.split(order, ends[:-1]), strict=True):
+        if len(mine):
+            rows.append(np.column_stack([np.full(len(mine), number), block.start + kept[mine]]))
+            yield name, Blocks([(x[mine], y[mine])])

@@ -1,0 +1,103 @@
+"""Cells without a value: counted by column, and refused, dropped with their rows, or filled after the split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.spool import Spool
+from data_prep.tables.columns import Asked, Roles
+from data_prep.tables.survey import Survey
+from hpcfed.data.content import rows_per_block
+from hpcfed.errors import InputError, nearest
+
+REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
+MOST_BYTES = 64 << 20
+FEW = 8
+
+
+def check_way(missing: str) -> None:
+    """Refuse an unknown way to treat missing values.
+
+    Raises:
+        InputError: naming the nearest.
+    """
+    if missing not in WAYS:
+        raise InputError(f"missing {missing!r}", expected="refuse, drop, mean or median", remedy=nearest(missing, WAYS))
+
+
+def counts(found: Survey, roles: Roles, features: Sequence[str]) -> dict[str, int]:
+    """Return column → number of missing cells, for the columns that are used and have any."""
+    used = dict.fromkeys((*features, *roles.targets, *([] if roles.client is None else [roles.client])))
+    return {name: found.facts[name].missing for name in used if found.facts[name].missing}
+
+
+def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
+    """Refuse missing cells unless something is to be done about them.
+
+    Raises:
+        InputError: naming the first cell, and the number of them in each column.
+    """
+    if asked.missing == REFUSE and missing:
+        name = next(iter(missing))
+        remedy = "choose what to do by --missing drop, mean or median"
+        what = f"no value in column {name!r}; missing in all {found.rows:,} rows: {listed(missing)}"
+        raise InputError(what, where=found.facts[name].absent, remedy=remedy)
+
+
+def listed(counted: dict[str, int]) -> str:
+    """Return names with their counts in words, a few of them."""
+    words = [f"{name} {count:,}" for name, count in list(counted.items())[:FEW]]
+    return ", ".join(words) + (f" and {len(counted) - FEW} more" if len(counted) > FEW else "")
+
+
+def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
+    """Return the data set with the mean or median of a feature's training rows wherever x (n, p) is NaN.
+
+    Args:
+        dataset: whose `fill` says how; returned as it is where that is empty.
+        training: (n,) bool, the rows that clients train on.
+
+    Raises:
+        InputError: a feature has no value in any training row.
+    """
+    if not dataset.fill:
+        return dataset
+    values = _typical(dataset.x, np.flatnonzero(training), dataset.fill)
+    if np.isnan(values).any():
+        k = int(np.isnan(values).argmax())
+        name = str(k) if dataset.features is None else dataset.features[k]
+        raise InputError(f"column {name!r} has no value in any training row", remedy="leave it out")
+    used = np.zeros(len(values), bool)
+    x = _filled(dataset.x, values, used)
+    test_x = None if dataset.test_x is None else _filled(dataset.test_x, values, used)
+    names = dataset.features or [str(k) for k in range(len(values))]
+    filled = {names[k]: float(values[k]) for k in np.flatnonzero(used).tolist()}
+    source = {**dataset.source, "filled": {dataset.fill: filled}} if filled else dataset.source
+    return replace(dataset, x=x, test_x=test_x, fill="", source=source)
+
+
+def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:
+    """Return the mean or median of each feature over the given rows that have it, (p,) float64, NaN where none has."""
+    typical = np.full(x.shape[1], np.nan)
+    width = max(1, MOST_BYTES // (8 * max(1, len(rows))))
+    for start in range(0, x.shape[1], width):
+        part = x[rows, start : start + width].astype(np.float64)
+        known = ~np.isnan(part).all(axis=0)
+        statistic = np.nanmean if how == MEAN else np.nanmedian
+        typical[start : start + width][known] = statistic(part[:, known], axis=0)
+    return typical
+
+
+def _filled(x: np.ndarray, values: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Return x with `values` (p,) for NaN, and note in `used` (p,) which of them it took."""
+    spool = Spool(x.shape[1:], x.dtype)
+    block = rows_per_block(x.shape[1:], x.dtype)
+    for start in range(0, len(x), block):
+        part = x[start : start + block]
+        used |= np.isnan(part).any(axis=0)
+        spool.append(np.where(np.isnan(part), values, part).astype(x.dtype))
+    return spool.finish()

@@ -1,0 +1,145 @@
+"""How the rows of tables become samples, as the first pass over them found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.tables import labels, missing
+from data_prep.tables.columns import Asked, Roles, roles
+from data_prep.tables.images import depth
+from data_prep.tables.read import blocks, separator
+from data_prep.tables.survey import Feature, Survey, features, survey
+from hpcfed.errors import InputError
+
+Files = Sequence[Path]
+SEPARATOR_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rows become samples.
+
+    Attributes:
+        clients: text of a cell that names the client; empty where files do.
+        missing: column → number of missing cells.
+        deep: whether images have more than 8 bits.
+        dropped: client or test set → rows dropped so far.
+    """
+
+    asked: Asked
+    roles: Roles
+    found: Survey
+    features: list[Feature]
+    classes: labels.Classes | None
+    clients: set[str]
+    missing: dict[str, int]
+    deep: bool
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def image(self) -> bool:
+        """Whether x is a column of images."""
+        return self.found.facts[self.features[0].column].image
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the features of x, (p,)."""
+        return [f"{f.column}={level}" if f.levels else f.column for f in self.features for level in f.levels or ("",)]
+
+    @property
+    def indicators(self) -> tuple[int, ...]:
+        """Numbers of the features that are 0 or 1."""
+        hot = [bool(feature.levels) for feature in self.features for _ in feature.levels or ("",)]
+        return tuple(np.flatnonzero(hot).tolist())
+
+    def described(self) -> dict[str, Any]:
+        """Return what the federation file says of the columns."""
+        said: dict[str, Any] = {"target": ", ".join(self.roles.targets)}
+        if self.classes is not None and self.classes.names is not None:
+            said["classes"] = self.classes.names
+        levels = {feature.column: list(feature.levels) for feature in self.features if feature.levels}
+        if levels:
+            said["categories"] = levels
+        if self.missing:
+            said["missing"] = f"{self.asked.missing}: {missing.listed(self.missing)}"
+        return said
+
+    def remarks(self, paths: Files) -> Iterator[str]:
+        """Yield what was understood of the tables."""
+        if self.classes is not None:
+            yield labels.told(self.roles.targets[0], self.classes)
+            yield from self.classes.remarks
+        else:
+            yield f"target {', '.join(map(repr, self.roles.targets))}: {self.asked.task}"
+        if self.image:
+            unused = [name for name in self.roles.features if name != self.features[0].column]
+            also = f"; not used: {', '.join(unused)}" if unused else ""
+            yield f"images of column {self.features[0].column!r}{also}"
+        for feature in self.features:
+            if feature.levels:
+                more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
+                yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
+        marks = {mark for path in paths if path.suffix.lower() != ".parquet" for mark in separator(path)} - {","}
+        if marks:
+            yield f"cells are separated by {' or '.join(SEPARATOR_NAMES[mark] for mark in sorted(marks))}"
+        if self.found.comma:
+            yield f"a comma is the decimal point, as in {self.found.comma}"
+        if self.missing:
+            fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
+            fills &= any(feature.column in self.missing for feature in self.features)
+            filled = f"; features are filled by the {self.asked.missing} of training rows" if fills else ""
+            yield f"missing in {self.found.rows:,} rows: {missing.listed(self.missing)}{filled}"
+
+    def dropped_rows(self) -> Iterator[str]:
+        """Yield how many rows each client lost."""
+        lost = {name: count for name, count in self.dropped.items() if count}
+        if lost:
+            why = "" if self.asked.missing == missing.DROP else " without a label or a client"
+            yield f"dropped {sum(lost.values()):,} rows{why}: {missing.listed(lost)}"
+
+
+def plan(paths: Files, asked: Asked) -> Plan:
+    """Read all tables once, and return how their rows become samples.
+
+    Raises:
+        InputError: files that are no tables, or do not fit each other or what was asked.
+    """
+    columns = roles(paths, asked)
+    found = survey(paths, columns, asked)
+    if not found.rows:
+        raise InputError("no table has a row", where=str(paths[0].parent))
+    listed = features(found, columns, asked, paths[0])
+    absent = missing.counts(found, columns, [feature.column for feature in listed])
+    missing.refuse(found, absent, asked)
+    classes = None
+    if asked.task == "classification":
+        classes = labels.classes(paths, columns.targets[0], found.facts[columns.targets[0]])
+    else:
+        for name in columns.targets:
+            _check_numbers(name, found, paths[0])
+    clients = set() if asked.client is None else _client_names(asked.client, found, paths[0])
+    image = found.facts[listed[0].column].image
+    deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))
+    return Plan(asked, columns, found, listed, classes, clients, absent, deep)
+
+
+def _client_names(name: str, found: Survey, where: Path) -> set[str]:
+    facts = found.facts[name]
+    if facts.strange or facts.image or not facts.levels:
+        got = facts.strange or ("images" if facts.image else "none")
+        raise InputError(f"--client: column {name!r}", where=str(where), expected="names", got=got)
+    return facts.levels
+
+
+def _check_numbers(name: str, found: Survey, where: Path) -> None:
+    facts = found.facts[name]
+    if facts.word or facts.strange or facts.image or facts.infinite:
+        place, text = facts.word or (facts.infinite or str(where), facts.strange or "another value")
+        raise InputError(f"target {name!r}", where=place, expected="finite numbers", got=text[:40])

@@ -1,0 +1,239 @@
+"""Tables in blocks of rows, read by pyarrow: CSV with any usual separator, and Parquet.
+
+Text comes without blanks at its ends, and missing cells as nulls, whatever the file writes for them (`MISSING`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.sources.files import reading
+from hpcfed.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TABLES = (".csv", ".tsv", ".parquet")
+SEPARATORS = (",", ";", "\t", "|")
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "-nan", "null", "NULL", "?")
+"""What stands for no value; "None" may be an answer."""
+BLOCK_BYTES, MOST_BYTES = 8 << 20, 128 << 20
+"""Text of a block: usually, and where rows are so wide that it would hold few."""
+BLOCK_ROWS, BLOCK_IMAGES = 4096, 64
+LONGEST_HEADER = 16 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of a table.
+
+    Attributes:
+        path: the file.
+        start: number of the first row, from 0.
+        columns: name → its cells, of one length: text (trimmed), numbers, or whatever else Parquet holds.
+        decimal_comma: whether 1,5 is a number: in files whose separator is a semicolon.
+    """
+
+    path: Path
+    start: int
+    columns: dict[str, pyarrow.Array]
+    decimal_comma: bool = False
+
+    def place(self, row: int) -> str:
+        """Return where a row of this block is for a person: a CSV's header is row 1, as a spreadsheet shows it."""
+        return f"{self.path}: row {self.start + row + (1 if _is_parquet(self.path) else 2)}"
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+def header(path: Path) -> list[str]:
+    """Return the names of a table's columns.
+
+    Raises:
+        InputError: the file can't be read or is damaged, names are missing, or one is there twice.
+    """
+    with _one_line(path):
+        if _is_parquet(path):
+            with _parquet(path) as table:
+                names = list(table.schema_arrow.names)
+        else:
+            names = _split(_first_lines(path)[0], separator(path))
+    names = [name.strip() for name in names]
+    if "" in names:
+        remedy = "give it a name, or write the table without its index (pandas: index=False)"
+        raise InputError(f"column {names.index('') + 1} has no name", where=str(path), remedy=remedy)
+    if not names or len(set(names)) < len(names):
+        got = ", ".join(names)[:80] or "none"
+        raise InputError("no header", where=str(path), expected="a first line of different names", got=got)
+    return names
+
+
+def separator(path: Path) -> str:
+    """Return the separator of a CSV: the one that cuts its header into most cells, and the first row into as many."""
+    lines = _first_lines(path)
+
+    def cells(mark: str) -> tuple[bool, int]:
+        counts = [len(_split(line, mark)) for line in lines]
+        return counts[0] > 1 and len(set(counts)) == 1, counts[0]
+
+    return max(SEPARATORS, key=cells)
+
+
+def _split(line: str, mark: str) -> list[str]:
+    """Return the cells of a line; a line without the mark is one, however long."""
+    return next(csv.reader([line], delimiter=mark), []) if mark in line else [line.strip('"')]
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """Yield a table in pieces, in the order of its rows.
+
+    Raises:
+        InputError: the file is no table or damaged, or a row has more or fewer cells than the header.
+    """
+    names, start = header(path), 0
+    decimal_comma = not _is_parquet(path) and separator(path) == ";"
+    for batch in _batches(path, names):
+        cells = {name: _plain(column) for name, column in zip(names, batch.columns, strict=True)}
+        yield Block(path, start, cells, decimal_comma)
+        start += batch.num_rows
+
+
+def class_names(path: Path, column: str) -> list[str] | None:
+    """Return what the numbers of a label column stand for, where Parquet of the datasets hub names them."""
+    if not _is_parquet(path):
+        return None
+    with _one_line(path), _parquet(path) as table:
+        metadata = (table.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    with suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        names = json.loads(metadata)["info"]["features"][column]["names"]
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return names
+    return None
+
+
+def is_image(values: pyarrow.Array) -> bool:
+    """Tell whether a column holds images as the datasets hub writes them: a struct of bytes and path."""
+    import pyarrow
+
+    kind = values.type
+    return pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and kind.get_field_index("path") >= 0
+
+
+def _batches(path: Path, names: list[str]) -> Iterator[Any]:
+    with _one_line(path):
+        if _is_parquet(path):
+            with _parquet(path) as table:
+                heavy = any(not _is_simple(field.type) for field in table.schema_arrow)
+                yield from table.iter_batches(BLOCK_IMAGES if heavy else BLOCK_ROWS, use_threads=False)
+            return
+        import pyarrow
+        from pyarrow import csv as arrow_csv
+
+        size = min(MOST_BYTES, max(BLOCK_BYTES, BLOCK_ROWS * len(_first_lines(path)[-1])))
+        places = [str(k) for k in range(len(names))]
+        with path.open("rb") as file:
+            reader = arrow_csv.open_csv(
+                file,
+                read_options=arrow_csv.ReadOptions(column_names=places, use_threads=False, block_size=size),
+                parse_options=arrow_csv.ParseOptions(delimiter=separator(path), newlines_in_values=True),
+                convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.string())),
+            )
+            header_rows = 1
+            for batch in reader:
+                yield batch.slice(header_rows)
+                header_rows = 0
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    with path.open("rb"):  # tells a file that can't be opened from one that is damaged
+        pass
+    with parquet.ParquetFile(path) as table:
+        yield table
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn what pyarrow and the system raise into one line."""
+    try:
+        import pyarrow
+    except ModuleNotFoundError as error:
+        raise InputError("tables are read by pyarrow", where=str(path), remedy="pip install pyarrow") from error
+    what = "no Parquet file, or damaged" if _is_parquet(path) else "no table of text"
+    try:
+        with reading(path):
+            yield
+    except (pyarrow.ArrowException, UnicodeDecodeError, csv.Error) as error:
+        got = str(error).splitlines()[0].removeprefix("CSV parse error: ")
+        if "UTF8" in got or isinstance(error, UnicodeDecodeError):
+            remedy = "save it as CSV UTF-8"
+            raise InputError("not UTF-8", where=str(path), got=got[:80], remedy=remedy) from error
+        if ": Expected " in got:  # Row #2: Expected 3 columns, got 2: the row's text
+            row, counts = got.split(": Expected ", 1)
+            expected, found = counts.split(", got ", 1)
+            where = f"{path}: {row.lower().replace('#', '')}"
+            raise InputError(
+                "cells", where=where, expected=f"{expected}, as in the header", got=found.split(":")[0]
+            ) from error
+        raise InputError(what, where=str(path), got=got[:80]) from error
+
+
+def _first_lines(path: Path) -> list[str]:
+    """Return the header and, if there is one, the first row.
+
+    Raises:
+        InputError: there is no header.
+    """
+    lines: list[str] = []
+    with _one_line(path), path.open(encoding="utf-8-sig", newline="") as file:
+        while len(lines) < 2 and (line := file.readline(LONGEST_HEADER)):
+            if line.strip():
+                lines.append(line.rstrip("\r\n"))
+    if not lines:
+        raise InputError("no header", where=str(path), expected="a first line of different names", got="an empty file")
+    return lines
+
+
+def _plain(values: pyarrow.Array) -> pyarrow.Array:
+    """Return text trimmed, with nulls for `MISSING`; numbers with nulls for NaN; anything else as it is."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if pyarrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if str(values.type) == "string_view":
+        values = values.cast(pyarrow.string())
+    if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
+        trimmed = pc.utf8_trim_whitespace(values)
+        absent = pc.is_in(trimmed, value_set=_missing(values.type))
+        return pc.if_else(absent, pyarrow.scalar(None, values.type), trimmed)
+    if pyarrow.types.is_floating(values.type):
+        return pc.if_else(pc.is_nan(values), pyarrow.scalar(None, values.type), values)
+    return values
+
+
+@cache
+def _missing(kind: pyarrow.DataType) -> pyarrow.Array:
+    import pyarrow
+
+    return pyarrow.array(MISSING, kind)
+
+
+def _is_simple(kind: pyarrow.DataType) -> bool:
+    import pyarrow
+
+    return not (pyarrow.types.is_nested(kind) or pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"

@@ -1,0 +1,151 @@
+"""Features on one scale: means and standard deviations of training rows alone, of all clients or of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.split import Split
+from data_prep.spool import Spool, as_unit
+from hpcfed.data.content import rows_per_block
+from hpcfed.data.format import Normalization
+from hpcfed.errors import InputError, nearest
+
+CLIENT, POOLED, NONE = WAYS = ("client", "pooled", "none")
+FEWEST = 2
+"""Training rows of a client with statistics of its own; one with fewer takes those of all clients."""
+FAR, WIDE, NARROW = 2.0, 5.0, 0.05
+"""A feature looks unscaled where its mean is farther from 0, or its deviation wider or narrower, than these."""
+FEW = 6
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means and standard deviations over axis 1 of x, (groups, C) float64, of `rows` (groups,) training rows each.
+
+    A deviation is 0 where all rows have one value.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    rows: np.ndarray
+
+
+def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
+    """Return the data set with features of mean 0 and deviation 1 over the training rows, of all clients or of each.
+
+    ``pooled`` leaves x as it is and names the statistics, which a run applies. ``client`` scales x here: rows of a
+    client, its own test rows included, by its own statistics, and a common test set by those of all clients.
+    A feature that is constant at a client has the deviation of all there; one-hot features stay as they are.
+
+    Raises:
+        InputError: an unknown way, tokens, or data that come with constants to be normalized by.
+    """
+    if how not in WAYS:
+        raise InputError(f"standardize {how!r}", expected="client, pooled or none", remedy=nearest(how, WAYS))
+    if how == NONE:
+        return dataset
+    if dataset.task == "next-token":
+        raise InputError("--standardize has no effect with tokens", remedy="leave it out")
+    if dataset.source.get("standardized"):
+        raise InputError(f"{dataset.name} is standardized already", remedy="prepare it from its raw files")
+    if dataset.normalization is not None:
+        what = f"{dataset.name} is normalized by constants of its own"
+        raise InputError(what, remedy="leave --standardize out, or use none")
+    pooled = moments(dataset, done, by_client=False)
+    pooled.std[pooled.std == 0] = 1.0
+    if how == POOLED:
+        scale = Normalization(tuple(pooled.mean[0].tolist()), tuple(pooled.std[0].tolist()))
+        return replace(dataset, normalization=scale)
+    own = moments(dataset, done, by_client=True)
+    few = own.rows < FEWEST
+    own.mean[few], own.std[few] = pooled.mean[0], pooled.std[0]
+    np.copyto(own.std, pooled.std, where=own.std == 0)
+    x = _scaled(dataset.x, done.owner, own)
+    test_x, test_owner = dataset.test_x, done.test_owner
+    if test_x is not None and done.held is None:
+        test_x = _scaled(test_x, test_owner, pooled if test_owner is None else own)
+    names = [str(k) for k in range(done.num_clients)] if done.clients is None else done.clients
+    short = [names[k] for k in np.flatnonzero(few & (own.rows > 0)).tolist()]
+    remarks = []
+    if short:
+        more = f" and {len(short) - FEW} more" if len(short) > FEW else ""
+        remarks.append(f"scaled as all clients are, for want of training rows: {', '.join(short[:FEW])}{more}")
+    if test_x is not None and done.held is None and test_owner is None:
+        remarks.append("the common test set is scaled by the statistics of all clients' training rows")
+    return replace(
+        dataset,
+        x=x,
+        test_x=test_x,
+        source={**dataset.source, "standardized": "each client by its own training rows: /train/mean, /train/std"},
+        statistics=(own.mean, own.std),
+        remarks=(*dataset.remarks, *remarks),
+    )
+
+
+def unscaled(dataset: Dataset, done: Split) -> str:
+    """Return a line on the features of a table that look unscaled, with mean and deviation; "" where none does."""
+    if dataset.features is None or dataset.x.ndim != 2 or dataset.normalization or dataset.x.dtype.kind != "f":
+        return ""
+    all_rows = moments(dataset, done, by_client=False)
+    mean, std = all_rows.mean[0], all_rows.std[0]
+    odd = (np.abs(mean) > FAR) | (std > WIDE) | (std < NARROW)
+    odd[list(dataset.indicators)] = False
+    found = [f"{dataset.features[k]} ({mean[k]:.3g} ± {std[k]:.3g})" for k in np.flatnonzero(odd).tolist()]
+    if not found:
+        return ""
+    more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
+    return f"not scaled: {', '.join(found[:FEW])}{more}; scale by --standardize pooled or client, or say none"
+
+
+def moments(dataset: Dataset, done: Split, *, by_client: bool) -> Moments:
+    """Return means and deviations of training rows, of each client (N, C) or of all (1, C)."""
+    rows = np.flatnonzero(done.training)
+    group = done.owner[rows] if by_client else np.zeros(len(rows), np.int64)
+    if by_client:
+        order = np.argsort(group, kind="stable")
+        rows, group = rows[order], group[order]
+    groups = done.num_clients if by_client else 1
+    counts = np.bincount(group, minlength=groups)
+    channels = dataset.x.shape[1] if dataset.x.ndim > 1 else 1
+    weight = np.maximum(counts, 1)[:, None]
+    mean = np.zeros((groups, channels))
+    for where, x in _blocks(dataset.x, rows):
+        _add(mean, group[where], x.mean(axis=2))
+    mean /= weight
+    square = np.zeros_like(mean)
+    for where, x in _blocks(dataset.x, rows):
+        _add(square, group[where], ((x - mean[group[where]][:, :, None]) ** 2).mean(axis=2))
+    std = np.sqrt(square / weight)
+    std[std <= 1e-7 * np.abs(mean)] = 0.0  # constant but for rounding
+    mean[:, list(dataset.indicators)], std[:, list(dataset.indicators)] = 0.0, 1.0
+    return Moments(mean, std, counts)
+
+
+def _add(total: np.ndarray, group: np.ndarray, values: np.ndarray) -> None:
+    """Add values (m, C) to the totals (groups, C) of their groups (m,), which are in order."""
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    total[group[starts]] += np.add.reduceat(values, starts, axis=0)
+
+
+def _blocks(x: np.ndarray, rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield the given rows of x as (m, C, rest) float64, a block at a time; uint8 in [0, 1]."""
+    size = rows_per_block(x.shape[1:], np.dtype(np.float64))
+    for start in range(0, len(rows), size):
+        where = slice(start, start + size)
+        block = x[rows[where]]
+        block = as_unit(block) if block.dtype == np.uint8 else block
+        yield where, block.reshape(len(block), x.shape[1] if x.ndim > 1 else 1, -1).astype(np.float64)
+
+
+def _scaled(x: np.ndarray, owner: np.ndarray | None, by: Moments) -> np.ndarray:
+    """Return x scaled by its owners' statistics, or by the only ones, in its own type (uint8 becomes float32)."""
+    spool = Spool(x.shape[1:], x.dtype if x.dtype.kind == "f" else np.float32)
+    for where, block in _blocks(x, np.arange(len(x))):
+        group = np.zeros(len(block), np.int64) if owner is None else np.maximum(owner[where], 0)
+        block = (block - by.mean[group][:, :, None]) / by.std[group][:, :, None]
+        spool.append(block.astype(spool.dtype))
+    return spool.finish()

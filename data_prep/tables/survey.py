@@ -1,0 +1,184 @@
+"""First pass over tables: what each column's cells are, before any of them is turned into a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data_prep.tables import cells
+from data_prep.tables.columns import Asked, Roles
+from data_prep.tables.read import Block, blocks, is_image
+from hpcfed.errors import InputError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MOST_LEVELS, MOST_CHOSEN, MOST_CLASSES = 100, 10_000, 100_000
+"""Distinct values of a column of words, of one named by --categorical, and of labels."""
+MANY_NUMBERS = 20
+"""Labels that are fractions: more different ones are taken for the target of a regression."""
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass
+class Facts:
+    """What is in one column, over all files.
+
+    Attributes:
+        missing: cells without a value; `absent` is where the first is.
+        number, word: whether any cell is a number; the first that is none, and where it is.
+        levels: different cells as text, of words and of columns that hold names.
+        strange: the type of a column that is neither numbers, text nor images, or where a number is no finite float32.
+    """
+
+    missing: int = 0
+    absent: str = ""
+    number: bool = False
+    word: tuple[str, str] | None = None
+    levels: set[str] = field(default_factory=set)
+    image: bool = False
+    strange: str = ""
+    infinite: str = ""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column of x: numbers, or one of `levels`, which is one-hot."""
+
+    column: str
+    levels: tuple[str, ...] = ()
+    codes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What all tables hold.
+
+    Attributes:
+        facts: column → what is in it, for the columns that have a role.
+        rows: number of rows of all tables.
+        comma: the first file where a comma was read as the decimal point, "" for none.
+    """
+
+    facts: dict[str, Facts]
+    rows: int
+    comma: str
+
+
+def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
+    """Read all tables once.
+
+    Raises:
+        InputError: as `read.blocks`; or a column of names has more than can be told apart.
+    """
+    labels = roles.targets if asked.task == "classification" else ()
+    limits = {
+        **dict.fromkeys(asked.categorical, MOST_CHOSEN),
+        **dict.fromkeys(labels, MOST_CLASSES),
+        **({} if roles.client is None else {roles.client: 1 << 62}),
+    }
+    facts = {name: Facts() for name in (*roles.features, *roles.targets, *limits)}
+    rows, comma = 0, ""
+    for path in paths:
+        for block in blocks(path):
+            rows += len(block)
+            for name, found in facts.items():
+                _look(found, block, name, limits.get(name))
+            if block.decimal_comma and not comma:
+                comma = path.name if _has_comma(block, roles) else ""
+    return Survey(facts, rows, comma)
+
+
+def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Feature]:
+    """Return the columns of x: the images alone where a column holds any.
+
+    Raises:
+        InputError: a column that can be no feature, and why.
+    """
+    images = [name for name in roles.features if found.facts[name].image]
+    if len(images) > 1:
+        got = ", ".join(images)
+        raise InputError("one column of images", where=str(where), got=got, remedy="leave the others out by --exclude")
+    if images:
+        return [Feature(images[0])]
+    return [_feature(name, found.facts[name], asked, where) for name in roles.features]
+
+
+def _feature(name: str, facts: Facts, asked: Asked, where: Path) -> Feature:
+    remedy = f"leave it out by --exclude '{name}'"
+    chosen = name in asked.categorical
+    if facts.strange:
+        raise InputError(f"column {name!r}", where=str(where), expected="numbers", got=facts.strange, remedy=remedy)
+    if not (facts.number or facts.word or facts.levels):
+        raise InputError(f"column {name!r} has no value in any row", where=str(where), remedy=remedy)
+    if facts.word and facts.number and not chosen:
+        place, text = facts.word
+        remedy = f"mend the cell, or take the column for names by --categorical '{name}'"
+        raise InputError(f"column {name!r}", where=place, expected="numbers", got=repr(text[:40]), remedy=remedy)
+    if chosen or facts.word:
+        most = MOST_CHOSEN if chosen else MOST_LEVELS
+        if len(facts.levels) > most:
+            remedy = f"{remedy}{'' if chosen else f', or let it be one-hot all the same by --categorical {name!r}'}"
+            raise InputError(f"column {name!r} has more than {most} different words", where=str(where), remedy=remedy)
+        names, codes = cells.names(facts.levels)
+        return Feature(name, tuple(names), codes)
+    if facts.infinite:
+        remedy = "mend the cell"
+        raise InputError(f"column {name!r}", where=facts.infinite, expected="a finite float32 number", remedy=remedy)
+    return Feature(name)
+
+
+def _look(facts: Facts, block: Block, name: str, limit: int | None) -> None:
+    """Add what one block says of a column; `limit` is for a column that holds names whatever they look like."""
+    import pyarrow
+
+    values = block.columns[name]
+    if is_image(values):
+        facts.image = True
+    if values.null_count:
+        facts.missing += values.null_count
+        facts.absent = facts.absent or block.place(_first_null(values))
+    if values.null_count == len(values) or facts.image:
+        return
+    kind = values.type
+    if pyarrow.types.is_nested(kind) or pyarrow.types.is_temporal(kind) or "binary" in str(kind):
+        facts.strange = f"{kind} in {block.path.name}"[:80]
+        return
+    if limit is not None:
+        facts.levels.update(cells.distinct(values)[0])
+        if len(facts.levels) > limit:
+            what = f"more than {limit:,} different values in column {name!r}"
+            raise InputError(what, where=str(block.path), remedy="use --task regression, or name another --target")
+        return
+    try:
+        found = cells.numbers(values, block.decimal_comma)
+    except cells.NoNumber as error:
+        facts.word = facts.word or (block.place(error.row), error.text)
+        texts = cells.distinct(values)[0]
+        facts.number = facts.number or any(cells.number(text, block.decimal_comma) is not None for text in texts)
+        if len(facts.levels) <= MOST_LEVELS:
+            facts.levels.update(texts)
+        return
+    facts.number = True
+    too_large = np.abs(found) > LARGEST
+    if too_large.any() and not facts.infinite:
+        facts.infinite = block.place(int(too_large.argmax()))
+
+
+def _first_null(values: pyarrow.Array) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.index(pc.is_null(values), True).as_py())
+
+
+def _has_comma(block: Block, roles: Roles) -> bool:
+    import pyarrow.compute as pc
+
+    pattern = f"^{cells.DECIMAL_COMMA.pattern}$"
+    columns = (block.columns[name] for name in (*roles.features, *roles.targets))
+    texts = [values for values in columns if str(values.type) in ("string", "large_string")]
+    return any(pc.any(pc.match_substring_regex(values, pattern)).as_py() for values in texts)

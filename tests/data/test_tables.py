@@ -1,0 +1,310 @@
+"""Tables of one's own: the sites of a consortium, each of which wrote its file in its own way."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+import hpcfed
+from data_prep.sources import own
+from data_prep.tables import read
+from hpcfed.data.format import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.errors import InputError
+from tests.launch import Completed
+
+HEADER = ("age", "bp", "sex", "outcome")
+SITES = {
+    "amsterdam": [("50", "120", "f", "1"), ("60", "140", "m", "2"), ("70", "130", "f", "2.0")],
+    "berlin": [("40,5", "110", "m", "1"), ("41,5", "112", "f", "2")],  # semicolons
+    "cork": [("30", "100", "f", "1"), ("34", "104", "m", "2"), ("32", "", "m", "1")],  # tabs, other order, a gap
+    "davos": [("80", "150", "NA", "1"), ("82", "152", "f", " ")],  # neither sex nor outcome known
+    "espoo": [],
+    "fano": [("20", "160", "m", "2")],
+}
+KNOWN = np.array([50, 60, 70, 40.5, 41.5, 30, 34, 32, 80, 20])
+"""The ages of all rows that have an outcome."""
+
+
+def write(path: Path, rows: Sequence[Sequence[str]], header: Sequence[str] = HEADER, separator: str = ",") -> None:
+    order = [HEADER.index(name) for name in header]
+    lines = [separator.join(header), *(separator.join(row[k] for k in order) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    """The six sites' files in a folder."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    for name, rows in SITES.items():
+        write(folder / f"{name}.csv", rows)
+    write(folder / "berlin.csv", SITES["berlin"], separator=";")
+    write(folder / "cork.csv", SITES["cork"], ("outcome", "sex", "bp", "age"), "\t")
+    return folder
+
+
+@pytest.fixture
+def prepare(command: Callable[..., Completed], tmp_path: Path) -> Callable[..., str]:
+    """`hpcfed prepare own --raw …`; returns what it printed, one line if it failed."""
+
+    def run(options: str, code: int = 0) -> str:
+        done = command(["prepare", "own", "-o", "f.h5", "--overwrite", "--raw", *options.split()], tmp_path)
+        assert done.returncode == code, done.stderr
+        assert code == 0 or done.stderr.count("\n") == 1
+        return done.stderr if code else done.stdout
+
+    return run
+
+
+def test_six_sites_each_with_a_table_in_its_own_way(
+    sites: Path, prepare: Callable[..., str], command: Callable[..., Completed], tmp_path: Path
+) -> None:
+    refused = prepare("sites", 2)
+    for part in (
+        "cork.csv: row 4: no value in column 'bp'",
+        "bp 1, sex 1, outcome 1",
+        "--missing drop, mean or median",
+    ):
+        assert part in refused
+
+    said = prepare("sites --missing mean")
+    for part in (
+        "target 'outcome': 2 classes: 1, 2",
+        "one-hot 'sex': f, m",
+        "separated by tabs or semicolons",
+        "a comma is the decimal point, as in berlin.csv",
+        "missing in 11 rows: bp 1, sex 1, outcome 1; features are filled by the mean",
+        "dropped 1 rows without a label or a client: davos 1",
+        "not scaled: age (45.8 ± 18.1), bp (125 ± 18.9); scale by --standardize",
+        "without a sample to train on: espoo;",
+    ):
+        assert part in said
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.client_names() == sorted(SITES)
+        assert federation.sizes.tolist() == [3, 2, 3, 1, 0, 1]
+        x, y = federation.train()
+        assert y.tolist() == [0, 1, 1, 0, 1, 0, 1, 0, 0, 1]
+        assert np.array_equal(x[:, 0], KNOWN.astype(np.float32))
+        assert x[:3, 2:].tolist() == [[1, 0], [0, 1], [1, 0]]
+        assert x[7, 1] == pytest.approx(np.mean([120, 140, 130, 110, 112, 100, 104, 150, 160]))
+        assert x[8, 2:] == pytest.approx([4 / 9, 5 / 9])
+        source = federation.source
+    assert (source["target"], source["classes"], source["categories"]) == ("outcome", ["1", "2"], {"sex": ["f", "m"]})
+    with h5py.File(tmp_path / "f.h5", locking=False) as file:
+        assert json.loads(file.attrs["features"]) == ["age", "bp", "sex=f", "sex=m"]
+        assert file["train/row"][3:].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1], [2, 2], [3, 0], [5, 0]]
+
+    said = prepare("sites --missing drop --standardize client --min-samples 1")
+    assert "dropped 3 rows: cork 1, davos 2" in said
+    assert "scaled as all clients are, for want of training rows: fano" in said
+    with Federation.open(tmp_path / "f.h5") as federation, h5py.File(tmp_path / "f.h5", locking=False) as file:
+        assert federation.client_names() == ["amsterdam", "berlin", "cork", "fano"]
+        for k in range(3):
+            ages = federation.client(k)[0][:, :2]
+            assert ages.mean(axis=0) == pytest.approx(np.zeros(2), abs=1e-6)
+            assert ages.std(axis=0) == pytest.approx(np.ones(2), abs=1e-6)
+        assert file["train/mean"][0, 0] == pytest.approx(60)
+        assert file["train/std"][:, 3].tolist() == [1] * 4
+
+    again = ["prepare", "federation", "--raw", "f.h5", "--standardize", "client", "-o", "g.h5"]
+    assert "sites is standardized already; prepare it from its raw files" in command(again, tmp_path).stderr
+
+    said = prepare("sites --missing median --standardize pooled --test-fraction 0.4")
+    assert "not scaled" not in said
+    with Federation.open(tmp_path / "f.h5") as federation:
+        x, scale = federation.train()[0], federation.normalization
+        assert federation.num_test == 2
+        assert scale is not None
+        assert scale.mean[:2] == pytest.approx(x[:, :2].mean(axis=0), rel=1e-6)
+        assert scale.std[:2] == pytest.approx(x[:, :2].std(axis=0), rel=1e-6)
+        assert (scale.mean[2:], scale.std[2:]) == ((0, 0), (1, 1))
+
+    rows = [(name, *row) for name, rows in SITES.items() for row in rows]
+    lines = [",".join(("site", *HEADER)), *(",".join(cell.replace(",", ".") for cell in row) for row in rows)]
+    (tmp_path / "all.csv").write_text("\n".join(lines))
+    assert "name the column of its clients by --client, or deal its rows to clients by --partition" in prepare(
+        "all.csv", 2
+    )
+    said = prepare("all.csv --client site --missing drop")
+    assert "dropped 3 rows: cork 1, davos 2" in said
+    assert "without a sample to train on: davos" in said
+    refused = prepare("all.csv --partition natural --missing drop --exclude site", 2)
+    assert "all does not come split; choose another --partition" in refused
+    said = prepare("all.csv --partition iid --clients 2 --exclude site --missing median --standardize none")
+    assert "clients  2 with 5 to 5 samples" in said
+
+
+CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        ({"a": CELLS, "b": CELLS, "c": (("age", "bp", "sax", "outcome"), CELLS)}, {},
+         r"c.csv: columns differ from those of a.csv and 1 more: it lacks 'sex'; only it has 'sax'"),
+        ({"a": (("p", "q", "r", "s"), CELLS)}, {}, "which column is the target.*--target; columns: p, q, r, s"),
+        ({"a": (("y", "q", "r", "label"), CELLS)}, {}, "which column is the target.: got y and label"),
+        ({"a": CELLS}, {"target": "outcom"}, "--target: no column 'outcom'; did you mean 'outcome'"),
+        ({"a": CELLS}, {"exclude": "outcome", "target": "outcome"}, "'outcome' is named by --target and --exclude"),
+        ({"a": CELLS}, {"target": "age,bp"}, "expected one column of labels.*--task multi-label"),
+        ({"a": [*CELLS, ("5", "x", "f", "a")]}, {}, "row 4: column 'bp': expected numbers, got 'x'.*--categorical"),
+        ({"a": [*CELLS, ("5", "1e39", "f", "a")]}, {}, "a.csv: row 4: column 'bp': expected a finite float32 number"),
+        ({"a": [("1", "", "f", "a")]}, {"missing": "drop"}, "column 'bp' has no value in any row; leave it out"),
+        ({"a": [("1", "2", f"p{k}", "a") for k in range(101)]}, {}, "'sex' has more than 100 different words"),
+        ({"a": [("1", "2", "f", f"{k}.5") for k in range(30)]}, {}, "30 different fractions; use --task regression"),
+        ({"a": CELLS}, {"task": "regression"}, "a.csv: row 2: target 'outcome': expected finite numbers, got a"),
+        ({"a": [("1", "2", "f", " ")]}, {"missing": "mean"}, "target 'outcome' has no value in any row"),
+        ({"a": []}, {}, "no table has a row"),
+        ({"a": CELLS}, {"missing": "men"}, "missing 'men': expected refuse, drop, mean or median; did you mean 'mean'"),
+        ({"a": (("age", "bp", "", "outcome"), CELLS)}, {}, r"column 3 has no name; .*index=False"),
+    ],
+)  # fmt: skip
+def test_tables_that_do_not_fit(tmp_path: Path, files: Mapping, options: dict, message: str) -> None:
+    for name, content in files.items():
+        header, rows = content if isinstance(content, tuple) else (HEADER, content)
+        lines = [",".join(header), *(",".join(row) for row in rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=message):
+        own.load(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "numbers"),
+    [
+        (["1", "2", "01", "2.0"], ["1", "2"], [0, 1, 0, 1]),
+        (["0", "1", "2", "1"], None, [0, 1, 2, 1]),
+        (["10", "9", "9", "10"], ["9", "10"], [1, 0, 0, 1]),
+        (["-1", "1", "1", "-1"], ["-1", "1"], [0, 1, 1, 0]),
+        (["ill ", "well", " ill", "None"], ["None", "ill", "well"], [1, 2, 1, 0]),
+        (["1", "ill", "2", "1"], ["1", "2", "ill"], [0, 2, 1, 0]),
+    ],
+)
+def test_labels_by_what_they_are(
+    tmp_path: Path, labels: list[str], names: list[str] | None, numbers: list[int]
+) -> None:
+    write(tmp_path / "a.csv", [("1", "2", "3", label) for label in labels])
+    dataset = own.load(tmp_path)
+    assert dataset.source.get("classes") == names
+    assert dataset.y.tolist() == numbers
+    assert dataset.num_classes == len(set(numbers))
+
+
+def test_numbers_as_categories_and_several_labels(tmp_path: Path) -> None:
+    rows = [("1", "2", "0", "1"), ("3", "1", "1", "0"), ("5", "10", "1", "1")]
+    write(tmp_path / "a.csv", rows)
+    dataset = own.load(tmp_path, task="multi-label", target="sex,outcome", categorical="bp")
+    assert dataset.features == ["age", "bp=1", "bp=2", "bp=10"]
+    assert (dataset.num_classes, dataset.y.tolist()) == (2, [[0, 1], [1, 0], [1, 1]])
+    assert dataset.x[:, 1:].tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_a_long_field_takes_no_memory(tmp_path: Path) -> None:
+    """180 kB, of which a table of fixed width would make 8 GB; the limit leaves room for the libraries."""
+    write(tmp_path / "a.csv", [*[("1", "2", "f", "a")] * 4_000, ("1", "2", "f" * 130_000, "b")])
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "from pathlib import Path; from data_prep.sources import own\n"
+        "assert own.load(Path(sys.argv[1]), partition='iid').x.shape == (4001, 4)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "a.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_images_in_parquet_as_the_datasets_hub_writes_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
+    features = {"label": {"names": ["cat", "dog", "emu"], "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    for k, part in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
+        mine = slice(2 * k, 2 * k + 2)
+        images = pyarrow.array([{"bytes": png(image), "path": None} for image in pixels[mine]], kind)
+        schema = pyarrow.schema([("image", kind), ("label", pyarrow.int64())], metadata=metadata)
+        parquet.write_table(pyarrow.table([images, [k, 1]], schema=schema), tmp_path / f"{part}.parquet")
+    dataset = own.load(tmp_path)
+    assert (dataset.clients, dataset.num_classes) == (["train"], 3)
+    assert dataset.source["classes"] == ["cat", "dog", "emu"]
+    assert np.array_equal(dataset.x, pixels[:4].transpose(0, 3, 1, 2))
+    assert dataset.y.tolist() == [0, 1, 1, 1]
+    assert dataset.test_x is not None
+    assert np.array_equal(dataset.test_x, pixels[4:].transpose(0, 3, 1, 2))
+    broken = pyarrow.table({"image": pyarrow.array([{"bytes": b"no", "path": None}], kind), "label": [1]})
+    parquet.write_table(broken, tmp_path / "train-00001-of-00002.parquet")
+    with pytest.raises(InputError, match=r"train-00001-of-00002.parquet: row 1: no image, or damaged"):
+        own.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "said"),
+    [
+        ([datetime(2026, 1, 1)] * 2, {}, r"column 'a': expected numbers, got timestamp.* --exclude 'a'"),
+        ([[1], [2]], {"client_column": "a"}, r"--client: column 'a': expected names, got list"),
+        ([1.0, float("nan")], {}, r"t.parquet: row 2: no value in column 'a'"),
+        ([" v", "u "], {}, [[0, 1], [1, 0]]),
+        ([True, None], {"missing": "median"}, [[1], [float("nan")]]),
+    ],
+)
+def test_columns_of_parquet(tmp_path: Path, column: list, options: dict, said: str | list) -> None:
+    words = pyarrow.array(column).dictionary_encode() if isinstance(column[0], str) else column
+    parquet.write_table(pyarrow.table({"a": words, "b": [1, 2], "y": [0, 1]}), tmp_path / "t.parquet")
+    if isinstance(said, str):
+        with pytest.raises(InputError, match=said):
+            own.load(tmp_path / "t.parquet", partition="iid", **options)
+    else:
+        x = own.load(tmp_path / "t.parquet", partition="iid", **options).x
+        assert np.array_equal(x[:, :-1], said, equal_nan=True)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def test_blocks_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks cut a file of several clients, with cells of several lines, into the same samples."""
+    rows = [(f"{k}", '"2"', f'"{"fm"[k % 2]}\n{k % 3}"', f"{k % 2}") for k in range(200)]
+    write(tmp_path / "a.csv", rows)
+    contents = []
+    for size in (1 << 20, 100):
+        monkeypatch.setattr(read, "MOST_BYTES", size)
+        dataset = own.load(tmp_path / "a.csv", client_column="sex")
+        assert dataset.rows is not None
+        assert np.array_equal(dataset.x[:, 0], dataset.rows)
+        order = np.argsort(dataset.rows)
+        contents.append((dataset.x[order].tolist(), dataset.owner[order].tolist(), dataset.clients))
+    assert contents[0] == contents[1]
+    assert len(dataset.clients or ()) == 6
+
+
+def test_from_python_missing_and_scaled(tmp_path: Path) -> None:
+    x = np.array([[1, 10], [np.nan, 30], [3, 20]], np.float64)
+    clients = {"a": (x, np.array([0, 1, 1])), "b": (x + 10, np.array([1, 0, 0]))}
+    hpcfed.write_federation(tmp_path / "f.h5", clients, missing="mean", standardize="pooled")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.train()[0][[1, 4], 0].tolist() == [7, 7]
+        shards = Shards(federation, torch.float64, torch.device("cpu"), 1 << 20)
+        seen = torch.cat([shards.client(k)[0] for k in range(2)])  # as a run sees them
+        assert seen.mean(dim=0).tolist() == pytest.approx([0, 0], abs=1e-12)
+        assert seen.std(dim=0, correction=0).tolist() == pytest.approx([1, 1])
+    hpcfed.write_federation(tmp_path / "f.h5", clients, missing="drop", standardize="client", overwrite=True)
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.sizes.tolist() == [2, 2]
+        assert np.array_equal(federation.train()[0], [[-1, -1], [1, 1]] * 2)
+    with pytest.raises(InputError, match="client 'a': x: sample 1, entry 0: expected finite numbers, got NaN"):
+        hpcfed.write_federation(tmp_path / "g.h5", clients)
