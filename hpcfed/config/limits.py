@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
 
 class Section(BaseModel):
-    """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only."""
+    """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only.
+
+    Attributes:
+        later: keys added since 0.1.0. At their default a recorded recipe lacks them, so that runs and checkpoints of
+            earlier versions go on.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _later_where_set(self, serialize: Any) -> dict[str, Any]:
+        fields = type(self).model_fields
+        unset = {key for key in self.later if getattr(self, key) == fields[key].default}
+        return {key: value for key, value in serialize(self).items() if key not in unset}
 
 
 class Stop(Section):

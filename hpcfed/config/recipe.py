@@ -7,7 +7,7 @@ model or a method (``model``, ``algorithm``) keep them as given here; its own ty
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
@@ -113,11 +113,17 @@ def _seed_for_all(value: Any) -> Any:
 
 
 class Cohort(Section):
-    """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given."""
+    """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given.
 
+    `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or from
+    the first one after it that draws anybody.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"stream"})
     size: int | None = Field(None, ge=1)
     fraction: float | None = Field(None, gt=0, le=1)
     sampling: Literal["uniform", "bernoulli"] = "uniform"
+    stream: Literal["own", "authors"] = "own"
     schedule: Path | None = None
 
     @model_validator(mode="after")
@@ -126,6 +132,8 @@ class Cohort(Section):
             raise ValueError("one of 'size', 'fraction' and 'schedule'")
         if self.schedule is not None and self.sampling != "uniform":
             raise ValueError("no 'sampling' beside 'schedule'")
+        if self.stream == "authors" and self.sampling != "bernoulli":
+            raise ValueError("'sampling: bernoulli' beside 'stream: authors'")
         return self
 
 
@@ -273,6 +281,8 @@ class Recipe(Section):
             raise ValueError("'local.steps' instead of 'local.epochs' beside 'budget'")
         if self.guess == "remaining" and self.budget is not None and self.local.steps is None:
             raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
+        if self.cohort.stream == "authors" and self.seed.cohort >= 2**31:
+            raise ValueError("'seed.cohort' below 2^31 beside 'cohort.stream: authors': NumPy's old seeds end at 2^32")
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
         if self.precision != "float32" and self.dtype != "float32":
