@@ -172,7 +172,7 @@ def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.
 def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:
     """Return the cohort of FedDyn's code: of the first seed from `seed` on that draws anybody, legacy generator.
 
-    A round whose seed draws nobody repeats the cohort of the round after it: a third of all rounds at 1 % of 100 clients.
+    A round whose seed draws nobody has the cohort of the round after it: at 1 % of 100 clients a third of all rounds.
     Source: alpemreacar/FedDyn, utils_methods.py, lines 62 to 73.
     """
     while True:

@@ -115,8 +115,8 @@ def _seed_for_all(value: Any) -> Any:
 class Cohort(Section):
     """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given.
 
-    `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or from
-    the first one after it that draws anybody.
+    `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or
+    from the first one after it that draws anybody.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"stream"})
