@@ -122,10 +122,10 @@ class Cohorts:
         return np.array([_num_steps(int(n), local, tau) for n, tau in zip(sizes, asked, strict=True)], np.int64)
 
     def _guessed(self, steps: np.ndarray) -> np.ndarray:
-        """Return τ'_i: what is missing of the steps asked for, or no end of them; nothing for who has no samples."""
+        """Return τ'_i: a number, what is missing of the steps asked for, or inf; 0 for clients without samples."""
         guess, asked = self._recipe.guess, self._recipe.local.steps
-        if guess == "limit":
-            return np.where(steps > 0, np.inf, 0.0)
+        if guess == "limit" or isinstance(guess, int):
+            return np.where(steps > 0, np.inf if guess == "limit" else float(guess), 0.0)
         if guess == "remaining" and asked is not None:
             return np.where(steps > 0, np.maximum(asked - steps, 0), 0).astype(np.float64)
         return np.zeros(len(steps))

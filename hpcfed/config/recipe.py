@@ -106,6 +106,15 @@ class Seeds(Section):
     batches: int = Field(0, ge=0, lt=2**63)
 
 
+def _a_guess(value: Any) -> Any:
+    """Validate how many steps a client guesses; no steps are the same as no guess."""
+    if value in ("none", "remaining", "limit"):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value or "none"
+    raise ValueError("'none', 'remaining', 'limit' or a number of steps")
+
+
 def _seed_for_all(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return {"model": value, "cohort": value, "batches": value}
@@ -260,7 +269,7 @@ class Recipe(Section):
     weights: Literal["samples", "uniform"] | None = None
     local: Local
     budget: Budget | None = None
-    guess: Literal["none", "remaining", "limit"] = "none"
+    guess: Annotated[int | Literal["none", "remaining", "limit"], PlainValidator(_a_guess)] = "none"
     algorithm: Algorithm
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()

@@ -204,6 +204,10 @@ def test_a_degenerate_case_is_the_other_method_bit_for_bit(case, world, shared_t
     compare_bits(world, shared_tmp, {"algorithm": left}, {"algorithm": right}, rounds)
 
 
+FOUR_OF_SIX = {
+    "budget": {"low": 4, "high": 4},
+    "local": {"steps": 6, "batch_size": 10, "lr": 0.1, "momentum": 0.9},
+}
 SAME = {
     "dsgd-is-one-full-step": (
         {"algorithm": {"name": "dsgd"}},
@@ -213,6 +217,15 @@ SAME = {
         {"guess": "remaining", "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9}},
         {"local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9}},
     ),
+    "two-remain-to-guess": (
+        {"guess": 2, **FOUR_OF_SIX, "algorithm": {"name": "fednova"}},
+        {"guess": "remaining", **FOUR_OF_SIX, "algorithm": {"name": "fednova"}},
+    ),
+    "two-guesses-of-a-network-by-itself": (
+        {"guess": 2, **FOUR_OF_SIX, "local": {**FOUR_OF_SIX["local"], "engine": "sequential"}},
+        {"guess": "remaining", **FOUR_OF_SIX, "local": {**FOUR_OF_SIX["local"], "engine": "sequential"}},
+    ),
+    "no-guesses": ({"guess": 0}, {"guess": "none"}),
     "states-on-disk": (
         {"algorithm": {"name": "scaffold"}, "client_state": "disk", "cohort": {"size": 3}},
         {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},
