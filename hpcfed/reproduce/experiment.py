@@ -106,7 +106,8 @@ class Measure(Section):
     """What is measured, and drawn.
 
     Attributes:
-        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``tuned``: the grid's value
+        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the
+            best evaluation; ``tuned``: the grid's value
             with the best such mean; ``classes``: how many classes fill a client's data.
         column: of the record.
         last, window: evaluations that are averaged, at the end, and as a moving average for targets.
@@ -116,7 +117,7 @@ class Measure(Section):
         figures: columns of the record that are drawn against rounds, a figure a case.
     """
 
-    kind: Literal["rounds", "final", "tuned", "classes"]
+    kind: Literal["rounds", "final", "best", "tuned", "classes"]
     column: str = "test_accuracy"
     last: int = 1
     window: int = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.report.group import Group
-from hpcfed.report.measure import CRITERIA, Criterion, Spread, final, moving, round_reached, spread
+from hpcfed.report.measure import CRITERIA, Criterion, Spread, best, final, moving, round_reached, spread
 from hpcfed.report.read import RECORD, Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.plan import Layout, Setting
@@ -127,7 +127,9 @@ def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterio
 
 
 def final_of(experiment: Experiment, one: Measured) -> Spread | None:
-    """Return the mean of the last evaluations of the measured column, over the runs."""
+    """Return the mean of the last evaluations of the measured column, or the best one, over the runs."""
+    if experiment.measure.kind == "best":
+        return spread(best(run, criterion_of(experiment), experiment.measure.window) for run in one.runs.values())
     return spread(final(run, experiment.measure.column, experiment.measure.last) for run in one.runs.values())
 
 

@@ -26,7 +26,7 @@ Row = tuple[str, ...]
 
 def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
     """Return the table of what there is; what was not run, or did not get there, is said in its cell."""
-    rows_of = {"rounds": _rounds, "final": _final, "tuned": _tuned}[experiment.measure.kind]
+    rows_of = {"rounds": _rounds, "final": _final, "best": _final, "tuned": _tuned}[experiment.measure.kind]
     header, words = _head(experiment)
     rows: list[Row] = []
     for case, settings in by_case(experiment, measured).values():
@@ -37,9 +37,11 @@ def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
 def _head(experiment: Experiment) -> tuple[Row, str]:
     measure, criterion = experiment.measure, criterion_of(experiment)
     deviation = "± one standard deviation over seeds."
-    if measure.kind == "final":
+    if measure.kind in ("final", "best"):
         what = "the last evaluation" if measure.last == 1 else f"the last {measure.last} evaluations"
         words = f"Mean {criterion.title} over {what}, {deviation}"
+        if measure.kind == "best":
+            words = f"Best {criterion.title} of any round, {deviation}"
         return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
     if measure.kind == "tuned":
         what = f"{criterion.title} over the last {measure.last} evaluations"

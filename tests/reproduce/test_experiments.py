@@ -52,7 +52,9 @@ def test_every_source_takes_its_options(name, scale):
         source, scheme = SOURCES[case.data.source], case.data.partition
         assert source.takes("raw") == bool(case.data.raw), case.title
         known = {"min_samples"}
-        if scheme not in (None, NATURAL):
+        if scheme == NATURAL:
+            known |= {"crop", "test_crop", "mixed"}
+        elif scheme is not None:
             known |= set(partition.options(partition.SCHEMES[scheme]))
         assert [key for key in case.data.options if not source.takes(key) and key not in known] == [], case.title
 
@@ -71,6 +73,38 @@ def test_a_table_of_the_paper_is_made_of_the_cases_that_it_shows():
     assert found["feddyn-mnist"] == ["iid-1", "dir06-1", "dir03-1"]
     assert set(found) == {f"feddyn-{data}" for data in ("cifar10", "cifar100", "mnist", "emnist-l", "shakespeare")}
     assert [experiment.name for experiment in find("gel-femnist")] == ["gel-femnist"]
+
+
+def test_cohorts_of_feddyn_are_its_codes():
+    for one in experiments().values():
+        for case in one.cases.values():
+            for method in one.methods_of(case) if one.paper == "feddyn" else ():
+                recipe = one.recipe_of(case, method, "full")
+                cohort = recipe.get("cohort", {})
+                assert ("fraction" in cohort) == (cohort.get("stream") == "authors"), (one.name, case.title)
+                assert not cohort or recipe["seed"] == {"cohort": 0}
+
+
+def test_settings_that_the_papers_texts_and_codes_state():
+    every = experiments()
+    budgets = [case.recipe["budget"] for case in every["gel-budgets"].cases.values()]
+    assert [(one["low"], one["high"]) for one in budgets] == [(4, 20), (25, 50), (50, 75), (10, 100)]
+    assert [entry.recipe.get("guess", 0) for entry in every["gel-budgets"].methods.values()] == [0, 10, 100]
+    neural, cifar100 = every["fedexp-neural"], every["feddyn-cifar100"]
+    assert neural.recipe_of(neural.cases["emnist"], "scaffold-exp", "full")["algorithm"]["eps"] == 0.1
+    assert {one.cases["emnist"].data.source for one in every.values() if "emnist" in one.cases} == {"fed-emnist"}
+    assert cifar100.cases["iid-100"].paper["fedavg"] == ["1000+", "1000+"]
+    assert {name: case.data.partition for name, case in cifar100.cases.items() if name.startswith("iid")} == {
+        "iid-100": "iid-per-class",
+        "iid-10": "iid-per-class",
+        "iid-1": "iid-per-class",
+        "iid-many": "iid-per-class",
+        "iid-unbalanced": "iid",
+    }
+    shakespeare = every["feddyn-shakespeare"].cases["roles-10"].data
+    assert (shakespeare.clients, shakespeare.options) == (100, {"crop": 2000, "test_crop": 400})
+    letters = every["feddyn-emnist-l"].cases["iid-10"].data.options
+    assert letters == {"classes": 10, "normalization": "feddyn"}
 
 
 def test_a_wrong_name_is_answered_with_the_nearest():

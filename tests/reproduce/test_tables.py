@@ -49,3 +49,12 @@ def test_how_far_beyond_the_target_the_reference_is(of_the_reference, told, tmp_
     assert table.header[-2:] == ("Beyond", "Paper: beyond")
     assert rows[WITHOUT][-2:] == (told, "+1.18")
     assert rows[WITH][-2:] == ("–", "–")
+
+
+def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):
+    """FedDyn's figure 1b."""
+    experiment = experiments()["gel-synthetic"].limited(["tuned"])
+    measure = experiment.measure.model_copy(update={"kind": "best", "beyond": False})
+    best = experiment.model_copy(update={"measure": measure})
+    table = make_table(best, measured(tmp_path, {WITHOUT: [[0.5, 0.9, 0.6], [0.5, 0.6, 0.7]]}))
+    assert table.rows[0][2] == "80.00 ± 14.14 %"
