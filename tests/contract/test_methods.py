@@ -179,6 +179,27 @@ def test_the_file_is_a_small_table(name):
     assert [node.lineno for node in ast.walk(tree) if isinstance(node, loops)] == []
 
 
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
+    """On the averaged deltas for gradients; Yogi as ``optax.scale_by_yogi`` has it, from v = 0."""
+    server = build(Algorithm(name=name, server_lr=0.3, tau=1e-3, v0="zero", debias="adam")).server
+    w = draw(0, torch.float64)
+    theirs, state, m, v = w.clone().requires_grad_(), server.begin(w), torch.zeros(D), torch.zeros(D)
+    adam = torch.optim.Adam([theirs], lr=0.3, betas=(0.9, 0.99), eps=1e-3)
+    for number in range(1, 7):
+        given = means(("delta",), number)
+        stepped = server.step(w, state, given)
+        w, state, g = stepped.w, stepped.state, given.delta
+        m, v = 0.9 * m + 0.1 * g, v - 0.01 * (v - g**2).sign() * g**2
+        if name == "fedadam":
+            theirs.grad = g
+            adam.step()
+        else:
+            corrected = (v / (1 - 0.99**number)).sqrt() + 1e-3
+            theirs = theirs.detach() - 0.3 * m / (1 - 0.9**number) / corrected
+        torch.testing.assert_close(w, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
 DEGENERATE = {
     "fedprox-mu-0-is-fedavg": ({"name": "fedprox", "mu": 0.0}, {"name": "fedavg"}, 3),
     "fedexp-large-eps-is-fedavg": ({"name": "fedexp", "eps": 1e30}, {"name": "fedavg"}, 3),
