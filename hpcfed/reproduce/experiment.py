@@ -115,6 +115,7 @@ class Measure(Section):
         reference: the method whose numbers the others' are divided by; "" for no such column.
         beyond: whether to tell how far beyond the target a method's reference is once the method gets there.
         figures: columns of the record that are drawn against rounds, a figure a case.
+        cells: the column that heat maps of two grids show; default: the measured one.
     """
 
     kind: Literal["rounds", "final", "best", "tuned", "classes"]
@@ -124,6 +125,7 @@ class Measure(Section):
     unit: Literal["rounds", "models"] = "rounds"
     reference: str = ""
     beyond: bool = False
+    cells: str = ""
     figures: list[str] = Field(default_factory=list)
 
 

@@ -15,9 +15,13 @@ from hpcfed.reproduce.experiment import Data, Experiment, merge
 from hpcfed.sweep.grid import parse_grids, points
 
 SHOWN = {
-    "fedexp": [*(f"table{n}" for n in (1, 3, 4, 5, 6)), "figure3a", *(f"figure{n}" for n in (2, 3, 4, *range(6, 18)))],
+    "fedexp": [
+        *(f"table{n}" for n in (1, 3, 4, 5, 6)),
+        "figure3a",
+        *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
+    ],
     "feddyn": [*(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
-    "gel": ["table1", "table2", "table6", *(f"figure{n}" for n in (2, 4, 5, 6, 7, 8, 9))],
+    "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in (2, 4, 5, 6, 7, 8, 9))],
 }
 """Of each paper, the tables and figures that come from runs; GeL's figure 3 is a formula."""
 SCALES = [

@@ -9,10 +9,11 @@ import pytest
 
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.figures import heat_map
 from hpcfed.reproduce.measure import Measured
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.table import make_table
-from hpcfed.sweep.grid import points
+from hpcfed.sweep.grid import parse_grids, points
 from tests.report.conftest import make_rows, write_run
 
 WITHOUT, WITH = "fedprox", "fedprox-gel"
@@ -58,3 +59,18 @@ def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):
     best = experiment.model_copy(update={"measure": measure})
     table = make_table(best, measured(tmp_path, {WITHOUT: [[0.5, 0.9, 0.6], [0.5, 0.6, 0.7]]}))
     assert table.rows[0][2] == "80.00 ± 14.14 %"
+
+
+def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_path):
+    """GeL's figure 7: test accuracies, the least training loss outlined."""
+    experiment = experiments()["gel-fedopt-synthetic"]
+    grid = []
+    for place, point in enumerate(points(parse_grids(["algorithm.server_lr=0.1,1", "local.lr=0.01,0.1"]))):
+        folder = write_run(
+            tmp_path / str(place), rows=[row | {"train_loss": 1.0} for row in make_rows(3, "fedavg", place)]
+        )
+        runs = {0: read_run(folder)} if place else {}
+        grid.append(Measured(Setting("synthetic", "fedavgcm", point, 3, (folder,)), "FedAvgCM", runs))
+    drawn = heat_map(experiment, grid)
+    assert {name.rpartition(".")[2] for name in drawn} == {"png", "pdf"}
+    assert heat_map(experiment, []) == {}
