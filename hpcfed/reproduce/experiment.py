@@ -108,7 +108,8 @@ class Measure(Section):
     Attributes:
         kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the
             best evaluation; ``tuned``: the grid's value
-            with the best such mean; ``classes``: how many classes fill a client's data.
+            with the best such mean; without any run ``classes``: how many classes fill a client's data, and
+            ``coefficients``: what GeL's steps and guesses weigh.
         column: of the record.
         last, window: evaluations that are averaged, at the end, and as a moving average for targets.
         unit: what the paper counts up to a target: rounds, or models that are sent.
@@ -118,7 +119,7 @@ class Measure(Section):
         cells: the column that heat maps of two grids show; default: the measured one.
     """
 
-    kind: Literal["rounds", "final", "best", "tuned", "classes"]
+    kind: Literal["rounds", "final", "best", "tuned", "classes", "coefficients"]
     column: str = "test_accuracy"
     last: int = 1
     window: int = 1
@@ -205,6 +206,11 @@ class Experiment(Section):
         if unknown:
             raise ValueError(f"names of cases and methods: {', '.join(unknown)} are none")
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is made of runs."""
+        return self.measure.kind not in ("classes", "coefficients")
 
     def at(self, scale: str) -> Experiment:
         """Return the experiment at its ``full`` or ``small`` scale.

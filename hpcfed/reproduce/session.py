@@ -10,6 +10,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.classes import compare_classes
+from hpcfed.reproduce.coefficients import compare_coefficients
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
@@ -102,7 +103,7 @@ class Session:
             InputError: a recipe cannot be run.
             EnvironmentFailure: runs came to nothing.
         """
-        if not experiment.methods:
+        if not experiment.trains:
             return False
         layout = self.world.on_root(lambda: self._layout(experiment, self.methods))
         if not layout.plan.units:
@@ -118,11 +119,13 @@ class Session:
             EnvironmentFailure: the disk refuses.
         """
         folder = folder_of(experiment, self.scale, self.places)
-        if experiment.methods:
+        if experiment.measure.kind == "classes":
+            table, pictures = compare_classes(experiment, self.places, folder / "figures")
+        elif experiment.measure.kind == "coefficients":
+            table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
+        else:
             measured = read_settings(experiment, self._layout(experiment))
             table, pictures = make_table(experiment, measured), draw(experiment, measured, folder / "figures")
-        else:
-            table, pictures = compare_classes(experiment, self.places, folder / "figures")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "table.md", markdown(table))

@@ -21,9 +21,9 @@ SHOWN = {
         *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
     ],
     "feddyn": [*(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
-    "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in (2, 4, 5, 6, 7, 8, 9))],
+    "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
 }
-"""Of each paper, the tables and figures that come from runs; GeL's figure 3 is a formula."""
+"""Of each paper, the tables and figures with results; GeL's figure 3 is a formula."""
 SCALES = [
     (name, scale) for name, one in experiments().items() for scale in ("full", "small") if scale == "full" or one.small
 ]

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hpcfed.client.displacement import displacement
+from hpcfed.cohort import Cohort
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.coefficients import coefficients, constants
 from hpcfed.reproduce.figures import heat_map
 from hpcfed.reproduce.measure import Measured
 from hpcfed.reproduce.plan import Setting
@@ -74,3 +78,18 @@ def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_p
     drawn = heat_map(experiment, grid)
     assert {name.rpartition(".")[2] for name in drawn} == {"png", "pdf"}
     assert heat_map(experiment, []) == {}
+
+
+def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
+    steps, guessed, momentum = 5, 7, 0.9
+    ours = coefficients(steps, guessed, momentum)
+    np.testing.assert_allclose(ours, coefficients(steps + guessed, 0, momentum)[:steps])  # as figure 3 says
+    effective = displacement(steps, guessed, lr=0.1, momentum=momentum, mu=0.0)
+    assert ours.sum() == pytest.approx(effective)
+    alike, shares = np.full(4, 5), np.full(4, 0.25)
+    equal = Cohort(np.arange(4), shares, 1.0, alike, np.zeros(4), alike)
+    assert constants(equal, 0.0) == pytest.approx((5, 1, 4, 20))  # τ, 1, τ − 1, τ² − τ without momentum
+    guessing = Cohort(np.arange(4), shares, 1.0, alike, np.full(4, 7.0), alike)
+    first, square, last = ours.sum(), ours @ ours, ours[-1]
+    wanted = (first, square / first, square - last**2, first**2 - first * last)
+    assert constants(guessing, momentum) == pytest.approx(wanted)
