@@ -10,6 +10,7 @@ import numpy as np
 
 from data_prep import partition
 from data_prep.dataset import Dataset
+from data_prep.partition.sizes import enough
 from data_prep.streams import stream
 from hpcfed.errors import InputError, nearest
 
@@ -83,13 +84,13 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, given: dict[s
 
     ``min_samples``: clients with fewer training samples are left out. ``crop``: of each client so many training samples
     in a row, from a random place; clients with fewer are left out. ``test_crop``: the same of its test samples.
-    ``mixed``: what is kept is then dealt to the same number of clients of the same sizes at random.
+    ``deal``: what is kept is then dealt to so many clients of equal sizes at random.
 
     Reference: Acar et al., FedDyn, Table 3; utils_dataset.py of its code (`ShakespeareObjectCrop_noniid`).
     """
     if dataset.owner is None:
         raise InputError(f"{dataset.name} does not come split", remedy="choose another --partition")
-    names = ("min_samples", "crop", "test_crop", "mixed")
+    names = ("min_samples", "crop", "test_crop", "deal")
     rule = {name: given.pop(name) for name in names if given.get(name)}
     given.pop("min_samples", None)
     refuse(given, f"{dataset.name}, which comes split")
@@ -116,13 +117,17 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, given: dict[s
     test_owner = None
     if dataset.test_owner is not None:
         test_owner = _cropped(dataset.test_owner, number, tests, rule.get("test_crop"), stream(seed, "test crop"))
-    if "mixed" in rule:
-        for purpose, owners in (("mixed", owner), ("mixed tests", test_owner)):
+    if "deal" in rule:
+        for purpose, owners in (("deal", owner), ("deal tests", test_owner)):
             if owners is not None:
-                owners[owners != NOBODY] = stream(seed, purpose).permutation(owners[owners != NOBODY])
-    at_random = len(chosen) < len(fitting) or rule.keys() & {"crop", "test_crop", "mixed"}
+                kept = np.flatnonzero(owners != NOBODY)
+                enough(len(kept), rule["deal"], 1)
+                owners[kept] = stream(seed, purpose).permutation(len(kept)) % rule["deal"]
+    at_random = len(chosen) < len(fitting) or rule.keys() & {"crop", "test_crop", "deal"}
     partition = {"scheme": NATURAL, "clients": len(chosen), **rule, **({"seed": seed} if at_random else {})}
-    named = None if dataset.clients is None or "mixed" in rule else [dataset.clients[k] for k in chosen.tolist()]
+    if "deal" in rule:
+        return Split(owner, rule["deal"], partition, test_owner=test_owner)
+    named = None if dataset.clients is None else [dataset.clients[k] for k in chosen.tolist()]
     return Split(owner, len(chosen), partition, named, test_owner=test_owner)
 
 

@@ -74,8 +74,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help="Samples in a row that each natural client keeps, from a random place; clients with fewer "
               "are left out.")  # fmt: skip
 @click.option("--test-crop", type=click.IntRange(min=1), help="The same of each client's own test samples.")
-@click.option("--mixed", is_flag=True, default=None,
-              help="Deal the samples of the natural clients that are kept to as many clients at random.")  # fmt: skip
+@click.option("--deal", type=click.IntRange(min=1),
+              help="Deal the samples of the natural clients that are kept to so many at random.")  # fmt: skip
 @click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
 @click.option("--incomplete", is_flag=True, default=None,
               help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip

@@ -6,13 +6,14 @@ model or a method (``model``, ``algorithm``) keep them as given here; its own ty
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
 from hpcfed.config.clients import BatchSize, EvaluateClients
-from hpcfed.config.limits import Checkpoint, Section, Stop, a_time_or_0
+from hpcfed.config.limits import Checkpoint, LrFrom, Section, Stop, a_guess, a_time_or_0, a_tuple
 from hpcfed.config.observer import Observer, Reference, named
 
 
@@ -106,15 +107,6 @@ class Seeds(Section):
     batches: int = Field(0, ge=0, lt=2**63)
 
 
-def _a_guess(value: Any) -> Any:
-    """Validate how many steps a client guesses; no steps are the same as no guess."""
-    if value in ("none", "remaining", "limit"):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value or "none"
-    raise ValueError("'none', 'remaining', 'limit' or a number of steps")
-
-
 def _seed_for_all(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return {"model": value, "cohort": value, "batches": value}
@@ -167,13 +159,19 @@ class Augment(Section):
 
 
 class Local(Section):
-    """The work of one client in one round."""
+    """The work of one client in one round.
+
+    The step size of round t is ``lr`` · ``lr_decay``^(t−1); or ``lr``, and from each round of ``lr_schedule`` on its.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule"})
 
     steps: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
     batch_size: BatchSize = 50
     lr: float = Field(0.1, gt=0)
     lr_decay: float = Field(1.0, gt=0)
+    lr_schedule: Annotated[tuple[LrFrom, ...], BeforeValidator(a_tuple)] = ()
     weight_decay: float = Field(0.0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     clip_norm: float | None = Field(None, gt=0)
@@ -191,6 +189,11 @@ class Local(Section):
     def _steps_or_epochs(self) -> Local:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("'steps' or 'epochs', not both")
+        if self.lr_schedule and self.lr_decay != 1.0:
+            raise ValueError("'lr_decay' or 'lr_schedule', not both")
+        rounds = [entry.round for entry in self.lr_schedule]
+        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
+            raise ValueError("rounds in 'lr_schedule' in their order, each once")
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(f"no 'momentum' with optimizer {self.optimizer}, whose first moment is 'beta1'")
         changed = self.model_fields_set & {"beta1", "beta2", "eps"}
@@ -269,7 +272,7 @@ class Recipe(Section):
     weights: Literal["samples", "uniform"] | None = None
     local: Local
     budget: Budget | None = None
-    guess: Annotated[int | Literal["none", "remaining", "limit"], PlainValidator(_a_guess)] = "none"
+    guess: Annotated[int | Literal["none", "remaining", "limit"], PlainValidator(a_guess)] = "none"
     algorithm: Algorithm
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()

@@ -246,6 +246,10 @@ SAME = {
         {"guess": 2, **FOUR_OF_SIX, "local": {**FOUR_OF_SIX["local"], "engine": "sequential"}},
         {"guess": "remaining", **FOUR_OF_SIX, "local": {**FOUR_OF_SIX["local"], "engine": "sequential"}},
     ),
+    "a-schedule-of-step-sizes": (
+        {"local": {"steps": 2, "lr": 0.2, "lr_schedule": [{"round": 2, "lr": 0.1}, {"round": 3, "lr": 0.05}]}},
+        {"local": {"steps": 2, "lr": 0.2, "lr_decay": 0.5}},
+    ),
     "no-guesses": ({"guess": 0}, {"guess": "none"}),
     "states-on-disk": (
         {"algorithm": {"name": "scaffold"}, "client_state": "disk", "cohort": {"size": 3}},

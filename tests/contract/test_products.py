@@ -92,6 +92,18 @@ MEANINGLESS = {
     "steps-adam": ({"algorithm": {"normalize": "steps"}, "local": ADAM}, ("optimizer: adam", "normalisation")),
     "guess-without-moment": ({"guess": "limit"}, ("guess: limit without momentum", "local.momentum")),
     "guess-from-one-gradient": ({"guess": "limit", "algorithm": {"name": "dsgd"}}, ("guess: limit with dsgd",)),
+    "schedule-and-decay": (
+        {"local": {"steps": 3, "lr_decay": 0.9, "lr_schedule": [{"round": 2, "lr": 0.1}]}},
+        ("local: expected", "'lr_decay' or 'lr_schedule'"),
+    ),
+    "schedule-out-of-order": (
+        {"local": {"steps": 3, "lr_schedule": [{"round": 3, "lr": 0.1}, {"round": 2, "lr": 0.1}]}},
+        ("rounds in 'lr_schedule' in their order",),
+    ),
+    "schedule-of-another-key": (
+        {"local": {"steps": 3, "lr_schedule": [{"round": 2, "lr": 0.1, "lrs": 0.1}]}},
+        ("unknown key 'local.lr_schedule.0.lrs'", "did you mean 'lr'"),
+    ),
     "half-a-guess": ({"guess": 2.5}, ("guess: expected 'none'", "a number of steps", "2.5")),
     "average-of-normalised": (
         {"algorithm": {"name": "fednova"}, "evaluate": {"model": "cohort-average"}},

@@ -20,7 +20,7 @@ SHOWN = {
         "figure3a",
         *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
     ],
-    "feddyn": [*(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
+    "feddyn": ["section3", *(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
     "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
 }
 """Of each paper, the tables and figures with results; GeL's figure 3 is a formula."""
@@ -57,7 +57,7 @@ def test_every_source_takes_its_options(name, scale):
         assert source.takes("raw") == bool(case.data.raw), case.title
         known = {"min_samples"}
         if scheme == NATURAL:
-            known |= {"crop", "test_crop", "mixed"}
+            known |= {"crop", "test_crop", "deal"}
         elif scheme is not None:
             known |= set(partition.options(partition.SCHEMES[scheme]))
         assert [key for key in case.data.options if not source.takes(key) and key not in known] == [], case.title

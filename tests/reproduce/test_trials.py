@@ -67,7 +67,8 @@ def _cropped(case: Case) -> Case:
     """The case with the few samples that the raw files of noise have, where it takes a number of each client's."""
     if "crop" not in case.data.options:
         return case
-    data = case.data.model_copy(update={"clients": 20, "options": {**case.data.options, "crop": 5, "test_crop": 3}})
+    options = {**case.data.options, "crop": 5, "test_crop": 3}
+    data = case.data.model_copy(update={"clients": 20, "options": options})
     return case.model_copy(update={"data": data})
 
 
