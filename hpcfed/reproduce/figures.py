@@ -14,7 +14,7 @@ from hpcfed.files import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import PAPER, to_files
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
-from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of
+from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, tuned_to
 from hpcfed.sweep.figures import draw as draw_sweep
 from hpcfed.sweep.grid import Grid
 from hpcfed.sweep.plan import Plan
@@ -54,6 +54,9 @@ def _figures(
             maps = heat_map(experiment, grid)
             yield from ((f"{name}-{method}-grid{Path(file).suffix}", content) for file, content in maps.items())
         settings = [best_of(experiment, grid)[0] for grid in grids.values() if best_of(experiment, grid)]
+    elif experiment.measure.kind == "rounds":
+        costs = [reached(experiment, one, settings, case.targets[0]) for one in settings]
+        settings = [settings[place] for place in tuned_to(settings, costs).values()]
     groups = [one.group for one in settings if one.runs]
     if not groups:
         return

@@ -118,12 +118,29 @@ def beyond(experiment: Experiment, one: Measured, reference: Measured, target: f
 
 
 def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterion: Criterion) -> float:
+    """Return a target; nan for one that a method has set before all points of its grid are that far."""
     if isinstance(target, float | int):
         return target
-    run = next((one.runs.get(seed) for one in of_case if one.setting.method == target.of), None)
-    if run is None or run.num_rounds < target.round:
+    runs = [one.runs.get(seed) for one in of_case if one.setting.method == target.of]
+    there = [run for run in runs if run is not None and run.num_rounds >= target.round]
+    if not there or any(run is None or (run not in there and run.status != "diverged") for run in runs):
         return math.nan
-    return float(run.column(criterion.column)[target.round - 1])
+    values = [float(run.column(criterion.column)[target.round - 1]) for run in there]
+    return criterion.best([value for value in values if math.isfinite(value)] or [math.nan])
+
+
+def tuned_to(settings: Sequence[Measured], costs: Sequence[Reached]) -> dict[str, int]:
+    """Return method → the place of its setting: of a grid the point with most runs at a target, and soonest."""
+    places: dict[str, int] = {}
+    for place, one in enumerate(settings):
+        known = places.setdefault(one.setting.method, place)
+        if _cost(costs[place]) < _cost(costs[known]):
+            places[one.setting.method] = place
+    return places
+
+
+def _cost(reached: Reached) -> tuple[int, float]:
+    return -reached.arrived, reached.rounds.mean if reached.rounds else math.inf
 
 
 def final_of(experiment: Experiment, one: Measured) -> Spread | None:

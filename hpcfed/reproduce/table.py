@@ -19,6 +19,7 @@ from hpcfed.reproduce.measure import (
     criterion_of,
     final_of,
     reached,
+    tuned_to,
 )
 
 Row = tuple[str, ...]
@@ -71,10 +72,12 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
     criterion, references = criterion_of(experiment), _references(experiment)
     rows: list[Row] = []
     for number, target in enumerate(case.targets):
-        costs = {one.setting.method: reached(experiment, one, settings, target) for one in settings}
-        papers = {one.setting.method: _nth(case.paper.get(one.setting.method), number) for one in settings}
+        every = [reached(experiment, one, settings, target) for one in settings]
+        tuned = tuned_to(settings, every)
+        costs = {name: every[place] for name, place in tuned.items()}
+        papers = {name: _nth(case.paper.get(name), number) for name in costs}
         goal = f"{experiment.methods[target.of].title}'s at {target.round}" if isinstance(target, Goal) else ""
-        for one in settings:
+        for one in (settings[place] for place in tuned.values()):
             method, reference = one.setting.method, references.get(one.setting.method, "")
             models = {name: experiment.methods[name].models for name in (method, reference) if name}
             counted = {name: costs[name].mean * sent for name, sent in models.items() if name in costs}
@@ -87,7 +90,8 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
             theirs = _ratio(_exact(paper), _exact(papers.get(reference)))
             row = (case.title, goal or target_text(target, criterion) if not isinstance(target, Goal) else goal)
             last = _beyond(experiment, case, one, settings, target) if experiment.measure.beyond else ()
-            rows.append((*row, one.title, *cells, _paper(paper), theirs, *last))
+            title = f"{one.title} ({_point(one)})" if one.setting.point.keys else one.title
+            rows.append((*row, title, *cells, _paper(paper), theirs, *last))
     return rows
 
 

@@ -13,6 +13,7 @@ from hpcfed.cohort import Cohort
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.coefficients import coefficients, constants
+from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
 from hpcfed.reproduce.measure import Measured
 from hpcfed.reproduce.plan import Setting
@@ -78,6 +79,23 @@ def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_p
     drawn = heat_map(experiment, grid)
     assert {name.rpartition(".")[2] for name in drawn} == {"png", "pdf"}
     assert heat_map(experiment, []) == {}
+
+
+def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
+    """FedDyn's Table 6: the target is what the best of FedAvg's points has at a round."""
+    experiment, grid = experiments()["feddyn-synthetic-tuned"].limited(["models"]), []
+    losses = {"fedavg": [[3, 2, 1.9, 1.8], [3, 2.5, 1.5, 1.4]], "feddyn": [[3, 1.6, 1.5, 1.2], [1.9, 1.8, 1.7, 1.6]]}
+    case = experiment.cases["models"].model_copy(update={"targets": [Goal(of="fedavg", round=3)]})
+    experiment = experiment.model_copy(update={"cases": {"models": case}})
+    for method, by_point in losses.items():
+        for point, values in zip(points(parse_grids(["local.lr=1,0.1"])), by_point, strict=True):
+            rows = [row | {"test_loss": v} for row, v in zip(make_rows(4, "fedavg", 0), values, strict=True)]
+            folder = write_run(tmp_path / f"{method}{point.label}", rows=rows)
+            grid.append(Measured(Setting("models", method, point, 4, (folder,)), method, {0: read_run(folder)}))
+    found = {row[2]: row[3] for row in make_table(experiment, grid).rows}
+    assert found == {"fedavg (lr 0.1)": "3", "feddyn (lr 1)": "3"}
+    table = make_table(experiment, [one for one in grid if one.setting.method == "feddyn"])
+    assert {row[3] for row in table.rows} == {"not in 4"}
 
 
 def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
