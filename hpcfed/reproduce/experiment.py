@@ -37,7 +37,8 @@ class Data(Section):
         options: of the source and the partition.
         seed: None for the source's own; ``run`` draws the data anew for every seed of the experiment.
         test: what becomes the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d
-            numbers): then the test loss of a linear model is ‖w − w*‖²/2d.
+            numbers), or the regression's ``solution`` of least norm for it: then the test loss of a linear model is
+            ‖w − w*‖²/2d.
         start: the initial parameters of a linear model: all ``0``, or the d weights; None for the usual random ones.
     """
 
@@ -47,7 +48,7 @@ class Data(Section):
     clients: int | None = None
     options: Content = Field(default_factory=dict)
     seed: int | Literal["run"] | None = None
-    test: Literal["own", "training"] | list[float] = "own"
+    test: Literal["own", "training", "solution"] | list[float] = "own"
     start: Literal[0] | list[float] | None = None
 
 
@@ -106,10 +107,9 @@ class Measure(Section):
     """What is measured, and drawn.
 
     Attributes:
-        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the
-            best evaluation; ``tuned``: the grid's value
-            with the best such mean; without any run ``classes``: how many classes fill a client's data, and
-            ``coefficients``: what GeL's steps and guesses weigh.
+        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
+            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6). Of no runs:
+            ``classes``, how many fill a client's data; ``coefficients``, what GeL's steps and guesses weigh.
         column: of the record.
         last, window: evaluations that are averaged, at the end, and as a moving average for targets.
         unit: what the paper counts up to a target: rounds, or models that are sent.
@@ -119,7 +119,7 @@ class Measure(Section):
         cells: the column that heat maps of two grids show; default: the measured one.
     """
 
-    kind: Literal["rounds", "final", "best", "tuned", "classes", "coefficients"]
+    kind: Literal["rounds", "final", "best", "tuned", "projections", "classes", "coefficients"]
     column: str = "test_accuracy"
     last: int = 1
     window: int = 1

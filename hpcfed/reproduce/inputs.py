@@ -125,7 +125,11 @@ def _with_test(dataset: Dataset, data: Data) -> Dataset:
         return dataset
     if data.test == "training":
         return replace(dataset, test_x=dataset.x, test_y=dataset.y, test_owner=None)
-    optimum = np.asarray(data.test, dtype=dataset.x.dtype)[:, None]
+    if data.test == "solution":
+        pooled = dataset.x.reshape(len(dataset.x), -1)
+        optimum = np.linalg.lstsq(pooled, dataset.y.reshape(len(pooled), 1), rcond=None)[0]
+    else:
+        optimum = np.asarray(data.test, dtype=dataset.x.dtype)[:, None]
     return replace(dataset, test_x=np.eye(len(optimum), dtype=dataset.x.dtype), test_y=optimum)
 
 

@@ -16,6 +16,7 @@ from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
 from hpcfed.reproduce.measure import read_settings
 from hpcfed.reproduce.plan import Layout, folder_of, lay_out
+from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
 from hpcfed.sweep.run import run_sweep, stand
@@ -125,7 +126,12 @@ class Session:
             table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
         else:
             measured = read_settings(experiment, self._layout(experiment))
-            table, pictures = make_table(experiment, measured), draw(experiment, measured, folder / "figures")
+            pictures = draw(experiment, measured, folder / "figures")
+            if experiment.measure.kind == "projections":
+                table, more = compare_projections(experiment, measured, self.places, folder / "figures")
+                pictures += more
+            else:
+                table = make_table(experiment, measured)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "table.md", markdown(table))

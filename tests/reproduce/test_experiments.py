@@ -17,6 +17,7 @@ from hpcfed.sweep.grid import parse_grids, points
 SHOWN = {
     "fedexp": [
         *(f"table{n}" for n in (1, 3, 4, 5, 6)),
+        "section3",
         "figure3a",
         *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
     ],

@@ -17,6 +17,7 @@ from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
 from hpcfed.reproduce.measure import Measured
 from hpcfed.reproduce.plan import Setting
+from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
 from hpcfed.sweep.grid import parse_grids, points
 from tests.report.conftest import make_rows, write_run
@@ -111,3 +112,27 @@ def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
     first, square, last = ours.sum(), ours @ ours, ours[-1]
     wanted = (first, square / first, square - last**2, first**2 - first * last)
     assert constants(guessing, momentum) == pytest.approx(wanted)
+
+
+def test_fedexps_condition_as_its_definition_has_it_from_the_record_of_a_run():
+    """Three clients' quadratics with the common minimum w*, some steps too long for condition (6)."""
+    rng = np.random.default_rng(1)
+    matrices, optimum, w = rng.normal(size=(3, 2, 6)), rng.normal(size=6), np.zeros(6)
+    wanted, rows = [], []
+    for lr in (0.05, 0.08, 0.3, 0.05):
+        models = [w.copy() for _ in matrices]
+        for _ in range(3):
+            models = [y - lr * a.T @ (a @ (y - optimum)) for a, y in zip(matrices, models, strict=True)]
+        deltas = w - np.array(models)
+        mean, used = deltas.mean(axis=0), 1.7
+        before = ((w - optimum) ** 2).sum()
+        closest = (w - optimum) @ mean / (mean @ mean)
+        wanted.append((np.mean(((np.array(models) - optimum) ** 2).sum(axis=1)) / before, closest))
+        w = w - used * mean
+        rows.append((((w - optimum) ** 2).sum(), used, mean @ mean, (deltas**2).sum(axis=1).mean()))
+    distance, used, delta_sq, mean_delta_sq = np.array(rows).T
+    columns = {"server_lr": used, "delta_sq": delta_sq, "mean_delta_sq": mean_delta_sq}
+    found = projections(float(optimum @ optimum), distance, columns)
+    np.testing.assert_allclose(np.stack([found.residual, found.optimal], axis=1), wanted, rtol=1e-9)
+    assert found.holds.tolist() == [residual <= 1 for residual, _ in wanted]
+    assert 0 < found.holds.sum() < 4
