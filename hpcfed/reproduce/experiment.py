@@ -115,6 +115,8 @@ class Measure(Section):
         unit: what the paper counts up to a target: rounds, or models that are sent.
         reference: the method whose numbers the others' are divided by; "" for no such column.
         beyond: whether to tell how far beyond the target a method's reference is once the method gets there.
+        savings: whether to tell what a method's reference saves until the target, in bytes sent and gradients.
+        intervals: whether ± is the 95 % confidence interval of the mean over seeds, in place of their deviation.
         figures: columns of the record that are drawn against rounds, a figure a case.
         cells: the column that heat maps of two grids show; default: the measured one.
     """
@@ -126,6 +128,8 @@ class Measure(Section):
     unit: Literal["rounds", "models"] = "rounds"
     reference: str = ""
     beyond: bool = False
+    savings: bool = False
+    intervals: bool = False
     cells: str = ""
     figures: list[str] = Field(default_factory=list)
 

@@ -23,6 +23,8 @@ from hpcfed.reproduce.measure import (
 )
 
 Row = tuple[str, ...]
+BYTES = 4
+"""Of a parameter that is sent."""
 
 
 def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
@@ -38,6 +40,8 @@ def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
 def _head(experiment: Experiment) -> tuple[Row, str]:
     measure, criterion = experiment.measure, criterion_of(experiment)
     deviation = "± one standard deviation over seeds."
+    if measure.intervals:
+        deviation = "± the 95 % interval of the mean over seeds."
     if measure.kind in ("final", "best"):
         what = "the last evaluation" if measure.last == 1 else f"the last {measure.last} evaluations"
         words = f"Mean {criterion.title} over {what}, {deviation}"
@@ -59,6 +63,9 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
     if measure.beyond:
         words += " Beyond: how much better than the target the ratio's reference is once the method gets there."
         head = (*head, "Beyond", "Paper: beyond")
+    if measure.savings:
+        words += " Saved: what the ratio's reference sends (up and down, float32) and computes less than the method."
+        head = (*head, "Saved: network", "Saved: gradients")
     return head, words
 
 
@@ -90,6 +97,8 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
             theirs = _ratio(_exact(paper), _exact(papers.get(reference)))
             row = (case.title, goal or target_text(target, criterion) if not isinstance(target, Goal) else goal)
             last = _beyond(experiment, case, one, settings, target) if experiment.measure.beyond else ()
+            if experiment.measure.savings:
+                last = (*last, *_saved(costs[method], costs.get(reference)))
             title = f"{one.title} ({_point(one)})" if one.setting.point.keys else one.title
             rows.append((*row, title, *cells, _paper(paper), theirs, *last))
     return rows
@@ -110,6 +119,20 @@ def _beyond(
         difference_text(ours.mean, criterion) + deviation if ours else ABSENT,
         ABSENT if paper is None else difference_text(paper / 100, criterion),
     )
+
+
+def _saved(cost: Reached, reference: Reached | None) -> Row:
+    """Return what a method's reference saves, in bytes and in minibatch gradients, on average over seeds."""
+    if reference is None or math.isnan(cost.mean) or math.isnan(reference.mean):
+        return ABSENT, ABSENT
+    params, gradients = _difference(cost.params, reference.params), _difference(cost.gradients, reference.gradients)
+    size = BYTES * params
+    unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
+    return f"{size / unit:.2f} {name}", f"{gradients:,.0f}"
+
+
+def _difference(one: Spread | None, other: Spread | None) -> float:
+    return one.mean - other.mean if one and other else math.nan
 
 
 def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:

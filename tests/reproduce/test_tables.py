@@ -20,7 +20,7 @@ from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
 from hpcfed.sweep.grid import parse_grids, points
-from tests.report.conftest import make_rows, write_run
+from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
 
 WITHOUT, WITH = "fedprox", "fedprox-gel"
 
@@ -44,7 +44,7 @@ def measured(folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) 
 @pytest.mark.parametrize(
     ("of_the_reference", "told"),
     [
-        ([[0.5, 0.86, 0.87, 0.88], [0.5, 0.86, 0.89, 0.9]], "+3.50 ± 0.71"),  # after 4 and 3 rounds
+        ([[0.5, 0.86, 0.87, 0.88], [0.5, 0.86, 0.89, 0.9]], "+3.50 ± 6.35"),  # after 4 and 3 rounds
         ([[0.5, 0.86, 0.87], [0.5, 0.86, 0.89]], "–"),  # which ended before
     ],
 )
@@ -53,15 +53,18 @@ def test_how_far_beyond_the_target_the_reference_is(of_the_reference, told, tmp_
     experiment = experiments()["gel-synthetic"]
     table = make_table(experiment, measured(tmp_path, {WITHOUT: own, WITH: of_the_reference}))
     rows = {row[2]: row for row in table.rows}
-    assert table.header[-2:] == ("Beyond", "Paper: beyond")
-    assert rows[WITHOUT][-2:] == (told, "+1.18")
-    assert rows[WITH][-2:] == ("–", "–")
+    assert table.header[-4:] == ("Beyond", "Paper: beyond", "Saved: network", "Saved: gradients")
+    assert rows[WITHOUT][-4:-2] == (told, "+1.18")
+    assert rows[WITH][-4:-2] == ("–", "–")
+    # Rounds 4 and 3 without, 2 and 2 with; 20 × parameters up and down and 10,000 gradients a round.
+    assert rows[WITHOUT][-2:] == (f"{1.5 * 20 * NUM_PARAMETERS * 4 / 2**20:.2f} MiB", "15,000")
+    assert rows[WITHOUT][3] == f"3.5 ± {12.7062 * 0.5:.1f}"  # the 95 % interval of two seeds
 
 
 def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):
     """FedDyn's figure 1b."""
     experiment = experiments()["gel-synthetic"].limited(["tuned"])
-    measure = experiment.measure.model_copy(update={"kind": "best", "beyond": False})
+    measure = experiment.measure.model_copy(update={"kind": "best", "intervals": False})
     best = experiment.model_copy(update={"measure": measure})
     table = make_table(best, measured(tmp_path, {WITHOUT: [[0.5, 0.9, 0.6], [0.5, 0.6, 0.7]]}))
     assert table.rows[0][2] == "80.00 ± 14.14 %"
