@@ -21,7 +21,7 @@ from hpcfed.errors import InputError, nearest
 
 # The options of sources; all others are those of partitions, but for the number of clients, which is both, and alpha,
 # which is the source's where that takes one.
-OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
+OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete", "first",
               "task", "target", "client_column")  # fmt: skip
 
 
@@ -79,6 +79,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
 @click.option("--incomplete", is_flag=True, default=None,
               help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip
+@click.option("--first", type=click.IntRange(min=4),
+              help="cifar10: the first so many images to train on, and a quarter of that to test.")  # fmt: skip
 @click.option("--task", help="What own data are for: classification, regression, next-token [default: the first].")
 @click.option("--target", help="Column of y in own tables [default: y, or else the last].")
 @click.option("--client-column", help="Column that names the client, in one own table of all clients.")

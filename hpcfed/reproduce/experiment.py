@@ -134,6 +134,16 @@ class Measure(Section):
     figures: list[str] = Field(default_factory=list)
 
 
+class Images(Section):
+    """What the small variant is made of instead where CIFAR-10 is at hand; see `Small`, whose cases it shares."""
+
+    says: str
+    seeds: int | None = None
+    data: Content = Field(default_factory=dict)
+    recipe: Content = Field(default_factory=dict)
+    targets: list[float | Goal] = Field(default_factory=list)
+
+
 class Small(Section):
     """The variant that takes minutes on two cores: the protocol on smaller data.
 
@@ -144,6 +154,7 @@ class Small(Section):
         data: keys that replace those of every case's data.
         recipe: merged over all else.
         targets: in place of the cases' own.
+        images: another variant, of images.
     """
 
     says: str
@@ -152,6 +163,7 @@ class Small(Section):
     data: Content = Field(default_factory=dict)
     recipe: Content = Field(default_factory=dict)
     targets: list[float | Goal] = Field(default_factory=list)
+    images: Images | None = None
 
     def of(self, case: Case) -> Case:
         """Return the case in small; the paper's numbers, which are for its own data, are left out."""
@@ -216,8 +228,8 @@ class Experiment(Section):
         """Whether it is made of runs."""
         return self.measure.kind not in ("classes", "coefficients")
 
-    def at(self, scale: str) -> Experiment:
-        """Return the experiment at its ``full`` or ``small`` scale.
+    def at(self, scale: str, *, images: bool = False) -> Experiment:
+        """Return the experiment at its ``full`` or ``small`` scale; of `images` where it has such a variant.
 
         Raises:
             InputError: it has no small variant.
@@ -227,6 +239,10 @@ class Experiment(Section):
         if self.small is None:
             remedy = "run it with --scale full, or --rounds 2 to try it"
             raise InputError(f"{self.name} has no small variant", remedy=remedy)
+        if images and self.small.images:
+            small = self.small.model_copy(update={**dict(self.small.images), "images": None})
+            name = f"{self.name}-{small.data['source']}"
+            return self.model_copy(update={"small": small, "name": name}).at(scale)
         chosen = {name: self.cases[name] for name in self.small.cases or self.cases}
         cases = {name: self.small.of(case) for name, case in chosen.items()}
         changes = {"cases": cases, "seeds": self.small.seeds or self.seeds, "note": self.small.says}

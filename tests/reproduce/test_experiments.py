@@ -25,9 +25,13 @@ SHOWN = {
     "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
 }
 """Of each paper, the tables and figures with results; GeL's figure 3 is a formula."""
-SCALES = [
-    (name, scale) for name, one in experiments().items() for scale in ("full", "small") if scale == "full" or one.small
-]
+SCALES = [(name, scale) for name, one in experiments().items() for scale in ("full", "small", "images")
+          if scale == "full" or (one.small and (scale == "small" or one.small.images))]  # fmt: skip
+
+
+def at(name: str, scale: str) -> Experiment:
+    """The experiment at a scale; ``images``: in small on a part of CIFAR-10."""
+    return experiments()[name].at("full" if scale == "full" else "small", images=scale == "images")
 
 
 @pytest.mark.parametrize("paper", SHOWN)
@@ -38,10 +42,10 @@ def test_every_table_and_figure_of_a_paper_is_shown(paper):
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_recipe_is_sound(name, scale):
-    experiment = experiments()[name].at(scale)
+    experiment = at(name, scale)
     for case in experiment.cases.values():
         for method, entry in experiment.methods_of(case).items():
-            content = experiment.recipe_of(case, method, scale)
+            content = experiment.recipe_of(case, method, "full" if scale == "full" else "small")
             local = {key: value for key, value in content["local"].items() if value != "average_client"}
             grid = points(parse_grids([f"{key}={values}" for key, values in entry.grids.items()]))
             for point in {grid[0], grid[-1]}:
@@ -53,7 +57,7 @@ def test_every_recipe_is_sound(name, scale):
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_source_takes_its_options(name, scale):
-    for case in experiments()[name].at(scale).cases.values():
+    for case in at(name, scale).cases.values():
         source, scheme = SOURCES[case.data.source], case.data.partition
         assert source.takes("raw") == bool(case.data.raw), case.title
         known = {"min_samples"}
@@ -66,7 +70,7 @@ def test_every_source_takes_its_options(name, scale):
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_case_has_what_is_measured(name, scale):
-    experiment = experiments()[name].at(scale)
+    experiment = at(name, scale)
     for case in experiment.cases.values():
         assert bool(case.targets) == (experiment.measure.kind == "rounds"), case.title
         if experiment.measure.kind == "rounds":
@@ -136,3 +140,7 @@ def test_small_numbers_are_not_compared_with_the_papers():
     assert all(case.paper == {} for case in small.cases.values())
     assert isinstance(small.cases["dir03-10"].data, Data)
     assert small.cases["dir03-10"].data.source == "digits"
+    images = experiments()["feddyn-cifar10"].at("small", images=True)
+    assert (images.name, images.cases["dir03-10"].paper) == ("feddyn-cifar10-cifar10", {})
+    assert images.recipe_of(images.cases["dir03-10"], "fedavg", "small")["model"] == {"name": "feddyn-cnn"}
+    assert experiments()["feddyn-mnist"].at("small", images=True).name == "feddyn-mnist"
