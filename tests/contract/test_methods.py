@@ -200,6 +200,34 @@ def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
         torch.testing.assert_close(w, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_scaffold_of_feddyns_code_where_clients_differ_in_size():
+    """Three rounds of quadratics, all clients in each, against that code's lines (utils_methods.py, 201 to 237)."""
+    sizes, lr, steps, optima = np.array([5.0, 15.0, 40.0]), 0.1, 3, [draw(k, torch.float64) for k in range(3)]
+    local, weights = build(Algorithm(name="scaffold", c_scale="samples")).local, sizes / sizes.sum() * 3
+    w = theirs = torch.zeros(D, dtype=torch.float64)
+    shared, states = local.begin_shared(w), [local.begin(w)] * 3
+    cloud, own = torch.zeros(D, dtype=torch.float64), [torch.zeros(D, dtype=torch.float64)] * 3
+    for number in range(1, 4):
+        reports, models, change = [], [], torch.zeros(D, dtype=torch.float64)
+        for k, size in enumerate(sizes):
+            who = Who(k, int(size), sizes.mean())
+            y, z, shift = w, theirs, local.tilt(w, shared, states[k], who).shift
+            for _ in range(steps):
+                y = y - lr * (k + 1) * (y - optima[k]) - lr * shift
+                z = z - lr * (k + 1) * (z - optima[k]) - lr * (cloud / weights[k] - own[k])
+            reports.append(local.report(Local(w - y, steps, 0.0, lr, float(steps)), w, shared, states[k], who))
+            states[k] = reports[-1].state
+            new = own[k] - cloud + (theirs - z) / steps / lr
+            change, own[k] = change + (new - own[k]) * weights[k], new
+            models.append(z)
+        averaged = {name: sum(one.vectors[name] for one in reports) / 3 for name in ("delta", "psi")}
+        shared = local.share(shared, Means(averaged, 0.0, 0.0, fraction=1.0, cohort_size=3, round=number))
+        w, theirs, cloud = w - averaged["delta"], sum(models) / 3, cloud + change / 3
+        torch.testing.assert_close(w, theirs, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(shared["c"], cloud, rtol=1e-12, atol=1e-12)
+    assert "c_scale" not in build(Algorithm(name="scaffold")).parameters()  # recipes of earlier runs lack it
+
+
 DEGENERATE = {
     "fedprox-mu-0-is-fedavg": ({"name": "fedprox", "mu": 0.0}, {"name": "fedavg"}, 3),
     "fedexp-large-eps-is-fedavg": ({"name": "fedexp", "eps": 1e30}, {"name": "fedavg"}, 3),
