@@ -234,7 +234,7 @@ class Evaluate(Section):
     """
 
     every: int = Field(1, ge=0)
-    model: Literal["last", "last-two", "cohort-average", "client-average"] = "last"
+    model: Literal["last", "last-two", "cohort-average", "client-average", "step-average"] = "last"
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
     batch_size: int = Field(1000, ge=1)

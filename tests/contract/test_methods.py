@@ -16,6 +16,7 @@ import torch
 
 import hpcfed
 from hpcfed.algorithms import build, names
+from hpcfed.averaging import evaluated_model, following_iterates
 from hpcfed.config.recipe import Algorithm
 from hpcfed.reduce.fused import RoundBuffer
 from hpcfed.types import Local, Means, Method, State, Stepped, Who
@@ -177,6 +178,25 @@ def test_the_file_is_a_small_table(name):
     tree = ast.parse(inspect.getsource(module_of(name)))
     loops = (ast.For, ast.While, ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
     assert [node.lineno for node in ast.walk(tree) if isinstance(node, loops)] == []
+
+
+@pytest.mark.parametrize("name", ["fedexp", "fedadagrad"])
+def test_the_average_of_iterates_by_their_steps(name):
+    """FedExP's Theorem 1, from the models that the steps began with."""
+    server, w = method(name).server, draw(0, torch.float64)
+    following = following_iterates(method(name)).server
+    state, own, begun = following.begin(w), server.begin(w), []
+    for number in range(1, 6):
+        stepped, alone = (
+            following.step(w, state, means(("delta",), number)),
+            server.step(w, own, means(("delta",), number)),
+        )
+        assert torch.equal(stepped.w, alone.w)
+        begun.append((w, stepped.server_lr))
+        w, state, own = stepped.w, stepped.state, alone.state
+    wanted = sum(lr * model for model, lr in begun) / sum(lr for _, lr in begun)
+    found = evaluated_model("step-average", w, w, w, {}, state)
+    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
