@@ -7,8 +7,8 @@
     step-average     Σ_s η_g^s w^s / Σ_s η_g^s, s = 0 … t − 1        FedExP, Theorem 1; η_g = 1 where a method has none
 
 The last two keep a state of their own, so they wrap a method. ``client-average`` needs each client's last model and one
-more reduced vector: A ← A + q(S) mean(y_i − y_i,old), with A the initial model before round 1. ``step-average`` adds two
-entries to the server's state.
+more reduced vector: A ← A + q(S) mean(y_i − y_i,old), with A the initial model before round 1. ``step-average`` adds
+two entries to the server's state.
 """
 
 from __future__ import annotations
