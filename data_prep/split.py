@@ -10,6 +10,7 @@ import numpy as np
 
 from data_prep import partition
 from data_prep.dataset import Dataset
+from data_prep.partition.sizes import enough
 from data_prep.streams import stream
 from hpcfed.errors import InputError, nearest
 
@@ -68,7 +69,7 @@ def split(
         scheme = NATURAL if dataset.owner is not None else "iid"
     scheme = scheme.lower()
     if scheme == NATURAL:
-        done = _natural(dataset, num_clients, given)
+        done = _natural(dataset, num_clients, seed, given)
     else:
         done = _by_scheme(dataset, scheme, num_clients or NUM_CLIENTS, seed, given)
     return done if test_fraction is None else _hold_out(done, test_fraction, seed)
@@ -85,26 +86,77 @@ def refuse(options: Mapping[str, Any], what: str) -> None:
         raise InputError(f"{names} has no effect with {what}", remedy="leave it out")
 
 
-def _natural(dataset: Dataset, num_clients: int | None, given: dict[str, Any]) -> Split:
-    """Keep the source's clients, but for those of fewer than ``min_samples`` samples."""
+def _natural(dataset: Dataset, num_clients: int | None, seed: int, given: dict[str, Any]) -> Split:
+    """Keep the source's clients: all, or so many of them at random; of each all samples, or some in a row.
+
+    ``min_samples``: clients with fewer training samples are left out. ``crop``: of each client so many training samples
+    in a row, from a random place; clients with fewer are left out. ``test_crop``: the same of its test samples.
+    ``deal``: what is kept is then dealt to so many clients of equal sizes at random.
+
+    Reference: Acar et al., FedDyn, Table 3; utils_dataset.py of its code (`ShakespeareObjectCrop_noniid`).
+    """
     if dataset.owner is None:
         raise InputError(f"{dataset.name} does not come split", remedy="choose another --partition")
-    sizes = np.bincount(dataset.owner, minlength=len(dataset.clients or ()))
-    least = given.pop("min_samples", None)
-    asked = {} if num_clients in (None, len(sizes)) else {"clients": num_clients}
-    refuse({**asked, **given}, f"{dataset.name}, which comes split")
-    kept = np.ones(len(sizes), bool) if least is None else sizes >= least
-    if not kept.any():
+    names = ("min_samples", "crop", "test_crop", "deal")
+    rule = {name: given.pop(name) for name in names if given.get(name)}
+    given.pop("min_samples", None)
+    refuse(given, f"{dataset.name}, which comes split")
+    if "test_crop" in rule and dataset.test_owner is None:
+        raise InputError("--test-crop", expected="clients with test samples of their own", got="none")
+    total = len(dataset.clients or ()) or int(dataset.owner.max(initial=-1)) + 1
+    sizes = np.bincount(dataset.owner, minlength=total)
+    tests = np.bincount(dataset.test_owner, minlength=total) if dataset.test_owner is not None else sizes
+    least, least_test = max(rule.get("min_samples", 0), rule.get("crop", 0)), rule.get("test_crop", 0)
+    fitting = np.flatnonzero((sizes >= least) & (tests >= least_test))
+    if not len(fitting):
         raise InputError("no client has that many samples", expected=f"at least {least}", got=f"at most {sizes.max()}")
-    number = np.where(kept, np.cumsum(kept) - 1, NOBODY)
-    rule = {} if least is None else {"min_samples": least}
-    return Split(
-        owner=number[dataset.owner],
-        num_clients=int(kept.sum()),
-        partition={"scheme": NATURAL, "clients": int(kept.sum()), **rule},
-        clients=None if dataset.clients is None else [dataset.clients[k] for k in np.flatnonzero(kept).tolist()],
-        test_owner=None if dataset.test_owner is None else number[dataset.test_owner],
-    )
+    if num_clients is not None and num_clients > len(fitting):
+        rest = " that have so many samples" if least or least_test else ""
+        raise InputError(
+            "--clients", expected=f"at most the {len(fitting)} clients of {dataset.name}{rest}", got=str(num_clients)
+        )
+    chosen = fitting
+    if num_clients is not None and num_clients < len(fitting):
+        chosen = np.sort(stream(seed, "natural clients").choice(fitting, num_clients, replace=False))
+    number = np.full(total, NOBODY)
+    number[chosen] = np.arange(len(chosen))
+    owner = _cropped(dataset.owner, number, sizes, rule.get("crop"), stream(seed, "crop"), dataset.rows)
+    test_owner = None
+    if dataset.test_owner is not None:
+        test_owner = _cropped(dataset.test_owner, number, tests, rule.get("test_crop"), stream(seed, "test crop"))
+    if "deal" in rule:
+        for purpose, owners in (("deal", owner), ("deal tests", test_owner)):
+            if owners is not None:
+                kept = np.flatnonzero(owners != NOBODY)
+                enough(len(kept), rule["deal"], 1)
+                owners[kept] = stream(seed, purpose).permutation(len(kept)) % rule["deal"]
+    at_random = len(chosen) < len(fitting) or rule.keys() & {"crop", "test_crop", "deal"}
+    partition = {"scheme": NATURAL, "clients": len(chosen), **rule, **({"seed": seed} if at_random else {})}
+    if "deal" in rule:
+        return Split(owner, rule["deal"], partition, test_owner=test_owner)
+    named = None if dataset.clients is None else [dataset.clients[k] for k in chosen.tolist()]
+    return Split(owner, len(chosen), partition, named, test_owner=test_owner)
+
+
+def _cropped(
+    owner: np.ndarray,
+    number: np.ndarray,
+    sizes: np.ndarray,
+    crop: int | None,
+    rng: np.random.Generator,
+    rows: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return (n,) the new number of each sample's client, `NOBODY` outside of the `crop` samples in a row it keeps."""
+    kept: np.ndarray = number[owner]
+    if crop is None:
+        return kept
+    starts = (rng.random(len(sizes)) * np.maximum(sizes - crop + 1, 1)).astype(np.int64)
+    place = np.arange(len(owner)) if rows is None else rows
+    order = np.lexsort((*place.reshape(len(owner), -1).T[::-1], owner))
+    position = np.empty(len(owner), np.int64)
+    position[order] = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner[order]]
+    kept[(position < starts[owner]) | (position >= starts[owner] + crop)] = NOBODY
+    return kept
 
 
 def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, given: dict[str, Any]) -> Split:

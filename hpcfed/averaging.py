@@ -4,9 +4,11 @@
     last-two         (w^t + w^{t−1}) / 2                             FedExP, Section 5
     cohort-average   Σ_{i∈S} p_i y_i = w^{t−1} − Δ̄                   nothing more is sent
     client-average   Σ_i q_i y_i over all clients' last models       FedDyn's code; initial model where never trained
+    step-average     Σ_s η_g^s w^s / Σ_s η_g^s, s = 0 … t − 1        FedExP, Theorem 1; η_g = 1 where a method has none
 
-The last needs a client state (the client's last model) and one more reduced vector, so it wraps a method rather than
-being told by it: A ← A + q(S) mean(y_i − y_i,old), with A the initial model before round 1.
+The last two keep a state of their own, so they wrap a method. ``client-average`` needs each client's last model and one
+more reduced vector: A ← A + q(S) mean(y_i − y_i,old), with A the initial model before round 1. ``step-average`` adds
+two entries to the server's state.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from hpcfed.types import Local, LocalMethod, Means, Method, Report, State, Who
+from hpcfed.types import Local, LocalMethod, Means, Method, Report, ServerMethod, State, Stepped, Who
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LAST, MOVED, AVERAGE = "last-model", "moved", "client-average"
+STEP_AVERAGE, STEPS = "step-average", "step-sum"
 
 
 class _FollowClients:
@@ -56,7 +59,34 @@ def following_clients(method: Method) -> Method:
     return replace(method, local=cast("LocalMethod", _FollowClients(method.local)))
 
 
-def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor, shared: State) -> Tensor:
+class _FollowIterates:
+    """A server method that also keeps the average of the models that its steps began with, weighted by their η_g."""
+
+    def __init__(self, inner: ServerMethod):
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def begin(self, w: Tensor) -> State:
+        return {STEP_AVERAGE: w, STEPS: w.new_zeros(()), **self._inner.begin(w)}
+
+    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+        stepped = self._inner.step(w, state, means)
+        weight = 1.0 if stepped.server_lr is None else stepped.server_lr
+        total = state[STEPS] + weight
+        average = state[STEP_AVERAGE] + weight / total * (w - state[STEP_AVERAGE])
+        return replace(stepped, state={**stepped.state, STEP_AVERAGE: average, STEPS: total})
+
+
+def following_iterates(method: Method) -> Method:
+    """Return the method with the average of its iterates as part of what the server keeps."""
+    return replace(method, server=cast("ServerMethod", _FollowIterates(method.server)))
+
+
+def evaluated_model(
+    which: str, w: Tensor, previous: Tensor, mean_delta: Tensor, shared: State, server: State
+) -> Tensor:
     """Return the model that ``evaluate.model`` names, (d,): float64, or `w` itself.
 
     Args:
@@ -65,6 +95,7 @@ def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor,
         previous: model before it, likewise.
         mean_delta: Δ̄ of the round, float64.
         shared: what the server keeps for the clients, after the step.
+        server: the server's own state after it.
     """
     if which == "last-two":
         return (w.double() + previous.double()) / 2
@@ -72,4 +103,6 @@ def evaluated_model(which: str, w: Tensor, previous: Tensor, mean_delta: Tensor,
         return previous.double() - mean_delta
     if which == "client-average":
         return shared[AVERAGE]
+    if which == "step-average":
+        return server[STEP_AVERAGE]
     return w

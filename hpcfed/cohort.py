@@ -110,6 +110,8 @@ class Cohorts:
         rounds = self._recipe.rounds
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
+            if section.stream == "authors":
+                return lambda round: _as_feddyn_draws(seed + round - 1, num_clients, chance), rounds * chance
             return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance), rounds * chance
 
         def uniform(round: int) -> np.ndarray:
@@ -134,10 +136,10 @@ class Cohorts:
         return np.array([_num_steps(int(n), local, tau) for n, tau in zip(sizes, asked, strict=True)], np.int64)
 
     def _guessed(self, steps: np.ndarray) -> np.ndarray:
-        """Return τ'_i: what is missing of the steps asked for, or no end of them; nothing for who has no samples."""
+        """Return τ'_i: a number, what is missing of the steps asked for, or inf; 0 for clients without samples."""
         guess, asked = self._recipe.guess, self._recipe.local.steps
-        if guess == "limit":
-            return np.where(steps > 0, np.inf, 0.0)
+        if guess == "limit" or isinstance(guess, int):
+            return np.where(steps > 0, np.inf if guess == "limit" else float(guess), 0.0)
         if guess == "remaining" and asked is not None:
             return np.where(steps > 0, np.maximum(asked - steps, 0), 0).astype(np.float64)
         return np.zeros(len(steps))
@@ -179,6 +181,19 @@ def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.
         joined = np.flatnonzero(rng.random(num_clients) < chance)
         if len(joined):
             return joined
+
+
+def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:
+    """Return the cohort of FedDyn's code: of the first seed from `seed` on that draws anybody, legacy generator.
+
+    A round whose seed draws nobody has the cohort of the round after it: at 1 % of 100 clients a third of all rounds.
+    Source: alpemreacar/FedDyn, utils_methods.py, lines 62 to 73.
+    """
+    while True:
+        joined = np.flatnonzero(np.random.RandomState(seed).uniform(size=num_clients) <= chance)
+        if len(joined):
+            return joined
+        seed += 1
 
 
 def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int], str], None]) -> list[list[int]]:

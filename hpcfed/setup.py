@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hpcfed import algorithms, models
-from hpcfed.averaging import following_clients
+from hpcfed.averaging import following_clients, following_iterates
 from hpcfed.code_record import check_hosts
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import made
@@ -168,6 +168,8 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         method = checked(method)
     if recipe.evaluate.model == "client-average":
         method = following_clients(method)
+    elif recipe.evaluate.model == "step-average":
+        method = following_iterates(method)
     torch.set_num_threads(recipe.threads)
     spec = models.spec(recipe.model)
     device = seat.device

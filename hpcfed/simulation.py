@@ -233,7 +233,8 @@ class Simulation:
     def evaluated(self) -> Tensor:
         """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype."""
         which = self._parts.evaluate_model
-        return evaluated_model(which, self.w, self._previous, self._mean_delta, self.shared).to(self._dtype)
+        known = self.w, self._previous, self._mean_delta, self.shared, self.server
+        return evaluated_model(which, *known).to(self._dtype)
 
     def _means(self, round: int, cohort: Cohort, sums: Sums, work: Work) -> Means:
         done = sums.status != SKIPPED

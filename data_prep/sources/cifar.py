@@ -10,7 +10,7 @@ normalization: FedExP, util_data.py:141 (both sets); FedDyn, utils_dataset.py:21
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -128,9 +128,22 @@ CIFAR100 = Version(
 Reader = Callable[[Path, Version], tuple[np.ndarray, np.ndarray]]
 
 
-def load10(raw: str | Path, *, incomplete: bool = False) -> Dataset:
-    """Read CIFAR-10; see `load`."""
-    return load(Path(raw), CIFAR10, CIFAR10.normalization, incomplete)
+def load10(raw: str | Path, *, incomplete: bool = False, first: int | None = None) -> Dataset:
+    """Read CIFAR-10, or its `first` training images and a quarter as many to test on; see `load`."""
+    dataset = load(Path(raw), CIFAR10, CIFAR10.normalization, incomplete)
+    if first is None or dataset.test_x is None or dataset.test_y is None:
+        return dataset
+    if not 4 <= first <= len(dataset.x):
+        raise InputError("first of cifar10", expected=f"4 to {len(dataset.x)}", got=str(first))
+    train, test = slice(first), slice(first // 4)
+    return replace(
+        dataset,
+        x=dataset.x[train],
+        y=dataset.y[train],
+        test_x=dataset.test_x[test],
+        test_y=dataset.test_y[test],
+        source={**dataset.source, "first": first},
+    )
 
 
 def load100(raw: str | Path, *, incomplete: bool = False, normalization: str = "feddyn") -> Dataset:

@@ -17,10 +17,13 @@ from data_prep.dataset import Dataset
 from data_prep.sources import idx, matlab
 from data_prep.sources.files import Origin, Published, check_folder, examine
 from data_prep.spool import spooled
-from hpcfed.errors import InputError
+from hpcfed.data.content import rows_per_block
+from hpcfed.data.format import Normalization
+from hpcfed.errors import InputError, nearest
 
 URL = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 SIDE = 28
+NORMALIZATIONS = ("none", "feddyn")
 # Samples to train and to test on, classes, and the first label, as the paper's table II and the files have them.
 SPLITS = {
     "letters": (124_800, 20_800, 26, 1),
@@ -67,13 +70,22 @@ def load(folder: str | Path, split: str) -> Dataset:
     return _from_matlab(path, kin) if path.is_file() and not has_idx else idx.load(folder, kin)
 
 
-def load_letters(raw: str | Path, *, classes: int = SPLITS["letters"][2]) -> Dataset:
+def load_letters(raw: str | Path, *, classes: int = SPLITS["letters"][2], normalization: str = "none") -> Dataset:
     """Read the letters, and keep the first `classes` of them: 10 makes FedDyn's set of A to J.
 
+    `normalization` ``feddyn``, as its code does: by mean and deviation of all pixels of the training images kept.
+
     Raises:
-        InputError: as `load`, or more classes are asked for than there are.
+        InputError: as `load`, more classes are asked for than there are, or another normalization.
     """
-    dataset = load(raw, "letters")
+    if normalization not in NORMALIZATIONS:
+        remedy = nearest(normalization, NORMALIZATIONS)
+        raise InputError("normalization of emnist-letters", got=repr(normalization), remedy=remedy)
+    dataset = _first_letters(load(raw, "letters"), classes)
+    return dataset if normalization == "none" else replace(dataset, normalization=_of_pixels(dataset.x))
+
+
+def _first_letters(dataset: Dataset, classes: int) -> Dataset:
     if classes > (dataset.num_classes or 0):
         raise InputError("classes of emnist-letters", expected=f"at most {dataset.num_classes}", got=str(classes))
     if classes == dataset.num_classes or dataset.test_x is None or dataset.test_y is None:
@@ -89,6 +101,15 @@ def load_letters(raw: str | Path, *, classes: int = SPLITS["letters"][2]) -> Dat
         source={**dataset.source, "classes": classes},
         rows=train,
     )
+
+
+def _of_pixels(x: np.ndarray) -> Normalization:
+    """Return mean and standard deviation of all pixels of uint8 images (n, ...), scaled to [0, 1]."""
+    block = rows_per_block(x.shape[1:], x.dtype)
+    counts = sum(np.bincount(x[start : start + block].ravel(), minlength=256) for start in range(0, len(x), block))
+    values = np.arange(256) / 255
+    mean = float(np.average(values, weights=counts))
+    return Normalization((mean,), (float(np.sqrt(np.average((values - mean) ** 2, weights=counts))),))
 
 
 def _from_matlab(path: Path, kin: idx.Family) -> Dataset:

@@ -11,8 +11,11 @@
 Where ‖a_i‖₁ is the same for all of a cohort, Ψ̄ = c − Δ̄ / (‖a‖₁ η) follows from Δ̄ and is not sent. With momentum, a
 guess or unequal τ_i the paper's τ_i becomes ‖a_i‖₁: c_i is then still an average of the client's gradients.
 
-Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ. State: c_i at clients (d,), c at the server (d,), both 0 at
-first. Sent and received are counted twice, as in the papers.
+``c_scale: samples`` is FedDyn's code where clients differ in size: with s_i = n_i N / n, client i adds c / s_i − c_i to
+its gradients, and the server takes the mean of s_i Ψ_i. ``none`` is the paper.
+
+Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ, or with ``c_scale``. State: c_i at clients (d,), c at the
+server (d,), both 0 at first. Sent and received are counted twice, as in the papers.
 
 Reference: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020,
 Algorithm 1, option II.
@@ -20,7 +23,9 @@ Algorithm 1, option II.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import model_serializer
 
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Local, Means, Report, State, Tilt, Who
@@ -39,8 +44,17 @@ class ControlVariates(Plain):
     received: ClassVar[int] = 2
     uses_displacement: ClassVar[bool] = True
 
+    c_scale: Literal["none", "samples"] = "none"
+
+    @model_serializer(mode="wrap")
+    def _as_in_earlier_recipes(self, serialize: Any) -> dict[str, Any]:
+        recorded: dict[str, Any] = serialize(self)
+        if self.c_scale == "none":
+            del recorded["c_scale"]
+        return recorded
+
     def vectors(self, alike: bool) -> tuple[str, ...]:
-        return ("delta",) if alike else ("delta", "psi")
+        return ("delta",) if alike and self.c_scale == "none" else ("delta", "psi")
 
     def begin(self, w: Tensor) -> State:
         return {"c": w.new_zeros(w.shape)}
@@ -49,17 +63,24 @@ class ControlVariates(Plain):
         return {"c": w.new_zeros(w.shape)}
 
     def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
-        return Tilt(shift=shared["c"] - client["c"])
+        c = shared["c"] if self.c_scale == "none" else shared["c"] / _relative_size(who)
+        return Tilt(shift=c - client["c"])
 
     def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
         psi = _psi(shared["c"], local.delta, local.displacement, local.lr)
-        return Report({"delta": local.delta, "psi": psi}, {"c": client["c"] - psi})
+        counted = psi if self.c_scale == "none" else psi * _relative_size(who)
+        return Report({"delta": local.delta, "psi": counted}, {"c": client["c"] - psi})
 
     def share(self, shared: State, means: Means) -> State:
         psi = means.vectors.get("psi")
         if psi is None:
             psi = _psi(shared["c"], means.delta, means.displacement, means.lr)
         return {"c": shared["c"] - means.fraction * psi}
+
+
+def _relative_size(who: Who) -> float:
+    """s_i = n_i N / n; of a client without samples that of one sample, since c is divided by it."""
+    return max(who.num_samples, 1) / who.mean_samples
 
 
 def _psi(c: Tensor, delta: Tensor, displacement: float | None, lr: float) -> Tensor:

@@ -25,7 +25,7 @@ from hpcfed.errors import InputError, nearest
 # The options of sources; all others are those of partitions, but for the number of clients, which is both, and alpha,
 # which is the source's where that takes one.
 OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
-              "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
+              "first", "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
 NAMES = {"client_column": "client"}
 FEW = 8
 OWN = """\b
@@ -57,7 +57,7 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help="How samples go to clients [default: iid; natural where the source comes split].")  # fmt: skip
 @click.option("--clients", type=click.IntRange(min=1),
               help=f"Number of clients [default: {NUM_CLIENTS}; {feddyn.NAME}: 20, {fedprox.NAME}: 30, "
-              f"{leaf.NAME}: 1000].")  # fmt: skip
+              f"{leaf.NAME}: 1000; natural: all, or so many of them at random].")  # fmt: skip
 @click.option("--alpha", type=float,
               help=f"Concentration of the Dirichlet schemes [default: 0.3]; {fedprox.NAME}: α [1].")  # fmt: skip
 @click.option("--sizes", metavar="[equal|lognormal]", help="Client sizes of iid and dirichlet-client [default: equal].")
@@ -81,11 +81,20 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, others: 60].")  # fmt: skip
 @click.option("--classes", type=click.IntRange(min=2),
               help=f"Classes of the same [default: {fedprox.NAME}: 10, others: 5]; letters: the first.")  # fmt: skip
-@click.option("--normalization", metavar="[feddyn|fedexp]",
-              help="Whose constants cifar100 is normalized by [default: feddyn].")  # fmt: skip
+@click.option("--normalization", metavar="[feddyn|fedexp|none]",
+              help="As whose code: cifar100 feddyn or fedexp [default: feddyn]; emnist-letters none or feddyn "
+              "[default: none].")  # fmt: skip
+@click.option("--crop", type=click.IntRange(min=1),
+              help="Samples in a row that each natural client keeps, from a random place; clients with fewer "
+              "are left out.")  # fmt: skip
+@click.option("--test-crop", type=click.IntRange(min=1), help="The same of each client's own test samples.")
+@click.option("--deal", type=click.IntRange(min=1),
+              help="Deal the samples of the natural clients that are kept to so many at random.")  # fmt: skip
 @click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
 @click.option("--incomplete", is_flag=True, default=None,
               help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip
+@click.option("--first", type=click.IntRange(min=4),
+              help="cifar10: the first so many images to train on, and a quarter of that to test.")  # fmt: skip
 @click.option("--task", metavar="[classification|multi-label|regression|next-token]",
               help="What own data are for [default: the first].")  # fmt: skip
 @click.option("--target", help="Column of y in own tables, several with commas between "

@@ -73,7 +73,7 @@ def command(
         return
     if name is None:
         raise click.UsageError("no NAME: --list shows all", click.get_current_context())
-    wanted = _chosen(name, scale, cases, methods, seeds)
+    wanted = _chosen(name, scale, cases, methods, seeds, places)
     if ranks is not None and not table:
         _start(ranks)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
@@ -117,12 +117,16 @@ def _list(places: Places) -> None:
         click.echo(f"{'':<24} full    {one.cost.full}")
         if one.small:
             click.echo(f"{'':<24} small   {one.cost.small}: {one.small.says}")
+            if one.small.images:
+                click.echo(f"{'':<24}         where CIFAR-10 is there: {one.small.images.says}")
         click.echo(f"{'':<24} data    {'waits for ' + ', '.join(waits) if waits else 'there, or made from a seed'}")
         click.echo("")
     click.echo("Costs are expectations. NAME is an experiment, or one of the tables and figures that it shows.")
 
 
-def _chosen(name: str, scale: str, cases: Sequence[str], methods: Sequence[str], seeds: int | None) -> list[Experiment]:
+def _chosen(
+    name: str, scale: str, cases: Sequence[str], methods: Sequence[str], seeds: int | None, places: Places
+) -> list[Experiment]:
     """Return what is to be run.
 
     Raises:
@@ -131,7 +135,8 @@ def _chosen(name: str, scale: str, cases: Sequence[str], methods: Sequence[str],
     from hpcfed.errors import InputError, nearest
     from hpcfed.reproduce.catalogue import find
 
-    found = [experiment.at(scale) for experiment in find(name)]
+    images = places.has_raw("cifar10")
+    found = [experiment.at(scale, images=images) for experiment in find(name)]
     limited = [experiment.limited(list(cases)) for experiment in found]
     kept = [experiment for experiment in limited if experiment.cases]
     known_cases = [case for experiment in found for case in experiment.cases]

@@ -83,6 +83,9 @@ class Stepping:
 
     def lr(self, round: int) -> float:
         """Return η_l of a round, counted from 1."""
+        if self.section.lr_schedule:
+            begun = [entry.lr for entry in self.section.lr_schedule if entry.round <= round]
+            return begun[-1] if begun else self.section.lr
         return self.section.lr * self.section.lr_decay ** (round - 1)
 
     def displacement(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:

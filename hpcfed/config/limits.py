@@ -1,17 +1,29 @@
-"""The recipe's sections on when a run ends or is saved, and the base of all sections."""
+"""The base of all sections of the recipe, small sections and values: step sizes by round, stopping, checkpoints."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
 
 class Section(BaseModel):
-    """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only."""
+    """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only.
+
+    Attributes:
+        later: keys added since 0.1.0. At their default a recorded recipe lacks them, so that runs and checkpoints of
+            earlier versions go on.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _later_where_set(self, serialize: Any) -> dict[str, Any]:
+        fields = type(self).model_fields
+        unset = {key for key in self.later if getattr(self, key) == fields[key].default}
+        return {key: value for key, value in serialize(self).items() if key not in unset}
 
 
 class Stop(Section):
@@ -65,6 +77,27 @@ def a_batch_size(value: Any) -> Any:
     if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ValueError("a whole number of at least 1, or 'full'")
+
+
+def a_guess(value: Any) -> Any:
+    """Validate how many steps a client guesses; no steps are the same as no guess."""
+    if value in ("none", "remaining", "limit"):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value or "none"
+    raise ValueError("'none', 'remaining', 'limit' or a number of steps")
+
+
+def a_tuple(value: Any) -> Any:
+    """Turn a list, as YAML has it, into a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+class LrFrom(Section):
+    """The step size from a round on."""
+
+    round: int = Field(ge=2)
+    lr: float = Field(gt=0)
 
 
 class Checkpoint(Section):

@@ -6,13 +6,14 @@ model or a method (``model``, ``algorithm``) keep them as given here; its own ty
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
 from hpcfed.config.clients import BatchSize, EvaluateClients
-from hpcfed.config.limits import Checkpoint, Section, Stop, a_time_or_0
+from hpcfed.config.limits import Checkpoint, LrFrom, Section, Stop, a_guess, a_time_or_0, a_tuple
 from hpcfed.config.observer import Observer, Reference, named
 
 
@@ -113,11 +114,17 @@ def _seed_for_all(value: Any) -> Any:
 
 
 class Cohort(Section):
-    """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given."""
+    """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given.
 
+    `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or
+    from the first one after it that draws anybody.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"stream"})
     size: int | None = Field(None, ge=1)
     fraction: float | None = Field(None, gt=0, le=1)
     sampling: Literal["uniform", "bernoulli"] = "uniform"
+    stream: Literal["own", "authors"] = "own"
     schedule: Path | None = None
 
     @model_validator(mode="after")
@@ -126,6 +133,8 @@ class Cohort(Section):
             raise ValueError("one of 'size', 'fraction' and 'schedule'")
         if self.schedule is not None and self.sampling != "uniform":
             raise ValueError("no 'sampling' beside 'schedule'")
+        if self.stream == "authors" and self.sampling != "bernoulli":
+            raise ValueError("'sampling: bernoulli' beside 'stream: authors'")
         return self
 
 
@@ -150,13 +159,19 @@ class Augment(Section):
 
 
 class Local(Section):
-    """The work of one client in one round."""
+    """The work of one client in one round.
+
+    The step size of round t is ``lr`` · ``lr_decay``^(t−1); or ``lr``, and from each round of ``lr_schedule`` on its.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule"})
 
     steps: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
     batch_size: BatchSize = 50
     lr: float = Field(0.1, gt=0)
     lr_decay: float = Field(1.0, gt=0)
+    lr_schedule: Annotated[tuple[LrFrom, ...], BeforeValidator(a_tuple)] = ()
     weight_decay: float = Field(0.0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     clip_norm: float | None = Field(None, gt=0)
@@ -174,6 +189,11 @@ class Local(Section):
     def _steps_or_epochs(self) -> Local:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("'steps' or 'epochs', not both")
+        if self.lr_schedule and self.lr_decay != 1.0:
+            raise ValueError("'lr_decay' or 'lr_schedule', not both")
+        rounds = [entry.round for entry in self.lr_schedule]
+        if any(later <= earlier for earlier, later in itertools.pairwise(rounds)):
+            raise ValueError("rounds in 'lr_schedule' in their order, each once")
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(f"no 'momentum' with optimizer {self.optimizer}, whose first moment is 'beta1'")
         changed = self.model_fields_set & {"beta1", "beta2", "eps"}
@@ -214,7 +234,7 @@ class Evaluate(Section):
     """
 
     every: int = Field(1, ge=0)
-    model: Literal["last", "last-two", "cohort-average", "client-average"] = "last"
+    model: Literal["last", "last-two", "cohort-average", "client-average", "step-average"] = "last"
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
     batch_size: int = Field(1000, ge=1)
@@ -253,7 +273,7 @@ class Recipe(Section):
     weights: Literal["samples", "uniform"] | None = None
     local: Local
     budget: Budget | None = None
-    guess: Literal["none", "remaining", "limit"] = "none"
+    guess: Annotated[int | Literal["none", "remaining", "limit"], PlainValidator(a_guess)] = "none"
     algorithm: Algorithm
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()
@@ -274,6 +294,8 @@ class Recipe(Section):
             raise ValueError("'local.steps' instead of 'local.epochs' beside 'budget'")
         if self.guess == "remaining" and self.budget is not None and self.local.steps is None:
             raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
+        if self.cohort.stream == "authors" and self.seed.cohort >= 2**31:
+            raise ValueError("'seed.cohort' below 2^31 beside 'cohort.stream: authors': NumPy's old seeds end at 2^32")
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
         if self.precision != "float32" and self.dtype != "float32":

@@ -37,7 +37,8 @@ class Data(Section):
         options: of the source and the partition.
         seed: None for the source's own; ``run`` draws the data anew for every seed of the experiment.
         test: what becomes the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d
-            numbers): then the test loss of a linear model is ‖w − w*‖²/2d.
+            numbers), or the regression's ``solution`` of least norm for it: then the test loss of a linear model is
+            ‖w − w*‖²/2d.
         start: the initial parameters of a linear model: all ``0``, or the d weights; None for the usual random ones.
     """
 
@@ -47,7 +48,7 @@ class Data(Section):
     clients: int | None = None
     options: Content = Field(default_factory=dict)
     seed: int | Literal["run"] | None = None
-    test: Literal["own", "training"] | list[float] = "own"
+    test: Literal["own", "training", "solution"] | list[float] = "own"
     start: Literal[0] | list[float] | None = None
 
 
@@ -106,24 +107,41 @@ class Measure(Section):
     """What is measured, and drawn.
 
     Attributes:
-        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``tuned``: the grid's value
-            with the best such mean; ``classes``: how many classes fill a client's data.
+        kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
+            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6). Of no runs:
+            ``classes``, how many fill a client's data; ``coefficients``, what GeL's steps and guesses weigh.
         column: of the record.
         last, window: evaluations that are averaged, at the end, and as a moving average for targets.
         unit: what the paper counts up to a target: rounds, or models that are sent.
         reference: the method whose numbers the others' are divided by; "" for no such column.
         beyond: whether to tell how far beyond the target a method's reference is once the method gets there.
+        savings: whether to tell what a method's reference saves until the target, in bytes sent and gradients.
+        intervals: whether ± is the 95 % confidence interval of the mean over seeds, in place of their deviation.
         figures: columns of the record that are drawn against rounds, a figure a case.
+        cells: the column that heat maps of two grids show; default: the measured one.
     """
 
-    kind: Literal["rounds", "final", "tuned", "classes"]
+    kind: Literal["rounds", "final", "best", "tuned", "projections", "classes", "coefficients"]
     column: str = "test_accuracy"
     last: int = 1
     window: int = 1
     unit: Literal["rounds", "models"] = "rounds"
     reference: str = ""
     beyond: bool = False
+    savings: bool = False
+    intervals: bool = False
+    cells: str = ""
     figures: list[str] = Field(default_factory=list)
+
+
+class Images(Section):
+    """What the small variant is made of instead where CIFAR-10 is at hand; see `Small`, whose cases it shares."""
+
+    says: str
+    seeds: int | None = None
+    data: Content = Field(default_factory=dict)
+    recipe: Content = Field(default_factory=dict)
+    targets: list[float | Goal] = Field(default_factory=list)
 
 
 class Small(Section):
@@ -136,6 +154,7 @@ class Small(Section):
         data: keys that replace those of every case's data.
         recipe: merged over all else.
         targets: in place of the cases' own.
+        images: another variant, of images.
     """
 
     says: str
@@ -144,6 +163,7 @@ class Small(Section):
     data: Content = Field(default_factory=dict)
     recipe: Content = Field(default_factory=dict)
     targets: list[float | Goal] = Field(default_factory=list)
+    images: Images | None = None
 
     def of(self, case: Case) -> Case:
         """Return the case in small; the paper's numbers, which are for its own data, are left out."""
@@ -203,8 +223,13 @@ class Experiment(Section):
             raise ValueError(f"names of cases and methods: {', '.join(unknown)} are none")
         return self
 
-    def at(self, scale: str) -> Experiment:
-        """Return the experiment at its ``full`` or ``small`` scale.
+    @property
+    def trains(self) -> bool:
+        """Whether it is made of runs."""
+        return self.measure.kind not in ("classes", "coefficients")
+
+    def at(self, scale: str, *, images: bool = False) -> Experiment:
+        """Return the experiment at its ``full`` or ``small`` scale; of `images` where it has such a variant.
 
         Raises:
             InputError: it has no small variant.
@@ -214,6 +239,10 @@ class Experiment(Section):
         if self.small is None:
             remedy = "run it with --scale full, or --rounds 2 to try it"
             raise InputError(f"{self.name} has no small variant", remedy=remedy)
+        if images and self.small.images:
+            small = self.small.model_copy(update={**dict(self.small.images), "images": None})
+            name = f"{self.name}-{small.data['source']}"
+            return self.model_copy(update={"small": small, "name": name}).at(scale)
         chosen = {name: self.cases[name] for name in self.small.cases or self.cases}
         cases = {name: self.small.of(case) for name, case in chosen.items()}
         changes = {"cases": cases, "seeds": self.small.seeds or self.seeds, "note": self.small.says}

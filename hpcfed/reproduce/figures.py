@@ -1,8 +1,12 @@
-"""The paper's figures from our runs: a column of the record against rounds, a line a method, a picture a case."""
+"""The paper's figures from our runs: a column of the record against rounds, a line a method, a picture a case.
+
+Where two grids are tuned, also a heat map for each method (FedExP's figure 1, GeL's figure 7).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure
@@ -10,7 +14,11 @@ from hpcfed.files import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import PAPER, to_files
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
-from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of
+from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, tuned_to
+from hpcfed.sweep.figures import draw as draw_sweep
+from hpcfed.sweep.grid import Grid
+from hpcfed.sweep.plan import Plan
+from hpcfed.sweep.select import Candidate, Rule
 
 AGAINST = " against "
 """In a figure's name: what it is drawn against, where that is not rounds; another coordinate, and it is a path."""
@@ -39,8 +47,16 @@ def _figures(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of a case's files; of a grid, the best point of each method is drawn."""
     if experiment.measure.kind == "tuned":
-        grids = [[one for one in settings if one.setting.method == method] for method in experiment.methods_of(case)]
-        settings = [best_of(experiment, grid)[0] for grid in grids if best_of(experiment, grid)]
+        grids = {
+            method: [one for one in settings if one.setting.method == method] for method in experiment.methods_of(case)
+        }
+        for method, grid in grids.items():
+            maps = heat_map(experiment, grid)
+            yield from ((f"{name}-{method}-grid{Path(file).suffix}", content) for file, content in maps.items())
+        settings = [best_of(experiment, grid)[0] for grid in grids.values() if best_of(experiment, grid)]
+    elif experiment.measure.kind == "rounds":
+        costs = [reached(experiment, one, settings, case.targets[0]) for one in settings]
+        settings = [settings[place] for place in tuned_to(settings, costs).values()]
     groups = [one.group for one in settings if one.runs]
     if not groups:
         return
@@ -56,3 +72,26 @@ def _figures(
         figure = plot.draw(scene, PAPER)
         if figure is not None:
             yield from ((file + suffix, content) for suffix, content in to_files(figure).items())
+
+
+def heat_map(experiment: Experiment, grid: Sequence[Measured]) -> Mapping[str, bytes]:
+    """Return the picture of a method's two grids by file name, its cells the mean of ``measure.cells`` at the end.
+
+    The outlined cell is the best by the measured column. Nothing where there are not two grids, or no runs.
+    """
+    points = tuple(one.setting.point for one in grid)
+    if not points or len(points[0].keys) != 2:
+        return {}
+    values = [dict.fromkeys(point.values[axis] for point in points) for axis in range(2)]
+    grids = tuple(Grid(key, tuple(own)) for key, own in zip(points[0].keys, values, strict=True))
+    column = experiment.measure.cells or experiment.measure.column
+    shown = experiment.model_copy(update={"measure": experiment.measure.model_copy(update={"column": column})})
+    best, whole = best_of(experiment, grid)[:1], {id(one) for one in best_of(shown, grid)}
+    ranked = []
+    for number, one in enumerate(grid):
+        value = final_of(shown, one) if id(one) in whole else None
+        ranked.append(Candidate(number, (), value.mean if value else math.nan, math.nan, 1 if one in best else None))
+    evaluate = experiment.recipe["evaluate"]
+    every = evaluate["train"]["every"] if column.startswith("train_") else evaluate["every"]
+    rule = Rule(column, experiment.measure.last * every, largest=criterion_of(shown).higher_is_better)
+    return draw_sweep(Plan(experiment.name, Path(), grids, points, ()), ranked, rule)

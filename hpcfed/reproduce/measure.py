@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcfed.report.group import Group
-from hpcfed.report.measure import CRITERIA, Criterion, Spread, final, moving, round_reached, spread
+from hpcfed.report.measure import CRITERIA, Criterion, Spread, best, final, moving, round_reached, spread
+from hpcfed.report.paired import student
 from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.plan import Layout, Setting
@@ -47,12 +48,13 @@ class Reached:
     """What it took a setting's runs to get to a target.
 
     Attributes:
-        rounds, params: over the runs that got there; None where none did.
+        rounds, params, gradients: over the runs that got there; None where none did.
         arrived, runs: how many did, of how many.
     """
 
     rounds: Spread | None
     params: Spread | None
+    gradients: Spread | None
     arrived: int
     runs: int
 
@@ -92,13 +94,24 @@ def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], 
     criterion, window = criterion_of(experiment), experiment.measure.window
     rounds: list[float] = []
     params: list[float] = []
+    gradients: list[float] = []
     for seed, run in one.runs.items():
         goal = _goal(target, of_case, seed, criterion)
         number = None if math.isnan(goal) else round_reached(run, criterion, goal, window)
         if number is not None:
             rounds.append(number)
             params.append(float(run.column("params")[number - 1]))
-    return Reached(spread(rounds), spread(params), len(rounds), len(one.setting.folders))
+            gradients.append(float(run.column("gradients")[number - 1]))
+    cost, sent, computed = (over_seeds(experiment, values) for values in (rounds, params, gradients))
+    return Reached(cost, sent, computed, len(rounds), len(one.setting.folders))
+
+
+def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
+    """Return the mean of runs and their deviation, or half the mean's 95 % interval where the experiment tells that."""
+    found = spread(values)
+    if found is None or found.std is None or not experiment.measure.intervals:
+        return found
+    return replace(found, std=student(found.count - 1) * found.std / math.sqrt(found.count))
 
 
 def beyond(experiment: Experiment, one: Measured, reference: Measured, target: float) -> Spread | None:
@@ -115,21 +128,44 @@ def beyond(experiment: Experiment, one: Measured, reference: Measured, target: f
             return None
         value = moving(other.column(criterion.column), window)[number - 1]
         found.append(float(value - target if criterion.higher_is_better else target - value))
-    return spread(found) if len(found) == len(one.setting.folders) else None
+    return over_seeds(experiment, found) if len(found) == len(one.setting.folders) else None
 
 
 def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterion: Criterion) -> float:
+    """Return a target; nan for one that a method has set before all points of its grid are that far."""
     if isinstance(target, float | int):
         return target
-    run = next((one.runs.get(seed) for one in of_case if one.setting.method == target.of), None)
-    if run is None or run.num_rounds < target.round:
+    runs = [one.runs.get(seed) for one in of_case if one.setting.method == target.of]
+    there = [run for run in runs if run is not None and run.num_rounds >= target.round]
+    if not there or any(run is None or (run not in there and run.status != "diverged") for run in runs):
         return math.nan
-    return float(run.column(criterion.column)[target.round - 1])
+    values = [float(run.column(criterion.column)[target.round - 1]) for run in there]
+    return criterion.best([value for value in values if math.isfinite(value)] or [math.nan])
+
+
+def tuned_to(settings: Sequence[Measured], costs: Sequence[Reached]) -> dict[str, int]:
+    """Return method → the place of its setting: of a grid the point with most runs at a target, and soonest."""
+    places: dict[str, int] = {}
+    for place, one in enumerate(settings):
+        known = places.setdefault(one.setting.method, place)
+        if _cost(costs[place]) < _cost(costs[known]):
+            places[one.setting.method] = place
+    return places
+
+
+def _cost(reached: Reached) -> tuple[int, float]:
+    return -reached.arrived, reached.rounds.mean if reached.rounds else math.inf
 
 
 def final_of(experiment: Experiment, one: Measured) -> Spread | None:
-    """Return the mean of the last evaluations of the measured column, over the runs."""
-    return spread(final(run, experiment.measure.column, experiment.measure.last) for run in one.runs.values())
+    """Return the mean of the last evaluations of the measured column, or the best one, over the runs."""
+    if experiment.measure.kind == "best":
+        return over_seeds(
+            experiment, (best(run, criterion_of(experiment), experiment.measure.window) for run in one.runs.values())
+        )
+    return over_seeds(
+        experiment, (final(run, experiment.measure.column, experiment.measure.last) for run in one.runs.values())
+    )
 
 
 def best_of(experiment: Experiment, grid: Sequence[Measured]) -> list[Measured]:

@@ -106,7 +106,7 @@ def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, ru
     whole = {
         **content,
         "name": name,
-        "seed": seed,
+        "seed": {"model": seed, "cohort": seed, "batches": seed, **content.get("seed", {})},
         "data": str(data),
         "model": {**content["model"], **({"init": str(start)} if start else {})},
         "local": _local(content["local"], data),

@@ -10,11 +10,13 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.classes import compare_classes
+from hpcfed.reproduce.coefficients import compare_coefficients
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
 from hpcfed.reproduce.measure import read_settings
 from hpcfed.reproduce.plan import Layout, folder_of, lay_out
+from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
 from hpcfed.sweep.run import Redo, run_sweep, stand
@@ -102,7 +104,7 @@ class Session:
             InputError: a recipe cannot be run.
             EnvironmentFailure: runs came to nothing.
         """
-        if not experiment.methods:
+        if not experiment.trains:
             return False
         layout = self.world.on_root(lambda: self._layout(experiment, self.methods))
         if not layout.plan.units:
@@ -118,11 +120,18 @@ class Session:
             EnvironmentFailure: the disk refuses.
         """
         folder = folder_of(experiment, self.scale, self.places)
-        if experiment.methods:
-            measured = read_settings(experiment, self._layout(experiment))
-            table, pictures = make_table(experiment, measured), draw(experiment, measured, folder / "figures")
-        else:
+        if experiment.measure.kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
+        elif experiment.measure.kind == "coefficients":
+            table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
+        else:
+            measured = read_settings(experiment, self._layout(experiment))
+            pictures = draw(experiment, measured, folder / "figures")
+            if experiment.measure.kind == "projections":
+                table, more = compare_projections(experiment, measured, self.places, folder / "figures")
+                pictures += more
+            else:
+                table = make_table(experiment, measured)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "table.md", markdown(table))

@@ -19,14 +19,17 @@ from hpcfed.reproduce.measure import (
     criterion_of,
     final_of,
     reached,
+    tuned_to,
 )
 
 Row = tuple[str, ...]
+BYTES = 4
+"""Of a parameter that is sent."""
 
 
 def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
     """Return the table of what there is; what was not run, or did not get there, is said in its cell."""
-    rows_of = {"rounds": _rounds, "final": _final, "tuned": _tuned}[experiment.measure.kind]
+    rows_of = {"rounds": _rounds, "final": _final, "best": _final, "tuned": _tuned}[experiment.measure.kind]
     header, words = _head(experiment)
     rows: list[Row] = []
     for case, settings in by_case(experiment, measured).values():
@@ -37,9 +40,13 @@ def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
 def _head(experiment: Experiment) -> tuple[Row, str]:
     measure, criterion = experiment.measure, criterion_of(experiment)
     deviation = "± one standard deviation over seeds."
-    if measure.kind == "final":
+    if measure.intervals:
+        deviation = "± the 95 % interval of the mean over seeds."
+    if measure.kind in ("final", "best"):
         what = "the last evaluation" if measure.last == 1 else f"the last {measure.last} evaluations"
         words = f"Mean {criterion.title} over {what}, {deviation}"
+        if measure.kind == "best":
+            words = f"Best {criterion.title} of any round, {deviation}"
         return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
     if measure.kind == "tuned":
         what = f"{criterion.title} over the last {measure.last} evaluations"
@@ -56,6 +63,9 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
     if measure.beyond:
         words += " Beyond: how much better than the target the ratio's reference is once the method gets there."
         head = (*head, "Beyond", "Paper: beyond")
+    if measure.savings:
+        words += " Saved: what the ratio's reference sends (up and down, float32) and computes less than the method."
+        head = (*head, "Saved: network", "Saved: gradients")
     return head, words
 
 
@@ -69,10 +79,12 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
     criterion, references = criterion_of(experiment), _references(experiment)
     rows: list[Row] = []
     for number, target in enumerate(case.targets):
-        costs = {one.setting.method: reached(experiment, one, settings, target) for one in settings}
-        papers = {one.setting.method: _nth(case.paper.get(one.setting.method), number) for one in settings}
+        every = [reached(experiment, one, settings, target) for one in settings]
+        tuned = tuned_to(settings, every)
+        costs = {name: every[place] for name, place in tuned.items()}
+        papers = {name: _nth(case.paper.get(name), number) for name in costs}
         goal = f"{experiment.methods[target.of].title}'s at {target.round}" if isinstance(target, Goal) else ""
-        for one in settings:
+        for one in (settings[place] for place in tuned.values()):
             method, reference = one.setting.method, references.get(one.setting.method, "")
             models = {name: experiment.methods[name].models for name in (method, reference) if name}
             counted = {name: costs[name].mean * sent for name, sent in models.items() if name in costs}
@@ -85,7 +97,10 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
             theirs = _ratio(_exact(paper), _exact(papers.get(reference)))
             row = (case.title, goal or target_text(target, criterion) if not isinstance(target, Goal) else goal)
             last = _beyond(experiment, case, one, settings, target) if experiment.measure.beyond else ()
-            rows.append((*row, one.title, *cells, _paper(paper), theirs, *last))
+            if experiment.measure.savings:
+                last = (*last, *_saved(costs[method], costs.get(reference)))
+            title = f"{one.title} ({_point(one)})" if one.setting.point.keys else one.title
+            rows.append((*row, title, *cells, _paper(paper), theirs, *last))
     return rows
 
 
@@ -104,6 +119,20 @@ def _beyond(
         difference_text(ours.mean, criterion) + deviation if ours else ABSENT,
         ABSENT if paper is None else difference_text(paper / 100, criterion),
     )
+
+
+def _saved(cost: Reached, reference: Reached | None) -> Row:
+    """Return what a method's reference saves, in bytes and in minibatch gradients, on average over seeds."""
+    if reference is None or math.isnan(cost.mean) or math.isnan(reference.mean):
+        return ABSENT, ABSENT
+    params, gradients = _difference(cost.params, reference.params), _difference(cost.gradients, reference.gradients)
+    size = BYTES * params
+    unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
+    return f"{size / unit:.2f} {name}", f"{gradients:,.0f}"
+
+
+def _difference(one: Spread | None, other: Spread | None) -> float:
+    return one.mean - other.mean if one and other else math.nan
 
 
 def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:

@@ -11,6 +11,10 @@ The defaults are the paper's; these are what authors' code does:
     ``root``       plain  √v + τ                                   padded    √(v + τ)
     ``debias``     none                                            constant  m / (1 − β₁), v / (1 − β₂), in every round
 
+and ``debias: adam`` is the bias correction of Adam itself: m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ) in round t. With
+``v0: zero`` FedAdam's step is that of ``torch.optim.Adam`` with ε = τ, and FedYogi's that of Optax, whose v starts
+at 1e-6.
+
 Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
 """
 
@@ -36,14 +40,14 @@ class Adaptive(Part):
     v0: Literal["tau2", "zero"] = "tau2"
     second: Literal["delta", "m"] = "delta"
     root: Literal["plain", "padded"] = "plain"
-    debias: Literal["none", "constant"] = "none"
+    debias: Literal["none", "constant", "adam"] = "none"
 
     @abstractmethod
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         """Return the next v, (d,), from v and the entries of Δ̄² or m²."""
 
-    def scale_of_v(self) -> float:
-        """1 − β₂, where there is a β₂."""
+    def scale_of_v(self, steps: int) -> float:
+        """1 − β₂ᵗ after t steps, where there is a β₂."""
         return 1.0
 
     def begin(self, w: Tensor) -> State:
@@ -53,8 +57,9 @@ class Adaptive(Part):
         m = self.beta1 * state["m"] + (1 - self.beta1) * means.delta
         v = self.second_moment(state["v"], (means.delta if self.second == "delta" else m).square())
         direction, spread = m, v
-        if self.debias == "constant":
-            direction, spread = m / (1 - self.beta1), v / self.scale_of_v()
+        if self.debias != "none":
+            steps = 1 if self.debias == "constant" else means.round
+            direction, spread = m / (1 - self.beta1**steps), v / self.scale_of_v(steps)
         below = (spread + self.tau).sqrt() if self.root == "padded" else spread.sqrt() + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
         return Stepped(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
@@ -65,5 +70,5 @@ class Decaying(Adaptive):
 
     beta2: float = Field(0.99, ge=0, lt=1)
 
-    def scale_of_v(self) -> float:
-        return 1 - self.beta2
+    def scale_of_v(self, steps: int) -> float:
+        return 1 - self.beta2**steps

@@ -16,6 +16,7 @@ import torch
 
 import hpcfed
 from hpcfed.algorithms import build, names
+from hpcfed.averaging import evaluated_model, following_iterates
 from hpcfed.config.recipe import Algorithm
 from hpcfed.reduce.fused import RoundBuffer
 from hpcfed.types import Local, Means, Method, State, Stepped, Who
@@ -184,6 +185,74 @@ def test_the_file_is_a_small_table(name):
     assert [node.lineno for node in ast.walk(tree) if isinstance(node, loops)] == []
 
 
+@pytest.mark.parametrize("name", ["fedexp", "fedadagrad"])
+def test_the_average_of_iterates_by_their_steps(name):
+    """FedExP's Theorem 1, from the models that the steps began with."""
+    server, w = method(name).server, draw(0, torch.float64)
+    following = following_iterates(method(name)).server
+    state, own, begun = following.begin(w), server.begin(w), []
+    for number in range(1, 6):
+        stepped, alone = (
+            following.step(w, state, means(("delta",), number)),
+            server.step(w, own, means(("delta",), number)),
+        )
+        assert torch.equal(stepped.w, alone.w)
+        begun.append((w, stepped.server_lr))
+        w, state, own = stepped.w, stepped.state, alone.state
+    wanted = sum(lr * model for model, lr in begun) / sum(lr for _, lr in begun)
+    found = evaluated_model("step-average", w, w, w, {}, state)
+    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
+    """On the averaged deltas for gradients; Yogi as ``optax.scale_by_yogi`` has it, from v = 0."""
+    server = build(Algorithm(name=name, server_lr=0.3, tau=1e-3, v0="zero", debias="adam")).server
+    w = draw(0, torch.float64)
+    theirs, state, m, v = w.clone().requires_grad_(), server.begin(w), torch.zeros(D), torch.zeros(D)
+    adam = torch.optim.Adam([theirs], lr=0.3, betas=(0.9, 0.99), eps=1e-3)
+    for number in range(1, 7):
+        given = means(("delta",), number)
+        stepped = server.step(w, state, given)
+        w, state, g = stepped.w, stepped.state, given.delta
+        m, v = 0.9 * m + 0.1 * g, v - 0.01 * (v - g**2).sign() * g**2
+        if name == "fedadam":
+            theirs.grad = g
+            adam.step()
+        else:
+            corrected = (v / (1 - 0.99**number)).sqrt() + 1e-3
+            theirs = theirs.detach() - 0.3 * m / (1 - 0.9**number) / corrected
+        torch.testing.assert_close(w, theirs.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_scaffold_of_feddyns_code_where_clients_differ_in_size():
+    """Three rounds of quadratics, all clients in each, against that code's lines (utils_methods.py, 201 to 237)."""
+    sizes, lr, steps, optima = np.array([5.0, 15.0, 40.0]), 0.1, 3, [draw(k, torch.float64) for k in range(3)]
+    local, weights = build(Algorithm(name="scaffold", c_scale="samples")).local, sizes / sizes.sum() * 3
+    w = theirs = torch.zeros(D, dtype=torch.float64)
+    shared, states = local.begin_shared(w), [local.begin(w)] * 3
+    cloud, own = torch.zeros(D, dtype=torch.float64), [torch.zeros(D, dtype=torch.float64)] * 3
+    for number in range(1, 4):
+        reports, models, change = [], [], torch.zeros(D, dtype=torch.float64)
+        for k, size in enumerate(sizes):
+            who = Who(k, int(size), sizes.mean())
+            y, z, shift = w, theirs, local.tilt(w, shared, states[k], who).shift
+            for _ in range(steps):
+                y = y - lr * (k + 1) * (y - optima[k]) - lr * shift
+                z = z - lr * (k + 1) * (z - optima[k]) - lr * (cloud / weights[k] - own[k])
+            reports.append(local.report(Local(w - y, steps, 0.0, lr, float(steps)), w, shared, states[k], who))
+            states[k] = reports[-1].state
+            new = own[k] - cloud + (theirs - z) / steps / lr
+            change, own[k] = change + (new - own[k]) * weights[k], new
+            models.append(z)
+        averaged = {name: sum(one.vectors[name] for one in reports) / 3 for name in ("delta", "psi")}
+        shared = local.share(shared, Means(averaged, 0.0, 0.0, fraction=1.0, cohort_size=3, round=number))
+        w, theirs, cloud = w - averaged["delta"], sum(models) / 3, cloud + change / 3
+        torch.testing.assert_close(w, theirs, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(shared["c"], cloud, rtol=1e-12, atol=1e-12)
+    assert "c_scale" not in build(Algorithm(name="scaffold")).parameters()  # recipes of earlier runs lack it
+
+
 DEGENERATE = {
     "fedprox-mu-0-is-fedavg": ({"name": "fedprox", "mu": 0.0}, {"name": "fedavg"}, 3),
     "fedexp-large-eps-is-fedavg": ({"name": "fedexp", "eps": 1e30}, {"name": "fedavg"}, 3),
@@ -209,6 +278,10 @@ def test_a_degenerate_case_is_the_other_method_bit_for_bit(case, world, shared_t
     compare_bits(world, shared_tmp, {"algorithm": left}, {"algorithm": right}, rounds)
 
 
+FOUR_OF_SIX = {
+    "budget": {"low": 4, "high": 4},
+    "local": {"steps": 6, "batch_size": 10, "lr": 0.1, "momentum": 0.9},
+}
 SAME = {
     "dsgd-is-one-full-step": (
         {"algorithm": {"name": "dsgd"}},
@@ -218,6 +291,19 @@ SAME = {
         {"guess": "remaining", "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9}},
         {"local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9}},
     ),
+    "two-remain-to-guess": (
+        {"guess": 2, **FOUR_OF_SIX, "algorithm": {"name": "fednova"}},
+        {"guess": "remaining", **FOUR_OF_SIX, "algorithm": {"name": "fednova"}},
+    ),
+    "two-guesses-of-a-network-by-itself": (
+        {"guess": 2, **FOUR_OF_SIX, "local": {**FOUR_OF_SIX["local"], "engine": "sequential"}},
+        {"guess": "remaining", **FOUR_OF_SIX, "local": {**FOUR_OF_SIX["local"], "engine": "sequential"}},
+    ),
+    "a-schedule-of-step-sizes": (
+        {"local": {"steps": 2, "lr": 0.2, "lr_schedule": [{"round": 2, "lr": 0.1}, {"round": 3, "lr": 0.05}]}},
+        {"local": {"steps": 2, "lr": 0.2, "lr_decay": 0.5}},
+    ),
+    "no-guesses": ({"guess": 0}, {"guess": "none"}),
     "states-on-disk": (
         {"algorithm": {"name": "scaffold"}, "client_state": "disk", "cohort": {"size": 3}},
         {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}},

@@ -22,7 +22,7 @@ from tests.mpi.test_same_result import check_same_as_alone, folder  # noqa: F401
 AXES: Mapping[str, Sequence[str]] = {
     "server": sorted(choices("SERVER")),
     "local": sorted(choices("LOCAL")),
-    "guess": ("none", "remaining", "limit"),
+    "guess": ("none", "remaining", "3", "limit"),
     "normalize": ("none", *sorted(choices("NORMALIZE"))),
 }
 PARAMETERS = {"prox": {"mu": 0.2}, "adagrad": {"server_lr": 0.02}, "adam": {"server_lr": 0.02},
@@ -77,7 +77,7 @@ def test_a_product_runs_and_is_the_same_as_alone(chosen, world, folder):  # noqa
     recipe = small(
         "run",
         algorithm=algorithm_of(chosen),
-        guess=chosen[2],
+        guess=int(chosen[2]) if chosen[2].isdecimal() else chosen[2],
         rounds=2,
         budget={"low": 1, "high": 5},
         local={"steps": 6, "batch_size": 10, "lr": 0.05, "momentum": 0.5},
@@ -92,6 +92,19 @@ MEANINGLESS = {
     "steps-adam": ({"algorithm": {"normalize": "steps"}, "local": ADAM}, ("optimizer: adam", "normalisation")),
     "guess-without-moment": ({"guess": "limit"}, ("guess: limit without momentum", "local.momentum")),
     "guess-from-one-gradient": ({"guess": "limit", "algorithm": {"name": "dsgd"}}, ("guess: limit with dsgd",)),
+    "schedule-and-decay": (
+        {"local": {"steps": 3, "lr_decay": 0.9, "lr_schedule": [{"round": 2, "lr": 0.1}]}},
+        ("local: expected", "'lr_decay' or 'lr_schedule'"),
+    ),
+    "schedule-out-of-order": (
+        {"local": {"steps": 3, "lr_schedule": [{"round": 3, "lr": 0.1}, {"round": 2, "lr": 0.1}]}},
+        ("rounds in 'lr_schedule' in their order",),
+    ),
+    "schedule-of-another-key": (
+        {"local": {"steps": 3, "lr_schedule": [{"round": 2, "lr": 0.1, "lrs": 0.1}]}},
+        ("unknown key 'local.lr_schedule.0.lrs'", "did you mean 'lr'"),
+    ),
+    "half-a-guess": ({"guess": 2.5}, ("guess: expected 'none'", "a number of steps", "2.5")),
     "average-of-normalised": (
         {"algorithm": {"name": "fednova"}, "evaluate": {"model": "cohort-average"}},
         ("cohort-average with fednova", "client-average"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import time
@@ -81,6 +82,27 @@ def test_who_comes_after_a_round(cohort):
         assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
     assert cohorts.after(4).tolist() == []
     assert cohorts.draws == pytest.approx(4 * (3 / 9 if "size" in cohort else 0.5))
+
+
+def test_cohorts_of_feddyns_code():
+    """Round t tries the seeds t − 1, t, … of NumPy's old generator until somebody is drawn, so it repeats cohorts."""
+
+    def drawn(number: int) -> list[int]:
+        seed = 7 + number - 1
+        while True:
+            np.random.seed(seed)  # noqa: NPY002
+            chosen = np.sort(np.where(np.random.uniform(size=100) <= 0.01)[0])  # noqa: NPY002
+            if len(chosen) != 0:
+                return chosen.tolist()
+            seed += 1
+
+    cohort = {"fraction": 0.01, "sampling": "bernoulli", "stream": "authors"}
+    sections = small(None, cohort=cohort, rounds=300, seed={"cohort": 7})
+    recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
+    cohorts = Cohorts(recipe, np.full(100, 20), "uniform")
+    ours = [cohorts.round(number).clients.tolist() for number in range(1, 301)]
+    assert ours == [drawn(number) for number in range(1, 301)]
+    assert 0.3 < np.mean([one == two for one, two in itertools.pairwise(ours)]) < 0.45
 
 
 def test_how_often_a_schedule_draws_a_client(tmp_path):

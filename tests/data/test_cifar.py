@@ -65,6 +65,10 @@ def test_missing_batches_are_named(tmp_path: Path) -> None:
     (tmp_path / "test_batch.bin").rename(tmp_path / "test_batch.first.bin")
     with pytest.raises(InputError, match=r"missing data_batch_3.bin, test_batch.bin; put them into that folder"):
         cifar.load10(tmp_path)
+    few = cifar.load10(tmp_path, incomplete=True, first=8)
+    assert (few.x.shape, few.test_x.shape) == ((8, 3, 32, 32), (2, 3, 32, 32))
+    with pytest.raises(InputError, match="first of cifar10: expected 4 to "):
+        cifar.load10(tmp_path, incomplete=True, first=10**6)
     dataset = cifar.load10(tmp_path, incomplete=True)
     assert (len(dataset.x), len(dataset.test_x)) == (4 * raw.CIFAR_BATCH, raw.CIFAR_BATCH)
     (tmp_path / "test_batch.first.bin").unlink()

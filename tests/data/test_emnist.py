@@ -54,6 +54,10 @@ def test_feddyns_ten_letters(tmp_path: Path, how: str) -> None:
         np.testing.assert_array_equal(y, labels[labels <= 10] - 1)
     np.testing.assert_array_equal(dataset.rows, np.flatnonzero(parts["train"][1] <= 10))
     assert (dataset.num_classes, dataset.source["classes"]) == (10, 10)
+    scaled = parts["train"][0][parts["train"][1] <= 10] / 255
+    found = emnist.load_letters(tmp_path, classes=10, normalization="feddyn").normalization
+    assert dataset.normalization is None
+    assert (found.mean[0], found.std[0]) == pytest.approx((scaled.mean(), scaled.std()))
     with pytest.raises(InputError, match="expected at most 26, got 27"):
         emnist.load_letters(tmp_path, classes=27)
 

@@ -60,6 +60,25 @@ def test_natural_clients_of_too_few_samples_are_left_out(tmp_path: Path) -> None
         split(NATURAL, None, None, 0, {"min_samples": 31})
 
 
+@pytest.mark.parametrize("deal", [None, 2, 1])
+def test_some_natural_clients_with_samples_in_a_row(tmp_path: Path, deal: int | None) -> None:
+    """FedDyn's Shakespeare: so many roles, of each so many samples in a row to train and to test on."""
+    data = replace(NATURAL, test_owner=np.array([0, 0, 1, 2, 2, 2]))
+    asked = {"clients": 2, "crop": 6, "test_crop": 2, **({"deal": deal} if deal else {})}
+    with written(tmp_path, data, **asked) as opened:
+        assert opened.sizes.tolist() == ([12] if deal == 1 else [6, 6])
+        assert np.diff(opened.test_offsets).tolist() == ([4] if deal == 1 else [2, 2])
+        x = np.sort(opened.train()[0][:, 0])
+        runs = [x[x < 8], x[x >= 10]]
+        assert [np.diff(run).tolist() for run in runs] == [[1] * 5, [1] * 5]
+        assert opened.partition == {"scheme": "natural", **asked, "seed": 3}
+        assert opened.client_names() == (["client-0", "client-1"][:deal] if deal else ["ann", "cy"])
+        assert (set(opened.client(0)[0][:, 0]) == set(runs[0])) == (deal is None)
+    some = [split(NATURAL, None, 2, seed, {}).clients for seed in range(5)]
+    assert len({tuple(names) for names in some}) > 1
+    assert all(len(names) == 2 for names in some)
+
+
 def test_a_scheme_takes_clients_apart(tmp_path: Path) -> None:
     """Then the test sets of the old clients are a common one."""
     with written(tmp_path, scheme="iid", clients=4) as opened:
@@ -106,7 +125,8 @@ def test_the_order_of_samples_decides_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "clients", "given", "message"),
     [
-        ("natural", 4, {}, "--clients has no effect with three, which comes split"),
+        ("natural", 4, {}, "--clients: expected at most the 3 clients of three, got 4"),
+        ("natural", 3, {"crop": 5}, "at most the 2 clients of three that have so many samples, got 3"),
         (None, None, {"alpha": 0.3}, "--alpha has no effect with three, which comes split"),
         ("iid", 30, {"min_samples": 2}, "30 clients of at least 2 for 40 samples"),
         ("shards", 10, {"min_samples": 5}, "min-samples: expected at least 5 samples a client, got 4"),

@@ -34,7 +34,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "scaffold": {"cohort": {"size": 3}},
     "feddyn": {"cohort": {"size": 3}, "client_state": "disk"},
-    "fedexp-m": {},
+    "fedexp-m": {"evaluate": {"model": "step-average", "batch_size": 64}},
     "fedadam": {"evaluate": {"model": "cohort-average", "batch_size": 64}},
     "fedsplit": {"dtype": "float64", "cohort": {"size": 2}},
     "scaffold-exp": {"evaluate": {"model": "client-average", "batch_size": 64}, "cohort": {"size": 3}},

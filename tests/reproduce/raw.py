@@ -17,7 +17,7 @@ NUM_CLIENTS = 24
 
 
 def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write ``mnist``, ``emnist``, ``cifar10``, ``cifar100``, ``cinic10``, ``femnist`` and ``leafshakespeare``."""
+    """Write a folder of every data set that experiments are made from raw files of."""
     monkeypatch.setattr(raw_formats, "CIFAR_BATCH", 210)  # 1050 and 210 to train on, for 1000 and 100 clients
     raw_formats.write_cifar_binary(folder / "cifar10", cifar.CIFAR10)
     raw_formats.write_cifar_binary(folder / "CIFAR-100", cifar.CIFAR100)
@@ -27,10 +27,19 @@ def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, prefix in (("mnist", ""), ("emnist", "emnist-letters-")):
         _write_idx(folder / name, prefix, rng)
     writers = raw_formats.leaf_images(clients=tuple(f"f{k:04}_00" for k in range(NUM_CLIENTS)))
+    for part in ("train", "test"):
+        (folder / "fed-emnist").mkdir(exist_ok=True)
+        images = {name: _tff_images(rng) for name in writers}
+        raw_formats.write_tff(folder / "fed-emnist" / f"fed_emnist_{part}.h5", images)
     roles = {f"ROLE_{k}": _lines(rng, 6) for k in range(NUM_CLIENTS)}
     for name, clients in (("femnist", writers), ("leafshakespeare", roles)):
         for part in ("train", "test"):
             raw_formats.write_leaf(folder / name / part / f"all_data_{part}.json", clients)
+
+
+def _tff_images(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    pixels = (rng.integers(0, 256, (3, 28, 28)) / 255).astype(np.float32)
+    return {"label": rng.integers(0, 62, 3).astype(np.int32), "pixels": pixels}
 
 
 def _write_idx(folder: Path, prefix: str, rng: np.random.Generator) -> None:

@@ -15,14 +15,23 @@ from hpcfed.reproduce.experiment import Data, Experiment, merge
 from hpcfed.sweep.grid import parse_grids, points
 
 SHOWN = {
-    "fedexp": [*(f"table{n}" for n in (1, 3, 4, 5, 6)), "figure3a", *(f"figure{n}" for n in (2, 3, 4, *range(6, 18)))],
-    "feddyn": [*(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
-    "gel": ["table1", "table2", "table6", *(f"figure{n}" for n in (2, 4, 5, 6, 7, 8, 9))],
+    "fedexp": [
+        *(f"table{n}" for n in (1, 3, 4, 5, 6)),
+        "section3",
+        "figure3a",
+        *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
+    ],
+    "feddyn": ["section3", *(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
+    "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
 }
-"""Of each paper, the tables and figures that come from runs; GeL's figure 3 is a formula."""
-SCALES = [
-    (name, scale) for name, one in experiments().items() for scale in ("full", "small") if scale == "full" or one.small
-]
+"""Of each paper, the tables and figures with results; GeL's figure 3 is a formula."""
+SCALES = [(name, scale) for name, one in experiments().items() for scale in ("full", "small", "images")
+          if scale == "full" or (one.small and (scale == "small" or one.small.images))]  # fmt: skip
+
+
+def at(name: str, scale: str) -> Experiment:
+    """The experiment at a scale; ``images``: in small on a part of CIFAR-10."""
+    return experiments()[name].at("full" if scale == "full" else "small", images=scale == "images")
 
 
 @pytest.mark.parametrize("paper", SHOWN)
@@ -33,10 +42,10 @@ def test_every_table_and_figure_of_a_paper_is_shown(paper):
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_recipe_is_sound(name, scale):
-    experiment = experiments()[name].at(scale)
+    experiment = at(name, scale)
     for case in experiment.cases.values():
         for method, entry in experiment.methods_of(case).items():
-            content = experiment.recipe_of(case, method, scale)
+            content = experiment.recipe_of(case, method, "full" if scale == "full" else "small")
             local = {key: value for key, value in content["local"].items() if value != "average_client"}
             grid = points(parse_grids([f"{key}={values}" for key, values in entry.grids.items()]))
             for point in {grid[0], grid[-1]}:
@@ -48,18 +57,20 @@ def test_every_recipe_is_sound(name, scale):
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_source_takes_its_options(name, scale):
-    for case in experiments()[name].at(scale).cases.values():
+    for case in at(name, scale).cases.values():
         source, scheme = SOURCES[case.data.source], case.data.partition
         assert source.takes("raw") == bool(case.data.raw), case.title
         known = {"min_samples"}
-        if scheme not in (None, NATURAL):
+        if scheme == NATURAL:
+            known |= {"crop", "test_crop", "deal"}
+        elif scheme is not None:
             known |= set(partition.options(partition.SCHEMES[scheme]))
         assert [key for key in case.data.options if not source.takes(key) and key not in known] == [], case.title
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
 def test_every_case_has_what_is_measured(name, scale):
-    experiment = experiments()[name].at(scale)
+    experiment = at(name, scale)
     for case in experiment.cases.values():
         assert bool(case.targets) == (experiment.measure.kind == "rounds"), case.title
         if experiment.measure.kind == "rounds":
@@ -71,6 +82,38 @@ def test_a_table_of_the_paper_is_made_of_the_cases_that_it_shows():
     assert found["feddyn-mnist"] == ["iid-1", "dir06-1", "dir03-1"]
     assert set(found) == {f"feddyn-{data}" for data in ("cifar10", "cifar100", "mnist", "emnist-l", "shakespeare")}
     assert [experiment.name for experiment in find("gel-femnist")] == ["gel-femnist"]
+
+
+def test_cohorts_of_feddyn_are_its_codes():
+    for one in experiments().values():
+        for case in one.cases.values():
+            for method in one.methods_of(case) if one.paper == "feddyn" else ():
+                recipe = one.recipe_of(case, method, "full")
+                cohort = recipe.get("cohort", {})
+                assert ("fraction" in cohort) == (cohort.get("stream") == "authors"), (one.name, case.title)
+                assert not cohort or recipe["seed"] == {"cohort": 0}
+
+
+def test_settings_that_the_papers_texts_and_codes_state():
+    every = experiments()
+    budgets = [case.recipe["budget"] for case in every["gel-budgets"].cases.values()]
+    assert [(one["low"], one["high"]) for one in budgets] == [(4, 20), (25, 50), (50, 75), (10, 100)]
+    assert [entry.recipe.get("guess", 0) for entry in every["gel-budgets"].methods.values()] == [0, 10, 100]
+    neural, cifar100 = every["fedexp-neural"], every["feddyn-cifar100"]
+    assert neural.recipe_of(neural.cases["emnist"], "scaffold-exp", "full")["algorithm"]["eps"] == 0.1
+    assert {one.cases["emnist"].data.source for one in every.values() if "emnist" in one.cases} == {"fed-emnist"}
+    assert cifar100.cases["iid-100"].paper["fedavg"] == ["1000+", "1000+"]
+    assert {name: case.data.partition for name, case in cifar100.cases.items() if name.startswith("iid")} == {
+        "iid-100": "iid-per-class",
+        "iid-10": "iid-per-class",
+        "iid-1": "iid-per-class",
+        "iid-many": "iid-per-class",
+        "iid-unbalanced": "iid",
+    }
+    shakespeare = every["feddyn-shakespeare"].cases["roles-10"].data
+    assert (shakespeare.clients, shakespeare.options) == (100, {"crop": 2000, "test_crop": 400})
+    letters = every["feddyn-emnist-l"].cases["iid-10"].data.options
+    assert letters == {"classes": 10, "normalization": "feddyn"}
 
 
 def test_a_wrong_name_is_answered_with_the_nearest():
@@ -97,3 +140,7 @@ def test_small_numbers_are_not_compared_with_the_papers():
     assert all(case.paper == {} for case in small.cases.values())
     assert isinstance(small.cases["dir03-10"].data, Data)
     assert small.cases["dir03-10"].data.source == "digits"
+    images = experiments()["feddyn-cifar10"].at("small", images=True)
+    assert (images.name, images.cases["dir03-10"].paper) == ("feddyn-cifar10-cifar10", {})
+    assert images.recipe_of(images.cases["dir03-10"], "fedavg", "small")["model"] == {"name": "feddyn-cnn"}
+    assert experiments()["feddyn-mnist"].at("small", images=True).name == "feddyn-mnist"

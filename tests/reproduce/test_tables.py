@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hpcfed.client.displacement import displacement
+from hpcfed.cohort import Cohort
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.coefficients import coefficients, constants
+from hpcfed.reproduce.experiment import Goal
+from hpcfed.reproduce.figures import heat_map
 from hpcfed.reproduce.measure import Measured
 from hpcfed.reproduce.plan import Setting
+from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
-from hpcfed.sweep.grid import points
-from tests.report.conftest import make_rows, write_run
+from hpcfed.sweep.grid import parse_grids, points
+from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
 
 WITHOUT, WITH = "fedprox", "fedprox-gel"
 
@@ -37,7 +44,7 @@ def measured(folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) 
 @pytest.mark.parametrize(
     ("of_the_reference", "told"),
     [
-        ([[0.5, 0.86, 0.87, 0.88], [0.5, 0.86, 0.89, 0.9]], "+3.50 ± 0.71"),  # after 4 and 3 rounds
+        ([[0.5, 0.86, 0.87, 0.88], [0.5, 0.86, 0.89, 0.9]], "+3.50 ± 6.35"),  # after 4 and 3 rounds
         ([[0.5, 0.86, 0.87], [0.5, 0.86, 0.89]], "–"),  # which ended before
     ],
 )
@@ -46,6 +53,89 @@ def test_how_far_beyond_the_target_the_reference_is(of_the_reference, told, tmp_
     experiment = experiments()["gel-synthetic"]
     table = make_table(experiment, measured(tmp_path, {WITHOUT: own, WITH: of_the_reference}))
     rows = {row[2]: row for row in table.rows}
-    assert table.header[-2:] == ("Beyond", "Paper: beyond")
-    assert rows[WITHOUT][-2:] == (told, "+1.18")
-    assert rows[WITH][-2:] == ("–", "–")
+    assert table.header[-4:] == ("Beyond", "Paper: beyond", "Saved: network", "Saved: gradients")
+    assert rows[WITHOUT][-4:-2] == (told, "+1.18")
+    assert rows[WITH][-4:-2] == ("–", "–")
+    # Rounds 4 and 3 without, 2 and 2 with; 20 × parameters up and down and 10,000 gradients a round.
+    assert rows[WITHOUT][-2:] == (f"{1.5 * 20 * NUM_PARAMETERS * 4 / 2**20:.2f} MiB", "15,000")
+    assert rows[WITHOUT][3] == f"3.5 ± {12.7062 * 0.5:.1f}"  # the 95 % interval of two seeds
+
+
+def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):
+    """FedDyn's figure 1b."""
+    experiment = experiments()["gel-synthetic"].limited(["tuned"])
+    measure = experiment.measure.model_copy(update={"kind": "best", "intervals": False})
+    best = experiment.model_copy(update={"measure": measure})
+    table = make_table(best, measured(tmp_path, {WITHOUT: [[0.5, 0.9, 0.6], [0.5, 0.6, 0.7]]}))
+    assert table.rows[0][2] == "80.00 ± 14.14 %"
+
+
+def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_path):
+    """GeL's figure 7: test accuracies, the least training loss outlined."""
+    experiment = experiments()["gel-fedopt-synthetic"]
+    grid = []
+    for place, point in enumerate(points(parse_grids(["algorithm.server_lr=0.1,1", "local.lr=0.01,0.1"]))):
+        folder = write_run(
+            tmp_path / str(place), rows=[row | {"train_loss": 1.0} for row in make_rows(3, "fedavg", place)]
+        )
+        runs = {0: read_run(folder)} if place else {}
+        grid.append(Measured(Setting("synthetic", "fedavgcm", point, 3, (folder,)), "FedAvgCM", runs))
+    drawn = heat_map(experiment, grid)
+    assert {name.rpartition(".")[2] for name in drawn} == {"png", "pdf"}
+    assert heat_map(experiment, []) == {}
+
+
+def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
+    """FedDyn's Table 6: the target is what the best of FedAvg's points has at a round."""
+    experiment, grid = experiments()["feddyn-synthetic-tuned"].limited(["models"]), []
+    losses = {"fedavg": [[3, 2, 1.9, 1.8], [3, 2.5, 1.5, 1.4]], "feddyn": [[3, 1.6, 1.5, 1.2], [1.9, 1.8, 1.7, 1.6]]}
+    case = experiment.cases["models"].model_copy(update={"targets": [Goal(of="fedavg", round=3)]})
+    experiment = experiment.model_copy(update={"cases": {"models": case}})
+    for method, by_point in losses.items():
+        for point, values in zip(points(parse_grids(["local.lr=1,0.1"])), by_point, strict=True):
+            rows = [row | {"test_loss": v} for row, v in zip(make_rows(4, "fedavg", 0), values, strict=True)]
+            folder = write_run(tmp_path / f"{method}{point.label}", rows=rows)
+            grid.append(Measured(Setting("models", method, point, 4, (folder,)), method, {0: read_run(folder)}))
+    found = {row[2]: row[3] for row in make_table(experiment, grid).rows}
+    assert found == {"fedavg (lr 0.1)": "3", "feddyn (lr 1)": "3"}
+    table = make_table(experiment, [one for one in grid if one.setting.method == "feddyn"])
+    assert {row[3] for row in table.rows} == {"not in 4"}
+
+
+def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
+    steps, guessed, momentum = 5, 7, 0.9
+    ours = coefficients(steps, guessed, momentum)
+    np.testing.assert_allclose(ours, coefficients(steps + guessed, 0, momentum)[:steps])  # as figure 3 says
+    effective = displacement(steps, guessed, lr=0.1, momentum=momentum, mu=0.0)
+    assert ours.sum() == pytest.approx(effective)
+    alike, shares = np.full(4, 5), np.full(4, 0.25)
+    equal = Cohort(np.arange(4), shares, 1.0, alike, np.zeros(4), alike)
+    assert constants(equal, 0.0) == pytest.approx((5, 1, 4, 20))  # τ, 1, τ − 1, τ² − τ without momentum
+    guessing = Cohort(np.arange(4), shares, 1.0, alike, np.full(4, 7.0), alike)
+    first, square, last = ours.sum(), ours @ ours, ours[-1]
+    wanted = (first, square / first, square - last**2, first**2 - first * last)
+    assert constants(guessing, momentum) == pytest.approx(wanted)
+
+
+def test_fedexps_condition_as_its_definition_has_it_from_the_record_of_a_run():
+    """Three clients' quadratics with the common minimum w*, some steps too long for condition (6)."""
+    rng = np.random.default_rng(1)
+    matrices, optimum, w = rng.normal(size=(3, 2, 6)), rng.normal(size=6), np.zeros(6)
+    wanted, rows = [], []
+    for lr in (0.05, 0.08, 0.3, 0.05):
+        models = [w.copy() for _ in matrices]
+        for _ in range(3):
+            models = [y - lr * a.T @ (a @ (y - optimum)) for a, y in zip(matrices, models, strict=True)]
+        deltas = w - np.array(models)
+        mean, used = deltas.mean(axis=0), 1.7
+        before = ((w - optimum) ** 2).sum()
+        closest = (w - optimum) @ mean / (mean @ mean)
+        wanted.append((np.mean(((np.array(models) - optimum) ** 2).sum(axis=1)) / before, closest))
+        w = w - used * mean
+        rows.append((((w - optimum) ** 2).sum(), used, mean @ mean, (deltas**2).sum(axis=1).mean()))
+    distance, used, delta_sq, mean_delta_sq = np.array(rows).T
+    columns = {"server_lr": used, "delta_sq": delta_sq, "mean_delta_sq": mean_delta_sq}
+    found = projections(float(optimum @ optimum), distance, columns)
+    np.testing.assert_allclose(np.stack([found.residual, found.optimal], axis=1), wanted, rtol=1e-9)
+    assert found.holds.tolist() == [residual <= 1 for residual, _ in wanted]
+    assert 0 < found.holds.sum() < 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfed.reproduce.catalogue import experiments
-from hpcfed.reproduce.experiment import Content, Experiment, merge
+from hpcfed.reproduce.experiment import Case, Content, Experiment, merge
 from hpcfed.reproduce.inputs import Places
 from hpcfed.reproduce.session import Session
 from hpcfed.world import World
@@ -59,7 +59,17 @@ def shortened(experiment: Experiment) -> Experiment:
         short["cohort"] = {"fraction": 0.03}
     if "budget" not in recipe:
         short["local"] = {key: 1 for key in ("steps", "epochs") if key in recipe["local"]}
-    return experiment.model_copy(update={"seeds": 1, "recipe": merge(recipe, short)})
+    cases = {name: _cropped(case) for name, case in experiment.cases.items()}
+    return experiment.model_copy(update={"seeds": 1, "recipe": merge(recipe, short), "cases": cases})
+
+
+def _cropped(case: Case) -> Case:
+    """The case with the few samples that the raw files of noise have, where it takes a number of each client's."""
+    if "crop" not in case.data.options:
+        return case
+    options = {**case.data.options, "crop": 5, "test_crop": 3}
+    data = case.data.model_copy(update={"clients": 20, "options": options})
+    return case.model_copy(update={"data": data})
 
 
 @pytest.mark.soak

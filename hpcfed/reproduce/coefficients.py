@@ -1,0 +1,85 @@
+"""GeL's figure 3 and the constants of its convergence bound: what the steps and guesses of the drawn cohorts are worth.
+
+    a_i = (1 − ρ^(τ'_i+τ_i), …, 1 − ρ^(τ'_i+1)) / (1 − ρ)        eq. (6)
+    w_i = p_i ‖a_i‖₁ / τ_eff,      τ_eff = Σ p_i ‖a_i‖₁
+    A = m τ_eff Σ w_i² ‖a_i‖₂² / ‖a_i‖₁²,
+    B = Σ w_i (‖a_i‖₂² − a²_i,−1),   C = max_i {‖a_i‖₁² − ‖a_i‖₁ a_i,−1}         eq. (12)
+
+with a_i,−1 the coefficient of a client's last gradient, m clients in the cohort and ρ the momentum. Nothing is trained.
+
+Reference: Boukhari et al., GeL, section 3.3, appendix C.4; after Wang et al., "FedNova", NeurIPS 2020, Theorem 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.data.format import Federation
+from hpcfed.files import write_whole
+from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
+from hpcfed.report.tables import Table
+from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.plan import Layout
+
+
+def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
+    """Return a_i, (τ_i,): the weight of each of a client's gradients in Δ_i / η, of which the sum is ‖a_i‖₁."""
+    left = guessed + steps - np.arange(steps)
+    powers = np.zeros(steps) if math.isinf(guessed) else momentum**left
+    return (1 - powers) / (1 - momentum)
+
+
+def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, float]:
+    """Return τ_eff, A, B and C of a round's cohort."""
+    kept = cohort.steps > 0
+    pairs = zip(cohort.steps[kept].tolist(), cohort.guessed[kept].tolist(), strict=True)
+    vectors = [coefficients(steps, guessed, momentum) for steps, guessed in pairs]
+    norms = np.array([a.sum() for a in vectors])
+    squares, last = np.array([a @ a for a in vectors]), np.array([a[-1] for a in vectors])
+    effective = float(cohort.shares[kept] @ norms)
+    w = cohort.shares[kept] * norms / effective
+    first = len(norms) * effective * float((w**2 * squares / norms**2).sum())
+    return effective, first, float(w @ (squares - last**2)), float((norms**2 - norms * last).max())
+
+
+def compare_coefficients(experiment: Experiment, layout: Layout, folder: Path) -> tuple[Table, list[Path]]:
+    """Return the table of the constants' means over the rounds of all settings, and each case's figure in `folder`."""
+    rows = []
+    for number, setting in enumerate(layout.settings):
+        recipe = next(unit.recipe for unit in layout.plan.units if unit.point == number)
+        with Federation.open(recipe.data) as federation:
+            cohorts = Cohorts(recipe, federation.sizes, recipe.weights or "samples")
+        rounds = [constants(cohorts.round(t), recipe.local.momentum) for t in range(1, recipe.rounds + 1)]
+        means = [f"{value:,.1f}" for value in np.mean(rounds, axis=0)]
+        rows.append((experiment.cases[setting.case].title, experiment.methods[setting.method].title, *means))
+    header = ("Case", "Method", "τ_eff", "A", "B", "C")
+    note = f"Means over the cohorts of all rounds. {experiment.note}".strip()
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [_draw(name, experiment.recipe_of(case, next(iter(experiment.methods)), "full"), folder)
+                for name, case in experiment.cases.items()]  # fmt: skip
+    return Table(experiment.title, header, tuple(rows), note), pictures
+
+
+def _draw(name: str, recipe: dict, folder: Path) -> Path:
+    """Draw the numerators of a client of half the largest budget: without guesses, with them, and with all steps."""
+    momentum, asked, steps = recipe["local"]["momentum"], recipe["local"]["steps"], recipe["budget"]["high"] // 2
+    lines: Sequence[tuple[str, np.ndarray]] = (
+        (f"FedAvgCM, {steps} steps", coefficients(steps, 0, momentum)),
+        (f"GeL, {steps} steps and {asked - steps} guesses", coefficients(steps, asked - steps, momentum)),
+        (f"FedAvgCM, {asked} steps", coefficients(asked, 0, momentum)),
+    )
+    figure, axes = blank(PAPER)
+    for index, (title, values) in enumerate(lines):
+        style = {"color": LIGHT.groups[index], "linestyle": DASHES[index % len(DASHES)]}
+        axes.plot(range(len(values)), values * (1 - momentum), marker="o", label=title, **style)
+    axes.set_xlabel("gradient k")
+    axes.set_ylabel("coefficient, numerator")
+    axes.legend(frameon=False)
+    for suffix, content in to_files(figure).items():
+        write_whole(folder / f"{name}-coefficients{suffix}", content)
+    return folder / f"{name}-coefficients.png"
