@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.errors import InputError
 from hpcfed.rng import Purpose, stream
+from hpcfed.text import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int]
     """Read a JSON list over rounds of lists of whole numbers; check and return those of the recipe's rounds."""
     where = f"{key} {path}"
     try:
-        schedule: Any = json.loads(path.read_text(encoding="utf-8"))
+        schedule: Any = parse_json(read_text(path))
     except FileNotFoundError:
         raise InputError(f"{where}: no such file", remedy="check the path in the recipe") from None
     except (OSError, ValueError) as error:

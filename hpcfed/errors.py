@@ -7,7 +7,9 @@ traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HpcfedError(Exception):
@@ -22,7 +24,16 @@ def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", r
     line = ": ".join(part for part in (where, what, details) if part)
     if remedy:
         line = f"{line}; {remedy}"
-    return " ".join(line.split())
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in " ".join(line.split()))
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: cut to some 200 characters before it is written out, whatever its size."""
+    writer = reprlib.Repr()
+    writer.maxdict = writer.maxlist = writer.maxtuple = writer.maxset = 12
+    writer.maxlevel, writer.maxstring, writer.maxother, writer.maxlong = 3, 120, 120, 40
+    text = writer.repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 class _Explained(HpcfedError):

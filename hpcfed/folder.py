@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import xxhash
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Busy, EnvironmentFailure, InputError
 from hpcfed.files import to_disk, write_whole
+from hpcfed.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.world import World
 
 PLACES = ("output", "python_path", "data_access", "gpu_reduce", "observers")
@@ -185,8 +184,8 @@ class RunFolder:
                 remedy="choose another output",
             )
         try:
-            found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        except (YAMLError, UnicodeDecodeError):
+            found = parse_yaml(read_text(path, LONGEST))
+        except Malformed:
             found = None
         if not isinstance(found, dict):
             raise InputError("not a run's recipe", where=str(path), remedy="choose another output")
@@ -207,7 +206,7 @@ class RunFolder:
 
     def _status(self) -> str | None:
         try:
-            return json.loads((self.path / "result.json").read_text(encoding="utf-8"))["status"]
+            return parse_json(read_text(self.path / "result.json"))["status"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

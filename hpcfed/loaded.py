@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.report.read import CLIENTS, RECIPE, RECORD, read_json
+from hpcfed.text import parse_json, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,12 +107,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a record; one that is still being written is left out."""
     if not path.exists():
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     lines = text[: text.rfind("\n") + 1].splitlines()
     if not lines:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
     try:
-        return [json.loads(line) for line in lines]
+        return [parse_json(line) for line in lines]
     except ValueError as error:
         raise InputError("not JSON", where=str(path), got=str(error), remedy="resume the run, or restore it") from None
 

@@ -25,6 +25,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.errors import HpcfedError, InputError
+from hpcfed.text import parse_json, read_text
 from hpcfed.types import State
 
 VERSION = 1
@@ -73,7 +74,7 @@ class Manifest:
             InputError: another version of hpcfed wrote it.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(read_text(path))
             checksum = content.pop("checksum")
         except (OSError, ValueError, AttributeError, KeyError, TypeError):
             raise Damaged(f"{path.name} is no manifest") from None

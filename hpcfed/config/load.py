@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, nearest, shown
+from hpcfed.text import LONGEST, Malformed, parse_yaml, read_text
 
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
@@ -103,7 +103,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
         return InputError(f"key {dotted!r} is missing", where=where, remedy="add it to the recipe")
     said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = EXPECTED.get(first["type"], said)
-    got = repr(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
+    got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     return InputError(dotted or "recipe", where=where, expected=expected, got=got[:200])
 
 
@@ -121,7 +121,7 @@ def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
 def _checked_seeds(seeds: Any, where: str) -> list[int]:
     whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=repr(seeds))
+        raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=shown(seeds))
     return seeds
 
 
@@ -132,18 +132,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: there is none, or it is not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LONGEST)
     except FileNotFoundError:
         raise InputError("no such recipe", where=str(path), remedy="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: text that is no path, too
         raise InputError(f"cannot be read as text ({error})", where=str(path)) from None
     try:
-        content = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "not well formed"
-        raise InputError(f"not valid YAML{line}: {problem}", where=str(path)) from None
+        content = parse_yaml(text)
+    except Malformed as error:
+        joint = " at" if str(error).startswith("line ") else ":"
+        raise InputError(f"not valid YAML{joint} {error}", where=str(path)) from None
     if not isinstance(content, dict):
         raise InputError("a recipe", where=str(path), expected="a mapping of keys", got=type(content).__name__)
     return content
@@ -156,18 +154,18 @@ def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
 def _override(content: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise InputError("override", expected="section.key=value", got=repr(text))
+        raise InputError("override", expected="section.key=value", got=shown(text))
     *sections, last = key.split(".")
     place = content
     for section in sections:
         inner = place.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=repr(inner))
+            raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=shown(inner))
         place = inner
     try:
-        place[last] = YAML(typ="safe", pure=True).load(value)
-    except YAMLError:
-        raise InputError(f"override {text!r}", expected="a YAML value after '='", got=repr(value)) from None
+        place[last] = parse_yaml(value)
+    except Malformed as error:
+        raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
 
 
 def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, where: str) -> None:

@@ -5,7 +5,6 @@ A run may still be going: then its record may end in half a line, and it has no 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from hpcfed.errors import InputError
 from hpcfed.report.clients import Clients, read_clients
+from hpcfed.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 
 METRICS = (
     "local_loss",
@@ -158,7 +156,7 @@ def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
     """
     where = f"{path}, line {number}"
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise InputError("not JSON", where=where, remedy="cut the file before this line and resume the run") from error
     if not isinstance(row, dict) or row.get("round") != number:
@@ -197,8 +195,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises InputError: there is none, or it is damaged.
     """
     try:
-        recipe = YAML(typ="safe", pure=True).load(_read_text(path))
-    except YAMLError as error:
+        recipe = parse_yaml(_read_text(path, LONGEST))
+    except Malformed as error:
         raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
     if not isinstance(recipe, dict):
         raise InputError("not a recipe", where=str(path), expected="keys and values", got=type(recipe).__name__)
@@ -213,7 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(_read_text(path))
+        content = parse_json(_read_text(path))
     except ValueError as error:
         raise InputError("not JSON", where=str(path), got=str(error), remedy="remove the file") from error
     if not isinstance(content, dict):
@@ -221,20 +219,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, most: int = LARGEST) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, most)
     except FileNotFoundError as error:
         raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from error
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise InputError("not text", where=str(path), expected="UTF-8", remedy="restore the run's own file") from error
+    except Malformed as error:
+        raise InputError("not text", where=str(path), got=str(error), remedy="restore the run's own file") from error
 
 
 def _is_json(line: str) -> bool:
     try:
-        json.loads(line)
+        parse_json(line)
     except ValueError:
         return False
     return True

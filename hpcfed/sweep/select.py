@@ -7,7 +7,6 @@ server_lr:last1:max          any column; the direction of accuracies and losses 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -19,6 +18,7 @@ from typing import Any
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.read import METRICS
 from hpcfed.sweep.plan import Plan, Unit
+from hpcfed.text import parse_json, read_text
 
 RULE = re.compile(r"([\w-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
@@ -128,8 +128,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         InputError: a line is no JSON.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        lines = read_text(path).split("\n")[:-1]
+        return [parse_json(line) for line in lines]
     except FileNotFoundError:
         return []
     except ValueError as error:

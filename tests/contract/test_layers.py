@@ -13,7 +13,7 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory"},
+    {"errors", "version", "types", "rng", "files", "placement", "processor", "progress", "memory", "text"},
     {"config", "world", "data"},
     {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
     {"algorithms", "client", "evaluate", "checks", "endings", "report", "signals", "watchdog", "device_sums"},
@@ -35,14 +35,14 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ONLY = {
     "types": set(),
     "rng": set(),
-    "config": {"errors"},
+    "config": {"errors", "text"},
     "reduce": {"types", "world"},
     "algorithms": {"types", "config", "errors", "server"},
-    "report": {"errors", "files", "version"},
+    "report": {"errors", "files", "text", "version"},
     "watch": {"errors", "progress", "report"},
 }
 """Where the design allows less than the levels do."""
-OF_DATA_PREP = {"data", "errors", "files"}
+OF_DATA_PREP = {"data", "errors", "files", "text"}
 """What of hpcfed the preparation of data may use."""
 
 
