@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from hpcfed.checks import check_report, whereabouts
+from hpcfed.checks import LOWER, check_report, whereabouts
 from hpcfed.client.solver import Task
 from hpcfed.client.work import Work
 from hpcfed.cohort import Cohort
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.moves import Move, Moves
 from hpcfed.parts import Parts
 from hpcfed.reduce.fused import RoundBuffer
@@ -150,4 +150,6 @@ class Training:
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
         what = f"{place}: {type(error).__name__}: {error}"
+        if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
+            return Diverged(what, remedy=LOWER)
         return EnvironmentFailure(what, remedy=f"see the run folder's logs/rank-{world.rank}.log")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from hpcfed.config.limits import Section, a_batch_size
+from hpcfed.config.limits import Count, Period, Section, a_batch_size
 
 BatchSize = Annotated[int | Literal["full"], PlainValidator(a_batch_size)]
 
@@ -14,7 +14,7 @@ BatchSize = Annotated[int | Literal["full"], PlainValidator(a_batch_size)]
 class FineTune(Section):
     """A few steps of plain SGD from the global model, on a client's training samples."""
 
-    steps: int = Field(5, ge=1)
+    steps: Count = 5
     lr: float = Field(gt=0)
     batch_size: BatchSize = 50
 
@@ -26,7 +26,7 @@ class EvaluateClients(Section):
     model where it has not taken part; and ``fine-tuned``, the global one after the steps of `fine_tune`.
     """
 
-    every: int = Field(0, ge=0)
+    every: Period = 0
     models: list[Literal["global", "last", "fine-tuned"]] = Field(["global"], min_length=1)
     fine_tune: FineTune | None = None
 

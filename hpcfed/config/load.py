@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
+from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest, shown
 from hpcfed.text import LONGEST, Malformed, parse_yaml, read_text
@@ -55,7 +56,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         _override(content, override)
     for keys in IN_RECIPE_FOLDER:
         _resolve_path(content, keys, folder, where)
-    content["python_path"] = [_absolute(entry, folder, where) for entry in content.get("python_path") or [folder]]
+    content["python_path"] = _folders(content.get("python_path"), folder, where)
     content["output"] = _absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
     if "seeds" not in content:
         return [validated(Recipe, content, where)]
@@ -87,9 +88,23 @@ def dump_yaml(content: Mapping[str, Any]) -> str:
 def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> Any:
     """Build `kind` from plain data, turning pydantic's first complaint into one `InputError`."""
     try:
-        return kind.model_validate(content)
+        section = kind.model_validate(content)
     except ValidationError as error:
         raise _explain(kind, error, where) from None
+    _check_reach(section, where)
+    return section
+
+
+def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
+    """Refuse real numbers whose products with others are none, in all sections but the user's own arguments."""
+    for name, field in type(section).model_fields.items():
+        key, value = f"{prefix}{field.alias or name}", getattr(section, name)
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, BaseModel):
+                _check_reach(entry, where, f"{key}.")
+            elif isinstance(entry, float) and entry != 0 and not REACH[0] <= abs(entry) <= REACH[1]:
+                expected = f"0, or a magnitude from {REACH[0]:g} to {REACH[1]:g}"
+                raise InputError(key, where=where, expected=expected, got=repr(entry))
 
 
 def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> InputError:
@@ -175,6 +190,14 @@ def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, wh
         place = place.get(key) if isinstance(place, dict) else None
     if isinstance(place, dict) and isinstance(place.get(keys[-1]), str | Path):
         place[keys[-1]] = _absolute(place[keys[-1]], folder, where)
+
+
+def _folders(entries: Any, folder: Path, where: str) -> Any:
+    return (
+        [_absolute(entry, folder, where) for entry in entries or [folder]]
+        if isinstance(entries or [], list)
+        else entries
+    )
 
 
 def _absolute(text: Any, folder: Path, where: str) -> Any:

@@ -6,13 +6,14 @@ model or a method (``model``, ``algorithm``) keep them as given here; its own ty
 
 from __future__ import annotations
 
+from math import log10
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
 
 from hpcfed.config.clients import BatchSize, EvaluateClients
-from hpcfed.config.limits import Checkpoint, Section, Stop, a_time_or_0
+from hpcfed.config.limits import REACH, Checkpoint, Count, Period, Section, Stop, a_time_or_0
 from hpcfed.config.observer import Observer, Reference, named
 
 
@@ -115,7 +116,7 @@ def _seed_for_all(value: Any) -> Any:
 class Cohort(Section):
     """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given."""
 
-    size: int | None = Field(None, ge=1)
+    size: Count | None = None
     fraction: float | None = Field(None, gt=0, le=1)
     sampling: Literal["uniform", "bernoulli"] = "uniform"
     schedule: Path | None = None
@@ -137,7 +138,7 @@ class Augment(Section):
     ``{crop: 4, flip: 0.5, per: batch}``, FedDyn's ``{crop: 4, crop_probability: 0.5, flip: 0.5}``.
     """
 
-    crop: int = Field(0, ge=0)
+    crop: int = Field(0, ge=0, le=256)
     crop_probability: float = Field(1.0, gt=0, le=1)
     flip: float = Field(0.0, ge=0, le=1)
     per: Literal["sample", "batch"] = "sample"
@@ -152,8 +153,8 @@ class Augment(Section):
 class Local(Section):
     """The work of one client in one round."""
 
-    steps: int | None = Field(None, ge=1)
-    epochs: int | None = Field(None, ge=1)
+    steps: Count | None = None
+    epochs: Count | None = None
     batch_size: BatchSize = 50
     lr: float = Field(0.1, gt=0)
     lr_decay: float = Field(1.0, gt=0)
@@ -187,8 +188,8 @@ class Local(Section):
 class Budget(Section):
     """How many local steps τ_i each client can afford: drawn from {low..high} per client and round, or a schedule."""
 
-    low: int | None = Field(None, ge=1)
-    high: int | None = Field(None, ge=1)
+    low: Count | None = None
+    high: Count | None = None
     schedule: Path | None = None
 
     @model_validator(mode="after")
@@ -203,7 +204,7 @@ class Budget(Section):
 class Periodic(Section):
     """Something done every so many rounds; 0 means never."""
 
-    every: int = Field(0, ge=0)
+    every: Period = 0
 
 
 class Evaluate(Section):
@@ -213,11 +214,11 @@ class Evaluate(Section):
     has Σ sums / Σ counts as ``test_<name>`` (and ``train_<name>``).
     """
 
-    every: int = Field(1, ge=0)
+    every: Period = 1
     model: Literal["last", "last-two", "cohort-average", "client-average"] = "last"
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
-    batch_size: int = Field(1000, ge=1)
+    batch_size: Count = 1000
     metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], Reference] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -246,8 +247,8 @@ class Recipe(Section):
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(1, ge=1)
-    rounds: int = Field(ge=1)
+    threads: int = Field(1, ge=1, le=1024)
+    rounds: Count
     cohort: Cohort = Cohort()
     weights: Literal["samples", "uniform"] | None = None
     local: Local
@@ -273,6 +274,11 @@ class Recipe(Section):
             raise ValueError("'local.steps' instead of 'local.epochs' beside 'budget'")
         if self.guess == "remaining" and self.budget is not None and self.local.steps is None:
             raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
+        largest = log10(self.local.lr) + (self.rounds - 1) * log10(self.local.lr_decay)
+        if self.local.lr <= REACH[1] and largest > log10(REACH[1]):
+            raise ValueError(
+                f"'local.lr_decay' with which the step size of round {self.rounds} is at most {REACH[1]:g}"
+            )
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
         if self.precision != "float32" and self.dtype != "float32":
