@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 import warnings
@@ -38,6 +39,8 @@ LONGEST = 1 << 20
 """Characters of a YAML text; the largest recipe known has 7,000."""
 LARGEST = 1 << 30
 """Bytes of a JSON file: the schedule of a million clients over a hundred rounds."""
+PIECE = 1 << 20
+"""Bytes that are read at once."""
 WHOLE = range(-(1 << 63), 1 << 64)
 """Whole numbers that a word of 64 bits holds."""
 UNPRINTABLE = re.compile("[\0\ud800-\udfff]")
@@ -58,11 +61,13 @@ def read_text(path: Path, most: int = LARGEST) -> str:
         Malformed: it is a device, too large, or not UTF-8.
     """
     with path.open("rb") as file:
-        if not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISFIFO(mode):
+        if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) and not stat.S_ISFIFO(mode):
             raise Malformed("neither a file nor a pipe")
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise Malformed(f"larger than {most:,} bytes")
+        content = bytearray()
+        while piece := file.read(PIECE):
+            content += piece
+            if len(content) > most:
+                raise Malformed(f"larger than {most:,} bytes")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
