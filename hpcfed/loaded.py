@@ -12,8 +12,7 @@ from hpcfed.api import trained_module
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
-from hpcfed.report.read import CLIENTS, RECIPE, RECORD, read_json
-from hpcfed.text import parse_json, read_text
+from hpcfed.report.read import CLIENTS, RECIPE, RECORD, read_json, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +66,10 @@ class LoadedRun:
             InputError: pandas is not installed, or the record is damaged.
         """
         pandas = _pandas()
-        table = pandas.json_normalize(_rows(self.folder / RECORD)).set_index("round")
+        rows = read_rows(self.folder / RECORD) if (self.folder / RECORD).exists() else []
+        if not rows:
+            raise InputError("no rounds yet", where=str(self.folder), remedy="wait for the run's first round")
+        table = pandas.json_normalize(rows).set_index("round")
         numbers = table.columns.difference(["cohort", "skipped"])
         table[numbers] = table[numbers].apply(pandas.to_numeric, errors="coerce")  # null in all rounds: nan, not None
         return table
@@ -101,20 +103,6 @@ class LoadedRun:
         if not (self.folder / name).exists():
             raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
         return trained_module(self.recipe, self.folder / name)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a record; one that is still being written is left out."""
-    if not path.exists():
-        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    text = read_text(path)
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    if not lines:
-        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
-    try:
-        return [parse_json(line) for line in lines]
-    except ValueError as error:
-        raise InputError("not JSON", where=str(path), got=str(error), remedy="resume the run, or restore it") from None
 
 
 def _pandas() -> Any:

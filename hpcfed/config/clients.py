@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from hpcfed.config.limits import Count, Period, Section, a_batch_size
+from hpcfed.config.limits import MOST, Count, Period, Section, a_batch_size
 
-BatchSize = Annotated[int | Literal["full"], PlainValidator(a_batch_size)]
+BatchSize = Annotated[
+    int | Literal["full"],
+    PlainValidator(a_batch_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"const": "full"}]}),
+]
 
 
 class FineTune(Section):

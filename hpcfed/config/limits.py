@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 MOST = 10**9
 """Of what a recipe counts: rounds, steps, clients, samples."""
@@ -46,6 +46,12 @@ PERIOD = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,8})?)\s*(s|min|h)")
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
+A_PERIOD = {
+    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST}, {"type": "string", "pattern": f"^{PERIOD.pattern}$"}]
+}
+"""JSON Schema of what `a_period` and `a_time_or_0` take."""
+
+
 def a_period(value: Any) -> Any:
     """Validate a number of rounds, or a time."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
@@ -78,5 +84,5 @@ def a_batch_size(value: Any) -> Any:
 class Checkpoint(Section):
     """How often the run is saved, in rounds or in time (0: only when it is stopped early), and how many are kept."""
 
-    every: Annotated[int | str, PlainValidator(a_period)] = "10min"
+    every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
     keep: Count = 2

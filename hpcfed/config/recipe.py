@@ -10,10 +10,18 @@ from math import log10
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from hpcfed.config.clients import BatchSize, EvaluateClients
-from hpcfed.config.limits import REACH, Checkpoint, Count, Period, Section, Stop, a_time_or_0
+from hpcfed.config.limits import A_PERIOD, REACH, Checkpoint, Count, Period, Section, Stop, a_time_or_0
 from hpcfed.config.observer import Observer, Reference, named
 
 
@@ -260,7 +268,7 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
     on_bad_client: Literal["stop", "skip"] = "stop"
-    watchdog: Annotated[int | str, PlainValidator(a_time_or_0)] = "30min"
+    watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_PERIOD)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact", "fast"] = "exact"
     gpu_reduce: Literal["auto", "host", "mpi", "nccl"] = "auto"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, shown
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 
@@ -31,6 +31,9 @@ METRICS = (
 )
 PHASES = ("local", "wait", "reduce", "server", "evaluate")
 TIMERS = (*PHASES, "total")
+SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
+WORDS = ("name", "factory", "optimizer", "model")
+"""What is text in any section that has it."""
 RECIPE, RECORD, CLIENTS = "recipe.yaml", "metrics.jsonl", "clients.csv"
 
 
@@ -138,15 +141,27 @@ def read_record(path: Path) -> dict[str, np.ndarray]:
     A last line without its newline that is no JSON yet is being written, and left out.
     Raises InputError naming the line: malformed, out of order, or a value that is no number.
     """
-    lines = _read_text(path).split("\n")
-    unfinished = lines.pop()
-    rows = [parse_row(line, path, number) for number, line in enumerate(lines, start=1)]
-    if unfinished.strip() and _is_json(unfinished):
-        rows.append(parse_row(unfinished, path, len(lines) + 1))
+    rows = [_numbers(row, f"{path}, line {number}") for number, row in enumerate(_rows(path), start=1)]
     if not rows:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: np.array([row.get(name, math.nan) for row in rows], dtype=np.float64) for name in names}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rounds of ``metrics.jsonl`` as they were written, with the same checks as `read_record`."""
+    rows = _rows(path)
+    for number, row in enumerate(rows, start=1):
+        _numbers(row, f"{path}, line {number}")
+    return rows
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    lines = _read_text(path).split("\n")
+    unfinished = lines.pop()
+    if unfinished.strip() and _is_json(unfinished):
+        lines.append(unfinished)
+    return [_row(line, f"{path}, line {number}", number) for number, line in enumerate(lines, start=1)]
 
 
 def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
@@ -155,16 +170,24 @@ def parse_row(line: str, path: Path, number: int) -> dict[str, float]:
     Raises InputError: it is malformed, out of order, or holds a value that is no number.
     """
     where = f"{path}, line {number}"
+    return _numbers(_row(line, where, number), where)
+
+
+def _row(line: str, where: str, number: int) -> dict[str, Any]:
     try:
         row = parse_json(line)
     except ValueError as error:
         raise InputError("not JSON", where=where, remedy="cut the file before this line and resume the run") from error
     if not isinstance(row, dict) or row.get("round") != number:
-        got = f"round {row.get('round')!r}" if isinstance(row, dict) else type(row).__name__
+        got = f"round {shown(row.get('round'))}" if isinstance(row, dict) else type(row).__name__
         raise InputError("rounds out of order", where=where, expected=f"an object with round {number}", got=got)
+    return row
+
+
+def _numbers(row: Mapping[str, Any], where: str) -> dict[str, float]:
     seconds = row.get("seconds") or {}
     if not isinstance(seconds, dict):
-        raise InputError("seconds", where=where, expected="an object", got=repr(seconds))
+        raise InputError("seconds", where=where, expected="an object", got=shown(seconds))
     values = {name: row.get(name) for name in METRICS} | {f"seconds.{timer}": seconds.get(timer) for timer in TIMERS}
     values |= {name: value for name, value in row.items() if _is_own(name)}
     return {name: _number(value, name, where) for name, value in values.items()}
@@ -178,7 +201,7 @@ def _number(value: Any, name: str, where: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(name, where=where, expected="a number or null", got=repr(value))
+        raise InputError(name, where=where, expected="a number or null", got=shown(value))
     return float(value)
 
 
@@ -200,6 +223,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
     if not isinstance(recipe, dict):
         raise InputError("not a recipe", where=str(path), expected="keys and values", got=type(recipe).__name__)
+    for key in SECTIONS:
+        section = recipe.get(key) or {}
+        if not isinstance(section, dict) or not all(isinstance(section.get(word) or "", str) for word in WORDS):
+            raise InputError(f"not a recipe: {key}", where=str(path), expected="a section", got=shown(section))
     return recipe
 
 

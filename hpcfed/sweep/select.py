@@ -12,13 +12,11 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.read import METRICS
 from hpcfed.sweep.plan import Plan, Unit
-from hpcfed.text import parse_json, read_text
 
 RULE = re.compile(r"([\w-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
@@ -119,21 +117,6 @@ def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, Any]]]) -> Ru
     recorded = {column for rows in records for row in rows[-1:] for column in USUAL if row.get(column) is not None}
     column = next((column for column in USUAL if column in recorded), USUAL[-1])
     return Rule(column, min(LAST, *(unit.recipe.rounds for unit in plan.units)), column.endswith("accuracy"))
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a run's ``metrics.jsonl``, none where there is no such file.
-
-    Raises:
-        InputError: a line is no JSON.
-    """
-    try:
-        lines = read_text(path).split("\n")[:-1]
-        return [parse_json(line) for line in lines]
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise InputError("not a run's record", where=str(path), got=str(error), remedy="remove the run") from None
 
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:

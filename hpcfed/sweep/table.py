@@ -11,9 +11,10 @@ from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.files import write_whole
+from hpcfed.report.read import RECORD, read_rows
 from hpcfed.sweep.claims import Standing
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.select import Candidate, Row, Rule, read_rows, usual_rule
+from hpcfed.sweep.select import Candidate, Row, Rule, usual_rule
 
 NOT_METRICS = ("round", "cohort", "skipped", "seconds")
 Record = dict[str, Any]
@@ -26,8 +27,9 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
         InputError: a run's record is damaged.
     """
     records = {
-        unit.name: read_rows(unit.recipe.output / "metrics.jsonl") if standing[unit.name].decided else []
+        unit.name: read_rows(path) if standing[unit.name].decided and path.exists() else []
         for unit in plan.units
+        for path in [unit.recipe.output / RECORD]
     }
     chosen = rule or usual_rule(plan, records.values())
     rows = []

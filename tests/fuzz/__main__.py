@@ -11,6 +11,7 @@ An input is read, or refused in one line. Anything else is a failure: another ex
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import resource
 import signal
 import sys
@@ -31,6 +32,7 @@ from tests.fuzz import federations, inputs, raw_files, runs, texts
 from tests.launch import Overtime, launch
 
 MOST_SECONDS = 20
+"""Of the processor, so that a busy machine changes nothing; who only waits runs into the limit of its child."""
 SPARE_MEMORY = 1 << 30
 EACH = 500
 """Inputs of a child; it starts with fresh memory."""
@@ -74,14 +76,14 @@ def try_all(name: str, folder: Path, first: int, count: int) -> None:
 
     def try_one(given: Any) -> None:
         print(f"{name} {given!r}"[:400], flush=True)
-        signal.alarm(MOST_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
         ending = "read"
         try:
             parser.attempt(folder, given)
         except parser.refusals as error:
             ending = f"refused: {error}"
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         assert ending.isprintable(), ending
         assert len(ending) < 2000, ending
         print(f"= {ending}", flush=True)
@@ -116,18 +118,21 @@ def in_a_child(names: list[str], first: int, count: int) -> tuple[Counter[str], 
         try:
             done = launch(0, arguments, program=("-m", "tests.fuzz"), timeout=timeout, cwd=folder)
         except Overtime as overtime:
-            return Counter(), str(overtime)[-3000:]
+            return Counter(), "\n".join(line[:200] for line in str(overtime).splitlines()[-30:])
     lines = done.stdout.splitlines()
     endings = Counter(line.split()[1].rstrip(":") for line in lines if line.startswith("= "))
     if done.returncode == 0:
         return endings, ""
-    return endings, f"exit code {done.returncode} after:\n" + "\n".join(lines[-2:]) + f"\n{done.stderr[-3000:]}"
+    return endings, f"exit code {done.returncode} after:\n" + "\n".join(
+        line[:200] for line in (*lines[-2:], *done.stderr.splitlines()[-30:])
+    )
 
 
 def main() -> int:
     """Try inputs for each parser, and print what came of them."""
     options = _parse()
     if options.child:
+        faulthandler.register(signal.SIGPROF, chain=True)  # says where it was
         for name in options.parser:
             folder = options.child / name
             folder.mkdir()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,10 @@ def record(folder: Path, seed: int) -> None:
 
 def _report(run: Path) -> None:
     comparison = compare([run, run.parent / "sound"])
-    for table in (*comparison.results, comparison.differences):
-        if table is not None:
-            print_table(table)
+    with redirect_stdout(io.StringIO()):
+        for table in (*comparison.results, comparison.differences):
+            if table is not None:
+                print_table(table)
 
 
 def _watch(run: Path, screen: Console) -> None:
