@@ -19,6 +19,7 @@ VENV         ?= .venv
 VENV_OPENMPI ?= $(if $(VENV),$(VENV)-openmpi)
 TORCH        ?= -r .ci/lock/torch.txt
 REPEAT       ?= 1
+FUZZ         ?=
 
 lock_files   := $(wildcard .ci/lock/*.txt) pyproject.toml
 python       := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
@@ -56,6 +57,10 @@ test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as 
 .PHONY: soak
 soak: $(mpich) $(openmpi) ## Run everything REPEAT=1 times at every rank count, the long tests included
 	@$(suite) --soak $(REPEAT)
+
+.PHONY: fuzz
+fuzz: $(mpich) ## Try 20,000 inputs that nobody meant on every parser (hours; FUZZ="--parser recipe --inputs 500" for less)
+	@OMP_NUM_THREADS=1 $(python) -m tests.fuzz $(FUZZ)
 
 .PHONY: test-all
 test-all: test test-docs test-slurm soak ## Run all four

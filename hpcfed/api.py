@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.config.factory import named_code
 from hpcfed.config.load import load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.format import Federation
@@ -98,6 +99,10 @@ def _run(recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bo
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")
         else:
             from hpcfed.loop import train
+
+            if code := named_code(recipe):
+                looked = ", ".join(map(str, recipe.python_path))
+                reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
 
             train(recipe, folder, reporter, world)
             reporter.say(f"{recipe.name}: {folder.rounds()} rounds done, see {folder.path}")

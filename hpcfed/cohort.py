@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,10 @@ import numpy as np
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.errors import InputError
 from hpcfed.rng import Purpose, stream
+from hpcfed.text import parse_json, read_text
+
+DRAWS = 1000
+"""Cohorts of independent clients that may come out empty before one that is not is drawn directly."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +179,18 @@ def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:
 
 
 def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:
-    """Let each client join with the given chance; draw again where nobody does."""
-    while True:
+    """Let each client join with the given chance; draw again where nobody does.
+
+    After so many draws in vain the first who joins is drawn given that somebody does, so that any chance ends.
+    """
+    for _ in range(DRAWS):
         joined = np.flatnonzero(rng.random(num_clients) < chance)
         if len(joined):
             return joined
+    log_absent = math.log1p(-chance)
+    somebody = -math.expm1(num_clients * log_absent)
+    first = min(int(math.log1p(-rng.random() * somebody) / log_absent), num_clients - 1)
+    return np.append(first, first + 1 + np.flatnonzero(rng.random(num_clients - first - 1) < chance))
 
 
 def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:
@@ -200,7 +210,7 @@ def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int]
     """Read a JSON list over rounds of lists of whole numbers; check and return those of the recipe's rounds."""
     where = f"{key} {path}"
     try:
-        schedule: Any = json.loads(path.read_text(encoding="utf-8"))
+        schedule: Any = parse_json(read_text(path))
     except FileNotFoundError:
         raise InputError(f"{where}: no such file", remedy="check the path in the recipe") from None
     except (OSError, ValueError) as error:

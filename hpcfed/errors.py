@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HpcfedError(Exception):
@@ -33,6 +35,15 @@ _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069
 def visible(text: str) -> str:
     r"""Return a text with control characters as their escapes, such as ``\x1b``: a name steers no terminal."""
     return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: cut to some 200 characters before it is written out, whatever its size."""
+    writer = reprlib.Repr()
+    writer.maxdict = writer.maxlist = writer.maxtuple = writer.maxset = 12
+    writer.maxlevel, writer.maxstring, writer.maxother, writer.maxlong = 3, 120, 120, 40
+    text = writer.repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 class _Explained(HpcfedError):

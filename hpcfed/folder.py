@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import xxhash
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from hpcfed.code_record import FRESH, NAME, CodeRecord, references
 from hpcfed.config.load import dump_yaml, to_plain
@@ -38,6 +36,7 @@ from hpcfed.data.unchanged import Facts, check_data
 from hpcfed.errors import Busy, EnvironmentFailure, InputError
 from hpcfed.files import to_disk, write_whole
 from hpcfed.rounds import count_rounds, parse_rounds
+from hpcfed.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.world import World
 
 PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "observers")
@@ -274,8 +273,8 @@ class RunFolder:
                 remedy="choose another output",
             )
         try:
-            found = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        except (YAMLError, UnicodeDecodeError):
+            found = parse_yaml(read_text(path, LONGEST))
+        except Malformed:
             found = None
         if not isinstance(found, dict):
             raise InputError("not a run's recipe", where=str(path), remedy="choose another output")
@@ -308,8 +307,8 @@ class RunFolder:
             InputError: it cannot be read.
         """
         try:
-            found = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError, RecursionError):
+            found = parse_json(read_text(self.path / name))
+        except (FileNotFoundError, ValueError):
             return {}
         except OSError as error:
             raise self._unusable(error) from None

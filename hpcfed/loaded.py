@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,6 +107,10 @@ class LoadedRun:
     def _module(self, name: str) -> nn.Module:
         if not (self.folder / name).exists():
             raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
+        if self.recipe.model.factory is not None:
+            places = ", ".join(map(str, self.recipe.python_path))
+            what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
+            warnings.warn(what, stacklevel=4)
         return trained_module(self.recipe, self.folder / name)
 
 

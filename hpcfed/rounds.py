@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
+from hpcfed.text import parse_json
 
 RECORD = "metrics.jsonl"
 METRICS = (
@@ -70,8 +71,8 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
     for number, line in enumerate(lines, start=first):
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line.decode(), parse_constant=lambda _: None)
-        except (ValueError, RecursionError) as error:  # of digits without end and objects without end, too
+            row = parse_json(line.decode())
+        except ValueError as error:
             remedy = "restore the file, or run again in another folder"
             raise InputError("not JSON", where=where, remedy=remedy) from error
         if not isinstance(row, dict) or row.get("round") != number:
@@ -173,7 +174,7 @@ def _shortened(value: Any, length: int = 40) -> str:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line.decode())
-    except (ValueError, RecursionError):
+        parse_json(line.decode())
+    except ValueError:
         return False
     return True

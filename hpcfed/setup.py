@@ -223,14 +223,33 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     from hpcfed.flat import FlatModel
 
     outputs = federation.num_classes or prod(federation.target_shape)
-    torch.manual_seed(torch_seed(recipe.seed.model, Purpose.MODEL))
     spec = models.spec(recipe.model)
+    if spec is not None:
+        _check_memory(spec, federation.feature_shape, outputs, dtype)
+    torch.manual_seed(torch_seed(recipe.seed.model, Purpose.MODEL))
     module = spec.build(federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
     model = FlatModel(module, dtype, device)
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     _check_outputs(model, federation, outputs, dtype, device)
     return model
+
+
+def _check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dtype: torch.dtype) -> None:
+    """Refuse a model that this machine's memory cannot hold, before any of it is allocated.
+
+    Raises:
+        InputError: the model, its gradient and the server's copy in float64 are larger than all memory.
+    """
+    import torch
+
+    with torch.device("meta"):  # shapes without memory
+        count = sum(parameter.numel() for parameter in spec.build(features, outputs).parameters())
+    needed, memory = count * (2 * dtype.itemsize + 8), psutil.virtual_memory().total
+    if needed > memory:
+        got = f"{count:,} parameters, which take {needed / 1e9:,.0f} GB"
+        remedy = "make the model smaller"
+        raise InputError("the model does not fit", expected=f"at most {memory / 1e9:,.0f} GB", got=got, remedy=remedy)
 
 
 def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | None) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.blame import blamed
-from hpcfed.checks import check_report, whereabouts
+from hpcfed.checks import LOWER, check_report, whereabouts
 from hpcfed.client.solver import Task
 from hpcfed.client.work import Work
 from hpcfed.cohort import Cohort
 from hpcfed.endings import see_log
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.moves import Move, Moves
 from hpcfed.parts import Parts
 from hpcfed.reduce.fused import RoundBuffer
@@ -151,4 +151,8 @@ class Training:
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)
-        return blamed(error, place, remedy) or EnvironmentFailure(what, where=place, remedy=remedy)
+        if told := blamed(error, place, remedy):
+            return told
+        if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
+            return Diverged(what, where=place, remedy=LOWER)
+        return EnvironmentFailure(what, where=place, remedy=remedy)

@@ -60,10 +60,15 @@ def build(section: Algorithm, python_path: Sequence[Path] = (), where: str = "re
         if section.name not in names():
             remedy = for_method(section.name, names())
             raise InputError(f"unknown algorithm.name {section.name!r}", where=where, remedy=remedy)
-        module = _module(section.name)
-        kinds, title = [module.LOCAL, getattr(module, "NORMALIZE", None), module.SERVER], section.name
+        kinds, title = parts_of(section.name), section.name
     local, normalize, server = _parts(kinds, section.parameters, title, where)
     return Method(title, local, server, normalize)
+
+
+def parts_of(name: str) -> list[type[Part] | None]:
+    """The local part, the normalisation and the server part of a method."""
+    module = _module(name)
+    return [module.LOCAL, getattr(module, "NORMALIZE", None), module.SERVER]
 
 
 def _module(name: str) -> Any:

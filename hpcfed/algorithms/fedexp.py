@@ -35,7 +35,7 @@ class Epsilon(Part):
 
     eps: float = Field(1e-3, ge=0)
     eps_scale: Literal["one", "cohort"] = "one"
-    eps_decay: float = Field(1.0, gt=0)
+    eps_decay: float = Field(1.0, gt=0, le=1)
 
     def eps_of(self, means: Means) -> float:
         """ε of the round."""

@@ -26,6 +26,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from hpcfed.text import parse_json, read_text
 from hpcfed.types import State
 
 VERSION = 2
@@ -89,7 +90,7 @@ class Manifest:
             InputError: another version of hpcfed wrote it.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(read_text(path))
             checksum = content.pop("checksum")
         except OSError as error:
             raise unreadable(path, error) from None

@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
+    "schema": "Print the JSON Schema of a recipe, for editors.",
     "estimate": "Say what a run will take, before it is submitted.",
     "submit": "Submit a recipe to SLURM, once, and have it requeued until it is done.",
     "bench": "Time rounds, start-up and the reduction beside the least they could take.",

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from hpcfed.config.limits import Section, a_batch_size
+from hpcfed.config.limits import MOST, Count, Period, Section, a_batch_size
 
-BatchSize = Annotated[int | Literal["full"], PlainValidator(a_batch_size)]
+BatchSize = Annotated[
+    int | Literal["full"],
+    PlainValidator(a_batch_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"const": "full"}]}),
+]
 
 
 class FineTune(Section):
     """A few steps of plain SGD from the global model, on a client's training samples."""
 
-    steps: int = Field(5, ge=1)
+    steps: Count = 5
     lr: float = Field(gt=0)
     batch_size: BatchSize = 50
 
@@ -26,7 +30,7 @@ class EvaluateClients(Section):
     model where it has not taken part; and ``fine-tuned``, the global one after the steps of `fine_tune`.
     """
 
-    every: int = Field(0, ge=0)
+    every: Period = 0
     models: list[Literal["global", "last", "fine-tuned"]] = Field(["global"], min_length=1)
     fine_tune: FineTune | None = None
 

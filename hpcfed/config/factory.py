@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.blame import place_of
+from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.own_code import search
+
+
+def named_code(recipe: Recipe) -> list[str]:
+    """Return what a recipe names of the user's own code, ``package.module:name`` each."""
+    sections: tuple[Any, ...] = (recipe.model, recipe.loss, recipe.algorithm, *recipe.observers)
+    factories = [section.factory for section in sections if section.factory is not None]
+    return [*factories, *recipe.evaluate.metrics.values()]
 
 
 def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[..., Any]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
+
+MOST = 10**9
+"""Of what a recipe counts: rounds, steps, clients, samples."""
+REACH = (1e-30, 1e15)
+"""Magnitudes of all other numbers but 0: the product of any two is a float32."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Period = Annotated[int, Field(ge=0, le=MOST)]
+"""Every so many rounds; 0 means never."""
 
 
 class Section(BaseModel):
@@ -35,9 +43,9 @@ class Stop(Section):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
     test_accuracy: float | None = Field(None, gt=0, le=1)
-    for_: int = Field(1, ge=1, alias="for")
-    patience: int | None = Field(None, ge=1)
-    max_hours: float | None = Field(None, gt=0)
+    for_: Count = Field(1, alias="for")
+    patience: Count | None = None
+    max_hours: float | None = Field(None, gt=0, le=1e6)
 
     @model_validator(mode="after")
     def _something_given(self) -> Stop:
@@ -46,17 +54,23 @@ class Stop(Section):
         return self
 
 
-PERIOD = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)")
+PERIOD = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,8})?)\s*(s|min|h)")
 SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+A_PERIOD = {
+    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST}, {"type": "string", "pattern": f"^{PERIOD.pattern}$"}]
+}
+"""JSON Schema of what `a_period` and `a_time_or_0` take."""
 
 
 def a_period(value: Any) -> Any:
     """Validate a number of rounds, or a time."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
         return value
     if isinstance(value, str) and seconds_of(value):
         return value
-    raise ValueError("a number of rounds, or a time such as '10min' (s, min, h)")
+    raise ValueError(f"a number of rounds, at most {MOST}, or a time such as '10min' (s, min, h)")
 
 
 def a_time_or_0(value: Any) -> Any:
@@ -74,9 +88,9 @@ def seconds_of(every: int | str) -> float | None:
 
 def a_batch_size(value: Any) -> Any:
     """Validate a number of samples, or ``full``."""
-    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
         return value
-    raise ValueError("a whole number of at least 1, or 'full'")
+    raise ValueError(f"a whole number from 1 to {MOST}, or 'full'")
 
 
 def a_guess(value: Any) -> Any:
@@ -103,5 +117,5 @@ class LrFrom(Section):
 class Checkpoint(Section):
     """How often the run is saved, in rounds or in time (0: only when it is stopped early), and how many are kept."""
 
-    every: Annotated[int | str, PlainValidator(a_period)] = "10min"
-    keep: int = Field(2, ge=1)
+    every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
+    keep: Count = 2

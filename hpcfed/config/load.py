@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from hpcfed.config.hints import for_key, for_value, section_of, spelled_out
+from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, shown
+from hpcfed.text import LONGEST, Malformed, parse_yaml, read_text
 
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
@@ -60,7 +61,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         _override(content, override)
     for keys in IN_RECIPE_FOLDER:
         _resolve_path(content, keys, folder, where)
-    content["python_path"] = [_absolute(entry, folder, where) for entry in content.get("python_path") or [folder]]
+    content["python_path"] = _folders(content.get("python_path"), folder, where)
     content["output"] = _absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
     if "seeds" not in content:
         return [validated(Recipe, content, where)]
@@ -92,9 +93,23 @@ def dump_yaml(content: Mapping[str, Any]) -> str:
 def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> Any:
     """Build `kind` from plain data, turning pydantic's first complaint into one `InputError`."""
     try:
-        return kind.model_validate(content)
+        section = kind.model_validate(content)
     except ValidationError as error:
         raise _explain(kind, error, where) from None
+    _check_reach(section, where)
+    return section
+
+
+def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
+    """Refuse real numbers whose products with others are none, in all sections but the user's own arguments."""
+    for name, field in type(section).model_fields.items():
+        key, value = f"{prefix}{field.alias or name}", getattr(section, name)
+        for entry in value if isinstance(value, list) else [value]:
+            if isinstance(entry, BaseModel):
+                _check_reach(entry, where, f"{key}.")
+            elif isinstance(entry, float) and entry != 0 and not REACH[0] <= abs(entry) <= REACH[1]:
+                expected = f"0, or a magnitude from {REACH[0]:g} to {REACH[1]:g}"
+                raise InputError(key, where=where, expected=expected, got=repr(entry))
 
 
 def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> InputError:
@@ -113,7 +128,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
         return InputError(f"key {dotted!r} is missing", where=where, remedy="add it to the recipe")
     said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = EXPECTED.get(first["type"], said)
-    got = repr(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
+    got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
     return InputError(dotted or "recipe", where=where, expected=better or expected, got=got[:200], remedy=remedy)
@@ -132,7 +147,7 @@ def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
 def _checked_seeds(seeds: Any, where: str) -> list[int]:
     whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=repr(seeds))
+        raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=shown(seeds))
     return seeds
 
 
@@ -143,18 +158,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: there is none, or it is not a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LONGEST)
     except FileNotFoundError:
         raise InputError("no such recipe", where=str(path), remedy="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: text that is no path, too
         raise InputError(f"cannot be read as text ({error})", where=str(path)) from None
     try:
-        content = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "not well formed"
-        raise InputError(f"not valid YAML{line}: {problem}", where=str(path)) from None
+        content = parse_yaml(text)
+    except Malformed as error:
+        joint = " at" if str(error).startswith("line ") else ":"
+        raise InputError(f"not valid YAML{joint} {error}", where=str(path)) from None
     if content is None:
         remedy = "a recipe has at least data, model, rounds, local and algorithm"
         raise InputError("an empty file", where=str(path), expected="a mapping of keys", remedy=remedy)
@@ -170,18 +183,18 @@ def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
 def _override(content: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise InputError("override", expected="section.key=value", got=repr(text))
+        raise InputError("override", expected="section.key=value", got=shown(text))
     *sections, last = key.split(".")
     place = content
     for section in sections:
         inner = place.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=repr(inner))
+            raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=shown(inner))
         place = inner
     try:
-        place[last] = spelled_out(key, YAML(typ="safe", pure=True).load(value))
-    except YAMLError:
-        raise InputError(f"override {text!r}", expected="a YAML value after '='", got=repr(value)) from None
+        place[last] = spelled_out(key, parse_yaml(value))
+    except Malformed as error:
+        raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
 
 
 def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, where: str) -> None:
@@ -191,6 +204,14 @@ def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, wh
         place = place.get(key) if isinstance(place, dict) else None
     if isinstance(place, dict) and isinstance(place.get(keys[-1]), str | Path):
         place[keys[-1]] = _absolute(place[keys[-1]], folder, where)
+
+
+def _folders(entries: Any, folder: Path, where: str) -> Any:
+    return (
+        [_absolute(entry, folder, where) for entry in entries or [folder]]
+        if isinstance(entries or [], list)
+        else entries
+    )
 
 
 def _absolute(text: Any, folder: Path, where: str) -> Any:

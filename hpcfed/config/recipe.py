@@ -7,13 +7,34 @@ model or a method (``model``, ``algorithm``) keep them as given here; its own ty
 from __future__ import annotations
 
 import itertools
+from math import log10
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from hpcfed.config.clients import BatchSize, EvaluateClients
-from hpcfed.config.limits import Checkpoint, LrFrom, Section, Stop, a_guess, a_time_or_0, a_tuple
+from hpcfed.config.limits import (
+    A_PERIOD,
+    REACH,
+    Checkpoint,
+    Count,
+    LrFrom,
+    Period,
+    Section,
+    Stop,
+    a_guess,
+    a_time_or_0,
+    a_tuple,
+)
 from hpcfed.config.observer import Observer, Reference, named
 
 
@@ -121,7 +142,7 @@ class Cohort(Section):
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"stream"})
-    size: int | None = Field(None, ge=1)
+    size: Count | None = None
     fraction: float | None = Field(None, gt=0, le=1)
     sampling: Literal["uniform", "bernoulli"] = "uniform"
     stream: Literal["own", "authors"] = "own"
@@ -146,7 +167,7 @@ class Augment(Section):
     ``{crop: 4, flip: 0.5, per: batch}``, FedDyn's ``{crop: 4, crop_probability: 0.5, flip: 0.5}``.
     """
 
-    crop: int = Field(0, ge=0)
+    crop: int = Field(0, ge=0, le=256)
     crop_probability: float = Field(1.0, gt=0, le=1)
     flip: float = Field(0.0, ge=0, le=1)
     per: Literal["sample", "batch"] = "sample"
@@ -166,8 +187,8 @@ class Local(Section):
 
     later: ClassVar[frozenset[str]] = frozenset({"lr_schedule"})
 
-    steps: int | None = Field(None, ge=1)
-    epochs: int | None = Field(None, ge=1)
+    steps: Count | None = None
+    epochs: Count | None = None
     batch_size: BatchSize = 50
     lr: float = Field(0.1, gt=0)
     lr_decay: float = Field(1.0, gt=0)
@@ -207,8 +228,8 @@ class Local(Section):
 class Budget(Section):
     """How many local steps τ_i each client can afford: drawn from {low..high} per client and round, or a schedule."""
 
-    low: int | None = Field(None, ge=1)
-    high: int | None = Field(None, ge=1)
+    low: Count | None = None
+    high: Count | None = None
     schedule: Path | None = None
 
     @model_validator(mode="after")
@@ -223,7 +244,7 @@ class Budget(Section):
 class Periodic(Section):
     """Something done every so many rounds; 0 means never."""
 
-    every: int = Field(0, ge=0)
+    every: Period = 0
 
 
 class Evaluate(Section):
@@ -233,11 +254,11 @@ class Evaluate(Section):
     has Σ sums / Σ counts as ``test_<name>`` (and ``train_<name>``).
     """
 
-    every: int = Field(1, ge=0)
+    every: Period = 1
     model: Literal["last", "last-two", "cohort-average", "client-average", "step-average"] = "last"
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
-    batch_size: int = Field(1000, ge=1)
+    batch_size: Count = 1000
     metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], Reference] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -267,8 +288,8 @@ class Recipe(Section):
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(1, ge=1)
-    rounds: int = Field(ge=1)
+    threads: int = Field(1, ge=1, le=1024)
+    rounds: Count
     cohort: Cohort = Cohort()
     weights: Literal["samples", "uniform"] | None = None
     local: Local
@@ -280,7 +301,7 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
     on_bad_client: Literal["stop", "skip"] = "stop"
-    watchdog: Annotated[int | str, PlainValidator(a_time_or_0)] = "30min"
+    watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_PERIOD)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact", "fast"] = "exact"
     gpu_reduce: Literal["auto", "host", "mpi", "nccl"] = "auto"
@@ -296,6 +317,11 @@ class Recipe(Section):
             raise ValueError("'local.steps', the steps asked for, beside 'budget' and 'guess: remaining'")
         if self.cohort.stream == "authors" and self.seed.cohort >= 2**31:
             raise ValueError("'seed.cohort' below 2^31 beside 'cohort.stream: authors': NumPy's old seeds end at 2^32")
+        largest = log10(self.local.lr) + (self.rounds - 1) * log10(self.local.lr_decay)
+        if self.local.lr <= REACH[1] and largest > log10(REACH[1]):
+            raise ValueError(
+                f"'local.lr_decay' with which the step size of round {self.rounds} is at most {REACH[1]:g}"
+            )
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
         if self.precision != "float32" and self.dtype != "float32":

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import InputError, visible
+from hpcfed.text import Malformed, parse_json
 
 READABLE = (h5py.h5t.STRING, h5py.h5t.INTEGER, h5py.h5t.FLOAT)
 LARGEST = 1 << 26
@@ -58,8 +59,8 @@ class Attributes:
             return None
         written = self.text(name)
         try:
-            return json.loads(written)
-        except (json.JSONDecodeError, RecursionError):
+            return parse_json(written)
+        except Malformed:
             raise self._wrong(f"attribute {name!r}", expected="JSON", got=repr(written[:40])) from None
 
     def json_object(self, name: str) -> dict[str, Any] | None:

@@ -99,16 +99,16 @@ class Federation:
             InputError: it is missing, not HDF5, truncated, not a federation, of another version, or inconsistent.
         """
         path = Path(path)
-        if path.is_dir():
-            raise InputError("is a folder, not a federation file", where=str(path), remedy="name the .h5 file")
         try:
+            if path.is_dir():
+                raise InputError("is a folder, not a federation file", where=str(path), remedy="name the .h5 file")
             # Locks often fail on parallel and network file systems, and a file that is only read needs none.
             file = h5py.File(path, "r", locking=False)
         except FileNotFoundError:
             raise InputError("no such federation file", where=str(path), remedy=REMEDY) from None
         except PermissionError:
             raise InputError("may not be read", where=str(path), remedy="check its permissions") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: text that is no path
             truncated = "truncated" in str(error)
             what = "truncated HDF5 file" if truncated else "not an HDF5 file, or damaged"
             remedy = "copy or prepare it again" if truncated else REMEDY

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Model
@@ -32,6 +32,10 @@ BUILT_IN = {
     "lstm": "lstm",
 }
 """Recipe name → module; each module's ``SPECS`` holds its classes by recipe name."""
+
+
+Width = Annotated[int, Field(ge=1, le=1 << 24)]
+"""Units of a layer."""
 
 
 class Spec(BaseModel, ABC):

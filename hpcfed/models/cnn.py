@@ -6,17 +6,13 @@ layer's number in a `torch.nn.Sequential`, ReLU, pooling and dropout included: `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
-from hpcfed.models import Spec
+from hpcfed.models import Spec, Width
 from hpcfed.models.images import image_shape
 
 if TYPE_CHECKING:
     from torch import nn
-
-Width = Annotated[int, Field(ge=1)]
 
 
 class EmnistCnn(Spec):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from hpcfed.errors import InputError
-from hpcfed.models import Spec
+from hpcfed.models import Spec, Width
 
 if TYPE_CHECKING:
     from torch import nn
-
-Width = Annotated[int, Field(ge=1)]
 
 
 class Lstm(Spec):
@@ -25,7 +23,7 @@ class Lstm(Spec):
     tokens: ClassVar[bool] = True
     embedding: Width = 8
     hidden: Width = 100
-    layers: Width = 2
+    layers: int = Field(2, ge=1, le=64)
 
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
         """Return the network."""

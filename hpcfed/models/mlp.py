@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from hpcfed.models import Spec
+from hpcfed.models import Spec, Width
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +20,7 @@ class Mlp(Spec):
     """
 
     stacks: ClassVar[bool] = True
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [200, 100])
+    hidden: list[Width] = Field(default_factory=lambda: [200, 100], max_length=1000)
 
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
         """Return the perceptron; it flattens its input."""

@@ -5,7 +5,6 @@ A run may still be going: then its record may end in half a line, and it has no 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, shown
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.rounds import RECORD, columns_of, count_rounds, is_own, read_rounds
+from hpcfed.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
+SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
+WORDS = ("name", "factory", "optimizer", "model")
+"""What is text in any section that has it."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +181,15 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises InputError: there is none, or it is damaged.
     """
     try:
-        recipe = YAML(typ="safe", pure=True).load(_read_text(path))
-    except (YAMLError, ValueError, RecursionError) as error:
-        got = str(error)[:200]
-        raise InputError("not YAML", where=str(path), got=got, remedy="restore the run's own recipe") from error
+        recipe = parse_yaml(_read_text(path, LONGEST))
+    except Malformed as error:
+        raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
     if not isinstance(recipe, dict):
         raise InputError("not a recipe", where=str(path), expected="keys and values", got=type(recipe).__name__)
+    for key in SECTIONS:
+        section = recipe.get(key) or {}
+        if not isinstance(section, dict) or not all(isinstance(section.get(word) or "", str) for word in WORDS):
+            raise InputError(f"not a recipe: {key}", where=str(path), expected="a section", got=shown(section))
     return recipe
 
 
@@ -197,20 +201,20 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(_read_text(path))
+    except ValueError as error:
         raise InputError("not JSON", where=str(path), got=str(error), remedy="remove the file") from error
     if not isinstance(content, dict):
         raise InputError("not a JSON object", where=str(path), got=type(content).__name__, remedy="remove the file")
     return content
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, most: int = LARGEST) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, most)
     except FileNotFoundError as error:
         raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from error
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise InputError("not text", where=str(path), expected="UTF-8", remedy="restore the run's own file") from error
+    except Malformed as error:
+        raise InputError("not text", where=str(path), got=str(error), remedy="restore the run's own file") from error

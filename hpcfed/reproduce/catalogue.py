@@ -23,7 +23,7 @@ def experiments() -> dict[str, Experiment]:
     """
     found = {}
     root = resources.files("hpcfed.reproduce") / FOLDER
-    for paper in sorted(root.iterdir(), key=lambda entry: entry.name):
+    for paper in sorted((entry for entry in root.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
         for file in sorted(paper.iterdir(), key=lambda entry: entry.name):
             experiment = read(file, paper.name)
             found[experiment.name] = experiment

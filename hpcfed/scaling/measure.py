@@ -19,6 +19,7 @@ from hpcfed.errors import InputError
 from hpcfed.files import write_whole
 from hpcfed.scaling.plan import Load, Setting, load, overrides, settings
 from hpcfed.setup import resolve
+from hpcfed.text import parse_json, read_text
 from hpcfed.world import World
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def read(folder: Path, ranks: int) -> Measured | None:
     if not path.exists():
         return None
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = parse_json(read_text(path))
         samples = [Sample(**{**row, "load": Load(**row["load"])}) for row in told.pop("samples")]
         probed = [(int(size), float(seconds)) for size, seconds in told.pop("allreduce")]
         return Measured(**told, samples=samples, allreduce=probed)

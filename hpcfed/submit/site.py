@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from hpcfed.config.load import validated
 from hpcfed.errors import InputError
+from hpcfed.text import LONGEST, parse_yaml, read_text
 
 SAFE = re.compile(r"[\w@%+=:,./&|!*()\[\]^~-]+")
 """What may be said to sbatch or `module load`: no white space, no quotes, nothing a shell would expand unquoted."""
@@ -71,10 +70,9 @@ def read_site(path: Path | None) -> Site:
         if not path.exists():
             return Site()
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        said = str(error).partition("\n")[0]
-        raise InputError("site file cannot be read", where=str(path), got=said, remedy="check the path") from None
+        content = parse_yaml(read_text(path, LONGEST))
+    except (OSError, ValueError) as error:
+        raise InputError("site file cannot be read", where=str(path), got=str(error), remedy="check the path") from None
     if not isinstance(content or {}, dict):
         raise InputError("a site file", where=str(path), expected="a mapping of keys", got=type(content).__name__)
     site: Site = validated(Site, content or {}, str(path))

@@ -27,6 +27,7 @@ import psutil
 from hpcfed.devices import BOOT_ID
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.files import write_whole
+from hpcfed.text import parse_json, read_text
 from hpcfed.threads import start
 
 BEAT = 10.0
@@ -235,7 +236,7 @@ class Claims:
         if known is not None and known.ending is not None:
             return known
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content: dict[str, Any] = parse_json(read_text(path))
             claim = Claim(**content)
         except (OSError, ValueError, TypeError):
             return Claim()

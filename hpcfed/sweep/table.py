@@ -28,6 +28,7 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
     records = {
         unit.name: read_numbers(unit.recipe.output / RECORD) if standing[unit.name].decided else []
         for unit in plan.units
+        for path in [unit.recipe.output / RECORD]
     }
     chosen = rule or usual_rule(plan, records.values())
     rows = []

@@ -86,6 +86,25 @@ MORE: Mapping[str, Wrong] = {
     "empty-recipe": Wrong("run empty.yaml", ("empty.yaml: an empty file", "data, model, rounds, local and algorithm")),
     "missing-keys": Wrong("run little.yaml", ("keys 'data', 'model', 'local', 'algorithm' are missing",)),
     "misspelt-section": Wrong("run little.yaml locl.lr=1", ("unknown key 'locl'", "did you mean 'local'?")),
+    "step-size-beyond-floats": Wrong(RUN + "local.lr=1e308", ("local.lr", "from 1e-30 to 1e+15", "1e+308")),
+    "step-size-that-grows": Wrong(RUN + "local.lr_decay=1e10", ("local.lr_decay", "step size of round 3")),
+    "decay-beyond-floats": Wrong(RUN + "local.weight_decay=1e308", ("local.weight_decay", "1e+308")),
+    "parameter-beyond-floats": Wrong(RUN + "algorithm.server_lr=1e30", ("algorithm", "server_lr", "1e+30")),
+    "rounds-beyond-words": Wrong(RUN + "rounds=1" + "0" * 30, ("whole number beyond 64 bits",)),
+    "digits-without-end": Wrong(RUN + "rounds=" + "1" * 5000, ("whole number beyond 64 bits",)),
+    "too-many-steps": Wrong(RUN + "local.steps=1000000001", ("local.steps", "1000000000", "1000000001")),
+    "too-many-threads": Wrong(RUN + "threads=1000000", ("threads", "1024")),
+    "layer-too-wide": Wrong(RUN + "model.hidden=[99999999999]", ("hidden.0", "16777216", "99999999999")),
+    "model-larger-than-memory": Wrong(RUN + "model.hidden=[16777216,16777216]", ("does not fit", "parameters", "GB")),
+    "python-path-no-list": Wrong(RUN + "python_path=5", ("python_path", "list", "5")),
+    "type-of-python": Wrong(RUN + "name=!!python/name:os.system", ("python/name:os.system", "not plain data")),
+    "set-of-yaml": Wrong("run set.yaml", ("set.yaml", "line 1", "2002:set", "not plain data")),
+    "nested-too-deep": Wrong("run deep.yaml", ("deep.yaml", "line 1", "nested more than 64 deep")),
+    "many-aliases": Wrong("run aliases.yaml", ("aliases.yaml", "more than 50,000 values")),
+    "schedule-nested-too-deep": Wrong(RUN + "cohort.schedule=deep.json", ("deep.json", "nested more than 64 deep")),
+    "schedule-without-end": Wrong(RUN + "cohort.schedule=/dev/zero", ("/dev/zero", "neither a file nor a pipe")),
+    "recipe-without-end": Wrong("run /dev/zero", ("/dev/zero", "neither a file nor a pipe")),
+    "name-that-is-no-path": Wrong(RUN + "data=" + "a" * 300, ("aaa", "hpcfed prepare")),
     "unset-variable": Wrong(RUN + "data=$HPCFED_UNSET/a.h5", ("$HPCFED_UNSET", "to be set")),
 }
 FACTORIES = """
@@ -115,6 +134,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "malformed.yaml").write_text("name: a\nrounds: 3: 4\n")
     (folder / "empty.yaml").write_text("# nothing yet\n")
     (folder / "little.yaml").write_text("rounds: 3\n")
+    (folder / "set.yaml").write_text("data: !!set {a}\n")
+    (folder / "deep.yaml").write_text(f"data: {'[' * 5000}{']' * 5000}\n")
+    tenfold = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 11))
+    (folder / "aliases.yaml").write_text(f"a0: &a0 [1]\n{tenfold}name: *a10\n")
+    (folder / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     (folder / "outputs.py").write_text(FACTORIES)
     parameters = {"0.weight": (8, 13), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}
     save_file({name: torch.zeros(shape) for name, shape in parameters.items()}, folder / "init.safetensors")

@@ -14,7 +14,7 @@ from tests.launch import ROOT, launch
 
 LEVELS = (
     {"errors", "version"},
-    {"output"},
+    {"output", "text"},
     {"console"},
     {"types", "rng", "files", "placement", "processor", "progress", "memory", "own_code"},
     {"blame"},
@@ -52,14 +52,14 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ONLY = {
     "types": set(),
     "rng": set(),
-    "config": {"errors", "blame", "own_code"},
+    "config": {"errors", "blame", "own_code", "text"},
     "reduce": {"types", "world"},
     "algorithms": {"types", "config", "errors", "server"},
-    "report": {"errors", "files", "rounds", "version"},
+    "report": {"errors", "files", "rounds", "text", "version"},
     "watch": {"errors", "progress", "report", "rounds"},
 }
 """Where the design allows less than the levels do."""
-OF_DATA_PREP = {"data", "errors", "files"}
+OF_DATA_PREP = {"data", "errors", "files", "text"}
 """What of hpcfed the preparation of data may use."""
 
 

@@ -1,9 +1,8 @@
-"""Damaged federation files end in one line or a correct read: no crash, no hang, no memory of the claimed size."""
+"""What a federation file claims that it does not hold; damage at random is for `tests.fuzz`."""
 
 from __future__ import annotations
 
 import resource
-from collections import Counter
 from pathlib import Path
 
 import h5py
@@ -12,32 +11,7 @@ import pytest
 
 from hpcfed.data.format import Federation
 from hpcfed.errors import InputError
-from tests.data.mutations import LAYOUTS, MUTATIONS, STRUCTURAL, whole
-from tests.launch import launch
-
-SECONDS_EACH = 1.0
-"""More than a mutation can honestly take, even on a busy machine."""
-
-
-def tried(folder: Path, first: int, count: int) -> list[list[str]]:
-    """Try mutations in a process of their own; return for each its number, what was done, and how it ended."""
-    arguments = [folder, str(first), str(count)]
-    done = launch(0, arguments, program=("-m", "tests.data.mutations"), timeout=30 + SECONDS_EACH * count)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"after {lines[-1:]}: {done.stderr[-2000:]}"
-    return [lines[place : place + 2] for place in range(0, len(lines), 2)]
-
-
-@pytest.mark.parametrize(
-    ("first", "count"), [(0, 100), pytest.param(100, 2000, marks=[pytest.mark.soak, pytest.mark.deadline(2400)])]
-)
-def test_damaged_files_are_refused_or_read(tmp_path: Path, first: int, count: int) -> None:
-    endings = Counter(line.split()[1].rstrip(":") for _, line in tried(tmp_path, first, count))
-    assert endings.total() == count
-    assert set(endings) == {"refused", "read"}
-    assert endings["refused"] > count / 4
-    assert len(STRUCTURAL) / len(MUTATIONS) >= 0.5
-    assert list(tmp_path.iterdir()) == []
+from tests.fuzz.federations import LAYOUTS, whole
 
 
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS)))

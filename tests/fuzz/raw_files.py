@@ -1,16 +1,9 @@
-"""Damage raw files in a thousand ways, read them, and say how each attempt ended: see `mutations`, which is its model.
-
-    python -m tests.data.raw_mutations FOLDER SEED COUNT
-
-An attempt that takes longer than `MOST_SECONDS` ends the process, and so does one that asks for much memory.
-"""
+"""Raw files of every reader of `data_prep.sources`: sound ones, damaged, and read as ``hpcfed prepare`` does."""
 
 from __future__ import annotations
 
 import gzip
-import re
 import shutil
-import signal
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,13 +19,11 @@ from data_prep.sources import cifar, cinic, emnist, idx, leaf_json, own, text, t
 from data_prep.split import split
 from data_prep.write import write
 from hpcfed.data.format import Federation
-from hpcfed.errors import InputError
 from tests.data import raw_formats as raw
-from tests.data.mutations import SIZES, Rng, main
 from tests.data.raw import write_idx_folder
 from tests.data.test_text import PLAY
+from tests.fuzz.mutations import Rng, mutated
 
-MOST_SECONDS = 20
 HEAD, HEAD_OF_HDF5, ALL = 192, 1 << 14, 1 << 20
 """Bytes at the start of a file that say what the rest is; some formats say it at the end."""
 Codec = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
@@ -188,55 +179,6 @@ CASES = {
 }
 
 
-def cut(content: bytes, rng: Rng, _: int) -> bytes:
-    """Keep only the first bytes."""
-    return content[: int(rng.integers(len(content)))]
-
-
-def bits(content: bytes, rng: Rng, head: int) -> bytes:
-    """Flip a few bits of the head."""
-    data = bytearray(content)
-    for place in rng.integers(0, min(head, len(data)), int(rng.integers(1, 9))):
-        data[place] ^= 1 << int(rng.integers(8))
-    return bytes(data)
-
-
-def number(content: bytes, rng: Rng, head: int) -> bytes:
-    """Write a remarkable number over some bytes of the head, in either order: sizes and lengths among them."""
-    order, width = ("<", ">")[int(rng.integers(2))], int(rng.choice([1, 2, 4, 8]))
-    value = SIZES[int(rng.integers(len(SIZES)))] & (256**width - 1)
-    packed = struct.pack(f"{order}{'xBHxIxxxQ'[width]}", value)
-    place = int(rng.integers(0, max(1, min(head, len(content)) - width)))
-    return content[:place] + packed + content[place + width :]
-
-
-def shifted(content: bytes, rng: Rng, head: int) -> bytes:
-    """Leave out or repeat some bytes, so that what follows stands elsewhere."""
-    start, length = int(rng.integers(min(head, len(content)))), int(rng.integers(1, 33))
-    piece = content[start : start + length]
-    return content[:start] + piece * int(rng.choice([0, 2])) + content[start + length :]
-
-
-def anywhere(content: bytes, rng: Rng, _: int) -> bytes:
-    """Replace bytes anywhere."""
-    start, length = int(rng.integers(len(content))), int(rng.integers(1, 33))
-    return content[:start] + rng.bytes(len(content[start : start + length])) + content[start + length :]
-
-
-def token(content: bytes, rng: Rng, _: int) -> bytes:
-    """Replace a word, a number or a sign of a text by another."""
-    tokens = [match.span() for match in re.finditer(rb'-?[0-9.]+|"[^"]*"|[][{},:\n]', content)][:2000]
-    others = (b"1e999", b"NaN", b"1152921504606846976", b"-1", b"0.5", b"null", b"true", b"[]", b"{}", b'""', b"", b",",
-              b"[" * 5000, b'"\\ud800"', b"\xff", b"1" * 400, b'"users"', b"\x00")  # fmt: skip
-    start, stop = tokens[int(rng.integers(len(tokens)))]
-    return content[:start] + others[int(rng.integers(len(others)))] + content[stop:]
-
-
-OF_HEADS = (cut, bits, bits, number, number, number, shifted)
-OF_BYTES = (*OF_HEADS, anywhere, anywhere)
-OF_TEXTS = (cut, shifted, token, token, token, token, anywhere, bits)
-
-
 def read_all(folder: Path, case: Case) -> None:
     """Read a folder as `hpcfed prepare` does, write the federation and open it."""
     dataset = case.load(folder)
@@ -249,30 +191,20 @@ def read_all(folder: Path, case: Case) -> None:
             assert np.isfinite(x.sum(dtype=np.float64))
 
 
-def attempt(folder: Path, seed: int) -> str:
-    """Make one mutation and say how reading ended: ``read`` or ``refused``; anything else raises."""
+def attempt(folder: Path, seed: int) -> None:
+    """Damage a raw file of one of the readers, and read all."""
     rng = np.random.default_rng([seed, 1])
     name = list(CASES)[seed % len(CASES)]
     case, place = CASES[name], folder / str(seed)
     place.mkdir()
-    case.write(place)
-    paths = sorted(path for path in place.rglob("*") if path.is_file())
-    path = paths[int(rng.integers(len(paths)))]
-    mutations = OF_TEXTS if case.is_text else OF_BYTES
-    mutate = mutations[int(rng.integers(len(mutations)))]
-    unpack, pack = case.codec if case.codec and rng.random() < 0.8 else (bytes, bytes)
-    path.write_bytes(pack(mutate(unpack(path.read_bytes()), rng, case.head)))
-    print(seed, f"{name}: {mutate.__name__} in {path.relative_to(place)}", flush=True)
-    signal.alarm(MOST_SECONDS)
     try:
+        case.write(place)
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+        path = paths[int(rng.integers(len(paths)))]
+        unpack, pack = case.codec if case.codec and rng.random() < 0.8 else (bytes, bytes)
+        what, content = mutated(unpack(path.read_bytes()), rng, is_text=case.is_text, head=case.head)
+        path.write_bytes(pack(content))
+        print(f"    {name}: {what} in {path.relative_to(place)}", flush=True)
         read_all(place, case)
-        return "read"
-    except InputError as error:
-        return f"refused: {error}"
     finally:
-        signal.alarm(0)
         shutil.rmtree(place)
-
-
-if __name__ == "__main__":
-    main(attempt)

@@ -1,0 +1,81 @@
+"""``hpcfed schema``: JSON Schema of a recipe, from the models that check it, for editors that know YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from hpcfed import algorithms, models
+from hpcfed.config.meanings import MEANINGS
+from hpcfed.config.recipe import Algorithm, Model, Recipe
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+REFERENCE = "#/$defs/{model}"
+SEEDS = {"description": MEANINGS["seed"], "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
+"""What a key may be in place of its section; `hpcfed.config.recipe` makes sections of it."""
+FILLED_IN = {"name", "output"}
+"""Keys that `hpcfed.config.load` adds where a file lacks them."""
+
+
+@click.command("schema")
+@click.option("--experiment", is_flag=True, help="Of an experiment, as 'hpcfed reproduce FILE' takes it.")
+def command(experiment: bool) -> None:
+    """Print the JSON Schema of a recipe: hpcfed schema > recipe.schema.json.
+
+    Editors with the YAML language server then complete, explain and check recipes that begin with the line
+    "# yaml-language-server: $schema=recipe.schema.json".
+    """
+    click.echo(json.dumps(of_experiment() if experiment else of_recipe(), indent=1, ensure_ascii=False))
+
+
+def of_recipe() -> Schema:
+    """Return the schema of a recipe file; what several keys must fulfil together is said only when it is read."""
+    schema = Recipe.model_json_schema(ref_template=REFERENCE)
+    properties, sections = schema["properties"], schema["$defs"]
+    for key, short in SHORT.items():
+        properties[key] = {"anyOf": [short, {name: properties[key].pop(name) for name in [*properties[key]]}]}
+    for key, meaning in MEANINGS.items():
+        section, _, inner = key.rpartition(".")
+        place = properties if not section else sections[section.capitalize()]["properties"]
+        place[inner]["description"] = meaning
+    properties["seeds"] = SEEDS
+    schema["required"] = [key for key in schema["required"] if key not in FILLED_IN]
+    specs = {name: import_module(f"hpcfed.models.{module}").SPECS[name] for name, module in models.BUILT_IN.items()}
+    sections["Model"] |= _by_name(sections["Model"], Model, {name: [spec] for name, spec in specs.items()})
+    methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}
+    sections["Algorithm"] |= _by_name(sections["Algorithm"], Algorithm, methods)
+    return {"$schema": DIALECT, "title": "hpcfed recipe", **{key: schema[key] for key in schema if key != "title"}}
+
+
+def of_experiment() -> Schema:
+    """Return the schema of an experiment's file."""
+    from hpcfed.reproduce.experiment import Experiment
+
+    schema = Experiment.model_json_schema(ref_template=REFERENCE)
+    schema["required"] = [key for key in schema["required"] if key not in ("name", "paper")]
+    return {"$schema": DIALECT, **schema}
+
+
+def _by_name(section: Schema, kind: type[BaseModel], known: Mapping[str, Iterable[type[BaseModel]]]) -> Schema:
+    """Return what a section says besides: its names, and for each of them the keys that belong to it."""
+    cases = []
+    for name, parts in known.items():
+        own = [part.model_json_schema(ref_template=REFERENCE) for part in parts]
+        keys = {key: value for schema in own for key, value in schema.get("properties", {}).items()}
+        required = sorted({key for schema in own for key in schema.get("required", ())})
+        then: Schema = {"properties": keys | dict.fromkeys(kind.model_fields, True), "additionalProperties": False}
+        cases.append(
+            {
+                "if": {"properties": {"name": {"const": name}}, "required": ["name"]},
+                "then": then | ({"required": required} if required else {}),
+            }
+        )
+    properties = section["properties"] | {"name": {"enum": [*sorted(known), None], "default": None}}
+    return {"properties": properties, "allOf": cases}

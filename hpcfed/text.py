@@ -1,0 +1,236 @@
+"""Text of other people as plain data: the one reader of YAML and the one reader of JSON, both within bounds.
+
+A recipe, a schedule, a record or a manifest may come from anybody. What leaves this module consists of mappings with
+text as keys, lists, text, numbers, booleans and null alone. The bounds below hold for its depth, its whole numbers, and
+for YAML its size with aliases written out. Everything else raises `Malformed`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import warnings
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    Event,
+    NodeEvent,
+)
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+DEEPEST = 64
+"""Levels of lists and mappings."""
+MOST_NODES = 50_000
+"""Values in a YAML text, aliases written out; a large recipe has some hundred."""
+LONGEST = 1 << 20
+"""Characters of a YAML text; the largest recipe known has 7,000."""
+LARGEST = 1 << 30
+"""Bytes of a JSON file: the schedule of a million clients over a hundred rounds."""
+PIECE = 1 << 20
+"""Bytes that are read at once."""
+WHOLE = range(-(1 << 63), 1 << 64)
+"""Whole numbers that a word of 64 bits holds."""
+UNPRINTABLE = re.compile("[\0\ud800-\udfff]")
+"""What no path and no UTF-8 file can hold."""
+ESCAPED = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+ZEROS = str.maketrans("123456789", "000000000")
+
+
+class Malformed(ValueError):
+    """Text that is not well formed, or is beyond the bounds; the message says where."""
+
+
+def read_text(path: Path, most: int = LARGEST) -> str:
+    """Return the text of a file or a pipe, at most `most` bytes of it.
+
+    Raises:
+        OSError: as the system reports it.
+        Malformed: it is a device, too large, or not UTF-8.
+    """
+    with path.open("rb") as file:
+        if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) and not stat.S_ISFIFO(mode):
+            raise Malformed("neither a file nor a pipe")
+        content = bytearray()
+        while piece := file.read(PIECE):
+            content += piece
+            if len(content) > most:
+                raise Malformed(f"larger than {most:,} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Malformed(f"not UTF-8 text at byte {error.start}") from None
+
+
+def parse_json(text: str) -> Any:
+    """Return what a JSON text stands for.
+
+    Raises:
+        Malformed: it is none, or is beyond the bounds.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise Malformed(f"nested more than {DEEPEST} deep") from None
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    suspect = "0" * 20 in text.translate(ZEROS) or ESCAPED.search(text) is not None
+    if suspect or text.count("[") + text.count("{") > DEEPEST:
+        _check_plain(value, suspect)
+    return value
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML 1.2 text of one document stands for; dates are text, as YAML's core schema has none.
+
+    Raises:
+        Malformed: it is none, names a type that is not plain data, or is beyond the bounds.
+    """
+    if len(text) > LONGEST:
+        raise Malformed(f"longer than {LONGEST:,} characters")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _check_events(_yaml().parse(text))
+            return _yaml().load(text)
+    except Malformed:
+        raise
+    except RecursionError:
+        raise Malformed(f"nested more than {DEEPEST} deep") from None
+    except YAMLError as error:
+        raise Malformed(_said(error)) from None
+    except Exception as error:  # the reader lets errors of its own through on some malformed texts
+        raise Malformed(f"not well formed ({type(error).__name__})") from None
+
+
+def _check_plain(value: Any, values: bool) -> None:
+    """Check the depth, and with `values` every value."""
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST + 1):
+        inside = [outer.values() if type(outer) is dict else outer for outer in level]
+        if values:
+            keys = [outer.keys() for outer in level if type(outer) is dict]
+            for entry in chain(*inside, *keys):
+                _check_value(entry)
+        level = [entry for entries in inside for entry in entries if type(entry) in (dict, list)]
+        if not level:
+            return
+    raise Malformed(f"nested more than {DEEPEST} deep")
+
+
+def _check_value(value: Any) -> None:
+    if type(value) is int and value not in WHOLE:
+        raise Malformed(f"a whole number beyond 64 bits: {str(value)[:24]}")
+    if type(value) is str and UNPRINTABLE.search(value):
+        raise Malformed("text with a zero or half a surrogate pair")
+
+
+def _check_events(events: Iterable[Event]) -> None:
+    """Check version, depth and size before anything is built: with aliases, little text stands for many values."""
+    nodes, depth = 0, 0
+    anchors: dict[str, tuple[int, int]] = {}
+    """Anchor → values and levels of what it names."""
+    opened: list[tuple[str | None, int, int]] = []
+    """For each list or mapping that is open: its anchor, the values before it, and its deepest level so far."""
+    for event in events:
+        if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
+            raise Malformed("a YAML version other than 1.2")
+        if isinstance(event, CollectionEndEvent):
+            anchor, before, deepest = opened.pop()
+            levels = deepest - len(opened)
+            if anchor is not None:
+                anchors[anchor] = nodes - before, levels
+            if opened:
+                opened[-1] = *opened[-1][:2], max(opened[-1][2], deepest)
+        elif isinstance(event, NodeEvent):
+            count, levels = 1, 0
+            if isinstance(event, AliasEvent):
+                if event.anchor not in anchors:
+                    raise Malformed(f"line {event.start_mark.line + 1}: alias {event.anchor!r} of nothing before it")
+                count, levels = anchors[event.anchor]
+            elif isinstance(event, CollectionStartEvent):
+                opened.append((event.anchor, nodes, len(opened) + 1))
+            elif event.anchor is not None:
+                anchors[event.anchor] = 1, 0
+            nodes, depth = nodes + count, len(opened) + levels
+            if opened:
+                opened[-1] = *opened[-1][:2], max(opened[-1][2], depth)
+            if depth > DEEPEST:
+                raise Malformed(f"line {event.start_mark.line + 1}: nested more than {DEEPEST} deep")
+            if nodes > MOST_NODES:
+                raise Malformed(f"line {event.start_mark.line + 1}: more than {MOST_NODES:,} values")
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _PlainData
+    return yaml
+
+
+class _PlainData(SafeConstructor):
+    """Builds plain data alone: of the tags that YAML knows, those of its core schema, and dates as text."""
+
+    yaml_constructors = {}  # noqa: RUF012 (that of SafeConstructor builds sets, dates and bytes)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        if isinstance(node, MappingNode):
+            self.flatten_mapping(node)
+        for key, _ in getattr(node, "value", ()):
+            if not (isinstance(key, ScalarNode) and key.tag in (TEXT, TIME)):
+                raise ConstructorError(None, None, "a key that is not text: quote it", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+    def construct_text(self, node: Node) -> str:
+        text = self.construct_scalar(node)
+        if UNPRINTABLE.search(text):
+            raise ConstructorError(None, None, "text with a zero or half a surrogate pair", node.start_mark)
+        return text
+
+    def construct_whole(self, node: Node) -> int:
+        digits = str(node.value)
+        value = self.construct_yaml_int(node) if len(digits) <= 80 else None  # 64 bits and more in base 2
+        if value is None or value not in WHOLE:
+            raise ConstructorError(None, None, f"a whole number beyond 64 bits: {digits[:24]}", node.start_mark)
+        return value
+
+    def construct_real(self, node: Node) -> float:
+        value = self.construct_yaml_float(node)
+        if math.isnan(value):
+            raise ConstructorError(None, None, "a number is expected, got not a number (nan)", node.start_mark)
+        return value
+
+    def construct_other(self, node: Node) -> Any:
+        raise ConstructorError(None, None, f"the type {node.tag!s}, which is not plain data", node.start_mark)
+
+
+CORE = "tag:yaml.org,2002:"
+TEXT, TIME = f"{CORE}str", f"{CORE}timestamp"
+for tag, construct in {
+    "null": _PlainData.construct_yaml_null,
+    "bool": _PlainData.construct_yaml_bool,
+    "int": _PlainData.construct_whole,
+    "float": _PlainData.construct_real,
+    "str": _PlainData.construct_text,
+    "timestamp": _PlainData.construct_text,
+    "seq": _PlainData.construct_yaml_seq,
+    "map": _PlainData.construct_yaml_map,
+}.items():
+    _PlainData.add_constructor(f"{CORE}{tag}", construct)
+_PlainData.add_constructor(None, _PlainData.construct_other)
+
+
+def _said(error: YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "not well formed"
+    return f"line {mark.line + 1}: {problem}" if mark is not None else str(problem)

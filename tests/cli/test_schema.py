@@ -1,0 +1,89 @@
+"""``hpcfed schema``: what it takes is what the loader takes, and its words are the README's."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from hpcfed import algorithms
+from hpcfed.cli.schema import of_experiment, of_recipe
+from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.meanings import MEANINGS
+from hpcfed.text import parse_yaml
+from tests.launch import ROOT
+from tests.mpi.recipes import METHODS, small
+
+pytestmark = pytest.mark.one_mpi
+RECIPE = Draft202012Validator(of_recipe())
+RECIPES = ROOT / "jobs" / "recipes"
+
+
+def test_the_command_prints_what_lies_beside_the_recipes(command, tmp_path):
+    for arguments, kept in ((["schema"], "recipe"), (["schema", "--experiment"], "experiment")):
+        printed = command(arguments, tmp_path).stdout
+        Draft202012Validator.check_schema(json.loads(printed))
+        path = RECIPES / f"{kept}.schema.json"
+        assert printed == path.read_text(encoding="utf-8"), f"hpcfed {' '.join(arguments)} > {path.name}"
+
+
+def test_every_shipped_file_names_its_schema_and_fits():
+    paths = sorted(path for paper in RECIPES.iterdir() if paper.is_dir() for path in paper.resolve().glob("*.yaml"))
+    assert len(paths) > 30
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        content = parse_yaml(text)
+        schema = of_experiment() if "cases" in content else of_recipe()
+        named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)
+        assert named, path
+        assert (path.parent / named[1]).exists()
+        Draft202012Validator(schema).validate(content)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_a_complete_recipe_of_every_method_fits(name, tmp_path):
+    recipe = small(tmp_path / "run", algorithm={"name": name, **METHODS[name]}, seeds=[0, 1], stop={"for": 1})
+    RECIPE.validate(recipe)
+    del recipe["seeds"]
+    RECIPE.validate(to_plain(load_recipe(recipe)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rouns": 1},
+        {"rounds": 0},
+        {"seed": -1},
+        {"watchdog": "5"},
+        {"local": {"lr": "fast"}},
+        {"local": {"batch_size": 0}},
+        {"algorithm": {"name": "feddyn"}},
+        {"algorithm": {"name": "fedexp", "ep": 1}},
+        {"model": {"name": "mlp", "hiden": []}},
+    ],
+    ids=str,
+)
+def test_what_the_loader_refuses_does_not_fit(change):
+    assert not RECIPE.is_valid(small("run", **change))
+
+
+def test_its_words_are_the_readmes():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `([\w.]+)[^|]*?` \| (.*?) \|$", table, flags=re.MULTILINE)
+    assert dict(rows) == MEANINGS
+    described = of_recipe()["properties"]
+    assert all(
+        entry.get("description") for key, entry in described.items() if key not in ("data_content", "python_path")
+    )
+
+
+def test_the_defaults_in_the_readme_are_the_models():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
+    described = of_recipe()["properties"]
+    rows = re.findall(r"^\| `(\w+): ([^`{]+)` \|", table, flags=re.MULTILINE)
+    assert len(rows) > 10
+    for key, default in rows:
+        if key != "seed":  # a section, of which one number makes all
+            assert described[key]["default"] == parse_yaml(default)
