@@ -20,6 +20,7 @@ from data_prep.tables.encode import samples
 from data_prep.tables.plan import Files, Plan
 from data_prep.tables.plan import plan as plan_of
 from data_prep.tables.read import Block, blocks
+from hpcfed.errors import InputError
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -46,6 +47,8 @@ def load(
         InputError: files that are no tables, or do not fit each other or what was asked.
     """
     missing.check_way(asked.missing)
+    if asked.task == "next-token" and asked.missing in (missing.MEAN, missing.MEDIAN):
+        raise InputError(f"--missing {asked.missing} has no effect with tokens", remedy="use drop")
     paths = [path for files in (*clients.values(), common, *own.values()) for path in files]
     plan = plan_of(paths, asked)
     train = [path for files in clients.values() for path in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from hpcfed.errors import InputError
 
 Files = Sequence[Path]
 SEPARATOR_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}
+IDENTIFIER = re.compile(r"(.*[_ .-])?(id|index|nr|uuid)|unnamed: \d+", re.IGNORECASE)
 FEW = 8
 
 
@@ -86,6 +88,9 @@ class Plan:
             if feature.levels:
                 more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
                 yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
+        ids = [name for name in self.names if IDENTIFIER.fullmatch(name)]
+        if ids and not self.image:
+            yield f"used as features, though their names are of identifiers: {', '.join(ids)}; see --exclude"
         marks = {mark for path in paths if path.suffix.lower() != ".parquet" for mark in separator(path)} - {","}
         if marks:
             yield f"cells are separated by {' or '.join(SEPARATOR_NAMES[mark] for mark in sorted(marks))}"

@@ -197,7 +197,9 @@ def test_labels_by_what_they_are(
     tmp_path: Path, labels: list[str], names: list[str] | None, numbers: list[int]
 ) -> None:
     write(tmp_path / "a.csv", [("1", "2", "3", label) for label in labels])
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("bp", "patient_id"))
     dataset = own.load(tmp_path)
+    assert any("of identifiers: patient_id; see --exclude" in remark for remark in dataset.remarks)
     assert dataset.source.get("classes") == names
     assert dataset.y.tolist() == numbers
     assert dataset.num_classes == len(set(numbers))
@@ -207,6 +209,7 @@ def test_numbers_as_categories_and_several_labels(tmp_path: Path) -> None:
     rows = [("1", "2", "0", "1"), ("3", "1", "1", "0"), ("5", "10", "1", "1")]
     write(tmp_path / "a.csv", rows)
     dataset = own.load(tmp_path, task="multi-label", target="sex,outcome", categorical="bp")
+    assert not any("identifiers" in remark for remark in dataset.remarks)
     assert dataset.features == ["age", "bp=1", "bp=2", "bp=10"]
     assert (dataset.num_classes, dataset.y.tolist()) == (2, [[0, 1], [1, 0], [1, 1]])
     assert dataset.x[:, 1:].tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
