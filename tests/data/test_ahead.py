@@ -77,6 +77,8 @@ def test_once_all_samples_are_held_nobody_asks_who_comes_next(federation):
 def test_who_comes_after_a_round(cohort):
     sections = small(None, cohort=cohort, rounds=4)
     recipe = Recipe.model_validate({**sections, "name": "small", "data": Path("small.h5"), "output": Path("run")})
+    recorded = recipe.model_dump(mode="json")  # as 0.1.0 wrote it, so that its runs go on
+    assert not {"stream", "lr_schedule"} & {*recorded["cohort"], *recorded["local"]}
     cohorts = Cohorts(recipe, np.full(9, 20), "uniform")
     for number in range(1, 4):
         assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()

@@ -103,7 +103,7 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
         ("prepare MNIST --raw . -o OUT", "missing train-images-idx3-ubyte[.gz], train-labels-idx1-ubyte[.gz]"),
         ("prepare toy2d --raw . -o OUT", "toy2d is not read from files"),
         ("prepare toy2d", "Missing option '-o'"),
-        ("prepare toy2d --clients 3 -o OUT", "--clients has no effect with toy2d, which comes split"),
+        ("prepare toy2d --clients 3 -o OUT", "--clients: expected at most the 2 clients of toy2d, got 3"),
         ("prepare toy2d --partition dirichlet-class -o OUT", "dirichlet-class needs classes, and toy2d has none"),
         ("prepare toy2d --partition iid --clients 3 -o OUT", "more clients than samples"),
         ("prepare toy2d --partition idd -o OUT", "unknown partition 'idd'; did you mean 'iid'?"),
