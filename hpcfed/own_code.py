@@ -105,7 +105,8 @@ def forget(names: Iterable[str]) -> None:
         cached = getattr(sys.modules.pop(name, None), "__cached__", None)
         _loaded.pop(name, None)
         if cached is not None:  # bytecode is compared by whole seconds and size alone
-            Path(cached).unlink(missing_ok=True)
+            with suppress(OSError):
+                Path(cached).unlink()
 
 
 def _is_found_elsewhere(name: str, python_path: Sequence[Path]) -> bool:

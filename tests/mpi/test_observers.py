@@ -130,7 +130,7 @@ def test_bits_and_record_are_those_of_a_run_without(world, folder):
     assert [entry[1] for entry in told[1:-1]] == observed.metrics
     assert told[-1] == ["end", "finished"]
     log = (observed.folder / "logs" / "rank-0.log").read_text()
-    assert log.count("observer own_observers:Vandal: round raised; it is not called again") == 2
+    assert log.count("observer own_observers:Vandal: round raised at own_observers.py, line") == 2
 
 
 def test_a_run_goes_on_with_other_observers(world, folder):
@@ -153,7 +153,10 @@ def test_a_run_goes_on_with_other_observers(world, folder):
     [
         ([{"factory": "own_observers:Dairy"}], "did you mean 'Diary'"),
         ([{"factory": "own_observers:Diary"}], "own_observers:Diary' raised TypeError"),
-        ([{"factory": "own_observers:broken"}], "own_observers:broken' raised OSError: no space; check its args"),
+        (
+            [{"factory": "own_observers:broken"}],
+            "own_observers:broken' raised OSError: no space (own_observers.py, line",
+        ),
         ([{"factory": "own_observers:Mute"}], "expected an object with start, round, end, or one of them, got a Mute"),
         ([{"factory": "own_observers:Diary", "arg": {}}], "unknown key 'observers.0.arg'; did you mean 'args'"),
         (["tensorbord"], "observers.0.name: expected 'tensorboard' or 'wandb', got 'tensorbord'"),
