@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 
+LONGEST = 600
+"""Characters of what was found, in a message."""
+
+
 class HpcfedError(Exception):
     """Base of the errors that end a run with a known exit code."""
 
@@ -20,11 +24,16 @@ class HpcfedError(Exception):
 
 def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = "") -> str:
     """Join the parts of an error message into one line: ``where: what: expected E, got G; remedy``."""
+    what, got = _cut(what), _cut(got)
     details = ", ".join(part for part in (expected and f"expected {expected}", got and f"got {got}") if part)
     line = ": ".join(part for part in (where, what, details) if part)
     if remedy:
         line = f"{line}; {remedy}"
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in " ".join(line.split()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def shown(value: Any) -> str:
