@@ -11,7 +11,6 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-
 LONGEST = 600
 """Characters of what was found, in a message."""
 
