@@ -12,6 +12,9 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+LONGEST = 600
+"""Characters of what was found, in a message."""
+
 
 class HpcfedError(Exception):
     """Base of the errors that end a run with a known exit code."""
@@ -21,6 +24,7 @@ class HpcfedError(Exception):
 
 def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = "") -> str:
     """Join the parts of an error message into one line: ``where: what: expected E, got G; remedy``."""
+    what, got = _cut(what), _cut(got)
     details = ", ".join(part for part in (expected and f"expected {expected}", got and f"got {got}") if part)
     line = ": ".join(part for part in (where, what, details) if part)
     if remedy:
@@ -35,6 +39,10 @@ _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069
 def visible(text: str) -> str:
     r"""Return a text with control characters as their escapes, such as ``\x1b``: a name steers no terminal."""
     return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def shown(value: Any) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from hpcfed.cohort import _bernoulli
 from hpcfed.placement import Cost, Placement, costs_of, homes, spread
 from hpcfed.rng import Purpose, stream, torch_seed
 
@@ -166,3 +167,20 @@ def test_balance_comes_with_what_is_learned(together, speeds):
         placement.learn(ranks.tolist(), samples, steps, seconds)
         imbalances.append(seconds.max() / seconds.mean())
     assert np.median(imbalances[10:]) < 1.1  # the times' own noise makes 1.03 of it; at home it is 1.2 and more
+
+
+@pytest.mark.parametrize("chance", [1e-12, 1e-30, 0.01])
+def test_a_cohort_of_any_chance_is_drawn(chance):
+    cohort = _bernoulli(stream(0, Purpose.COHORT, 1), 5, chance)
+    assert 1 <= len(cohort) <= 5
+
+
+def test_a_cohort_drawn_directly_has_the_law_of_one_drawn_again(monkeypatch):
+    def frequencies() -> np.ndarray:
+        rng = np.random.default_rng(0)
+        drawn = [int(np.sum(1 << _bernoulli(rng, 3, 0.2))) for _ in range(4000)]
+        return np.bincount(drawn, minlength=8) / 4000
+
+    again = frequencies()
+    monkeypatch.setattr("hpcfed.cohort.DRAWS", 0)
+    np.testing.assert_allclose(frequencies(), again, atol=0.05)

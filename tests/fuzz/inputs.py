@@ -151,6 +151,14 @@ overrides = st.one_of(
     st.builds(lambda key, value: f"{key}={value}", st.sampled_from(KEYS), values), methods, models, cohorts, st.text()
 )
 
+numbers = st.builds(
+    lambda key, value: f"{key}={value!r}",
+    st.sampled_from([f"local.{key}" for key in ("lr", "lr_decay", "weight_decay", "momentum", "clip_norm")]),
+    st.floats(1e-30, 1e15) | st.floats(0, 2, exclude_min=True) | st.sampled_from((1e-30, 1e-20, 1e8, 1e15)),
+)
+sound = st.lists(methods | models | cohorts | numbers | numbers | overrides, min_size=1, max_size=3)
+"""Overrides that mostly go through, to values at the ends of what is allowed."""
+
 
 def _written(changes: dict[str, str]) -> str:
     """Return a sound recipe as YAML with the values of some keys replaced, and others added."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import pickle
 import shutil
 import struct
 import zlib
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from scipy.io import loadmat
 
 from data_prep.dataset import Dataset
 from data_prep.sources import cifar, cinic, emnist, idx, leaf_json, own, text, tff
@@ -39,6 +42,8 @@ class Case:
         codec: unpacks and packs the content of a file that is compressed.
         is_text: of words, numbers and signs.
         head: bytes of a file that most mutations change.
+        reference: x and y of the training samples, as another library reads the same files; whatever it raises says
+            only that it cannot.
     """
 
     write: Callable[[Path], object]
@@ -46,6 +51,7 @@ class Case:
     codec: Codec | None = None
     is_text: bool = False
     head: int = HEAD
+    reference: Callable[[Path], tuple[np.ndarray, np.ndarray]] | None = None
 
 
 def unpacked_mat(content: bytes) -> bytes:
@@ -152,15 +158,52 @@ def python(version: cifar.Version) -> Callable[[Path], object]:
     return lambda folder: raw.write_cifar_python(folder, version)
 
 
+class _ArraysAlone(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        assert module.startswith("numpy") or (module, name) == ("_codecs", "encode"), (module, name)
+        return super().find_class(module, name)
+
+
+def by_pickle(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    batches = [
+        _ArraysAlone(io.BytesIO((folder / f"data_batch_{k}").read_bytes()), encoding="bytes").load()
+        for k in range(1, 6)
+    ]
+    return np.concatenate([batch[b"data"] for batch in batches]), np.concatenate(
+        [batch[b"labels"] for batch in batches]
+    )
+
+
+def by_scipy(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    train = loadmat(folder / "emnist-digits.mat")["dataset"][0, 0]["train"][0, 0]
+    return train["images"].reshape(-1, 28, 28).transpose(0, 2, 1), train["labels"]
+
+
+def by_numpy(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    if (folder / "a.npz").exists():
+        pairs = [np.load(folder / f"{name}.npz", allow_pickle=False) for name in "ab"]
+    else:
+        pairs = [{which: np.load(folder / f"{name}.{which}.npy") for which in "xy"} for name in "ab"]
+    return np.concatenate([pair["x"] for pair in pairs]), np.concatenate([pair["y"] for pair in pairs])
+
+
+def by_hand(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    files = [(folder / f"train-{name}-ubyte").read_bytes() for name in ("images-idx3", "labels-idx1")]
+    return np.frombuffer(files[0], np.uint8, offset=16), np.frombuffer(files[1], np.uint8, offset=8)
+
+
 GZIP: Codec = (gzip.decompress, gzip.compress)
 CASES = {
-    "idx": Case(write_idx_folder, lambda folder: idx.load(folder, idx.MNIST)),
+    "idx": Case(write_idx_folder, lambda folder: idx.load(folder, idx.MNIST), reference=by_hand),
     "idx.gz": Case(letters("letters", raw.write_emnist_idx), emnist.load_letters, GZIP),
     "mat": Case(
-        letters("digits", raw.write_emnist_mat), lambda f: emnist.load(f, "digits"), (unpacked_mat, packed_mat)
+        letters("digits", raw.write_emnist_mat),
+        lambda f: emnist.load(f, "digits"),
+        (unpacked_mat, packed_mat),
+        reference=by_scipy,
     ),
     "cifar10 binary": Case(binary(cifar.CIFAR10), cifar.load10),
-    "cifar10 python": Case(python(cifar.CIFAR10), cifar.load10),
+    "cifar10 python": Case(python(cifar.CIFAR10), cifar.load10, reference=by_pickle),
     "cifar100 python": Case(python(cifar.CIFAR100), cifar.load100),
     "cinic": Case(raw.write_cinic, cinic.load),
     "cinic.tar.gz": Case(cinic_archive, cinic.load, GZIP),
@@ -172,8 +215,8 @@ CASES = {
     "fed-shakespeare": Case(tff_files("shakespeare", snippets), tff.load_shakespeare, head=HEAD_OF_HDF5),
     "text": Case(lambda folder: (folder / "a.txt").write_text(PLAY * 3), text.load, is_text=True),
     "csv": Case(tables, own.load, is_text=True),
-    "npz": Case(npz, own.load, head=ALL),
-    "npy": Case(npy, own.load),
+    "npz": Case(npz, own.load, head=ALL, reference=by_numpy),
+    "npy": Case(npy, own.load, reference=by_numpy),
     "parquet": Case(parquet, own.load, head=ALL),
     "images": Case(images, own.load),
 }
@@ -183,6 +226,14 @@ def read_all(folder: Path, case: Case) -> None:
     """Read a folder as `hpcfed prepare` does, write the federation and open it."""
     dataset = case.load(folder)
     assert len(dataset.x) == len(dataset.y) > 0
+    if case.reference is not None:
+        try:
+            x, y = case.reference(folder)
+        except Exception:  # a library may refuse what ours need not look at
+            pass
+        else:
+            np.testing.assert_array_equal(np.ravel(dataset.x), np.ravel(x))
+            np.testing.assert_array_equal(np.ravel(dataset.y), np.ravel(y))
     done = split(dataset, None, None if dataset.owner is not None else 2, 0, {})
     write(folder / "f.h5", dataset, **vars(done))
     with Federation.open(folder / "f.h5") as federation:
