@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +51,10 @@ class Linear(torch.nn.Linear):
     def hang(self):
         time.sleep(600)
 
+    def wait(self):
+        while not Path("go").exists():
+            time.sleep(0.01)
+
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -90,10 +93,6 @@ class Place:
         """Start the same recipe again."""
         arguments = ["run", recipe or self.path / "recipe.yaml", "--quiet"]
         return launch(ranks, arguments, cwd=self.path, env=env)
-
-    def seconds_since_the_deed(self) -> float:
-        """Wall time since the model misbehaved."""
-        return time.time() - (self.path / "deed").stat().st_mtime
 
     def rows(self) -> list[dict]:
         """The recorded rounds; fails on a line that is not whole."""

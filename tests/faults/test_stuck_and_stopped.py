@@ -9,14 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.launch import own_line
+from tests.launch import HUNG, own_line
 
 AFTER_AN_ECHO = 1.5
 """Seconds after which a signal is a second one."""
@@ -53,9 +53,10 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
         stuck = int(_awaited(place.path / "deed").read_text())
         time.sleep(0.5)
         heard = [pid for pid in _ranks() if (pid != stuck) == waits]
-        for pause in (AFTER_AN_ECHO, 0.0):
-            os.kill(heard[0], signal.SIGTERM)
-            time.sleep(pause)
+        with suppress(ProcessLookupError):
+            while psutil.pid_exists(heard[0]):  # the second, by the rank's clock, may be a later one of these
+                os.kill(heard[0], signal.SIGTERM)
+                time.sleep(AFTER_AN_ECHO)
 
     with _meanwhile(twice):
         done = place.start(2, args={"deed": "hang", "whose": 1, "visit": 2})
@@ -68,11 +69,15 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
 def test_of_two_jobs_in_one_folder_one_refuses(place):
     """The other is not disturbed."""
     place.start(0, args={"deed": "fail", "whose": 9}, rounds=1, output="once")  # writes the recipe, which both run
-    args = {"deed": "fail", "whose": 9, "nap": 1.5}
     with ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(place.start, 0, args=args, checkpoint={"every": 1}) for _ in range(2)]
-        done = sorted((job.result() for job in jobs), key=lambda job: job.returncode)
+        started = [
+            pool.submit(place.start, 0, args={"deed": "wait", "whose": 0}, checkpoint={"every": 1}) for _ in range(2)
+        ]
+        refused = next(as_completed(started))  # while the other waits in its first round
+        (place.path / "go").touch()
+        done = sorted((job.result() for job in started), key=lambda job: job.returncode)
     assert [job.returncode for job in done] == [0, 2], [job.stderr for job in done]
+    assert refused.result() is done[1]
     line = own_line(done[1].stderr)
     assert "a run is going on in this folder" in line
     assert [row["round"] for row in place.rows()] == [1, 2, 3, 4]
@@ -145,7 +150,8 @@ def test_a_read_only_folder_is_refused(what, place, disk):
 
 def _awaited(*paths: Path) -> Path:
     """Wait until one of the files is there and not empty; return it."""
-    for _ in range(6000):
+    deadline = time.monotonic() + HUNG
+    while time.monotonic() < deadline:
         for path in paths:
             if path.exists() and path.stat().st_size:
                 return path
