@@ -89,7 +89,7 @@ def outdated(python_path: Sequence[Path]) -> list[str]:
     A new process has none; a notebook, or a script that runs several recipes, would go on with the old ones.
     """
     importlib.invalidate_caches()
-    own = {name: file for name, file in _own_files() if name != NOTEBOOK}
+    own = dict(_own_files())
     folders = _with_real(python_path)
     packages = {name.partition(".")[0] for name in own}
     found = {name for name in packages if _is_found_elsewhere(name, python_path)}
@@ -136,7 +136,7 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
     found = {}
     for name, file in _own_files():
         root = next((root for root in roots if file.startswith(root)), None)
-        if root is not None and name not in ignored and name != NOTEBOOK:
+        if root is not None and name not in ignored:
             found[name] = _source_of(name, file, file[len(root) :])
     return found | _of_main(references)
 
@@ -219,15 +219,16 @@ def _stamp(module: ModuleType) -> object:
 
 def _file_of(module: Any) -> str | None:
     file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module is not to be woken up
-    if not isinstance(file, str):
+    if not isinstance(file, str) or file.startswith("<"):
         return None
     return file if file.startswith(os.sep) else str(Path.cwd() / file)
 
 
 def _own_files() -> Iterator[tuple[str, str]]:
-    """Yield the loaded modules that are the user's own, with their files."""
+    """Yield the loaded modules that are the user's own, with their files; not the script that is run."""
+    main = sys.modules.get(NOTEBOOK)
     for name, module in sorted(sys.modules.items()):
-        file = _file_of(module)
+        file = None if module is main else _file_of(module)  # multiprocessing knows it by another name, too
         if file is not None and is_own(file):
             yield name, file
 
