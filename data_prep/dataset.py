@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from data_prep.split import split
 from data_prep.tables.missing import DROP, REFUSE, check_way
 from data_prep.tables.standardize import NONE
 from data_prep.write import write
-from hpcfed.data.format import TASKS, Normalization
+from hpcfed.data.federation import TASKS, Normalization
 from hpcfed.errors import InputError, nearest
 
 Clients = Mapping[str, Any] | Iterable[tuple[str, Any]]

@@ -18,9 +18,9 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.temporary import remove_stale, temporary_of
 from hpcfed.data.content import content_hash, rows_per_block
-from hpcfed.data.format import FORMAT, VERSION
+from hpcfed.data.federation import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.files import to_disk
+from hpcfed.io.atomic import to_disk
 
 # Every array starts on a cache line, so that its memory map can go to any library as it is.
 ALIGNMENT_BYTES = 64

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from hpcfed.config.factory import named_code
 from hpcfed.config.load import load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.format import Federation
-from hpcfed.folder import RunFolder, refuse_both
-from hpcfed.own_code import forget, outdated
-from hpcfed.progress import Reporter
-from hpcfed.rounds import RECORD, read_rounds
+from hpcfed.data.federation import Federation
+from hpcfed.ranks.world import World, connect
+from hpcfed.run_folder.folder import RunFolder, refuse_both
+from hpcfed.run_folder.progress import Reporter
+from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.setup import build_model, resolve
-from hpcfed.world import World, connect
+from hpcfed.user_code.modules import forget, outdated
 
 if TYPE_CHECKING:
     from torch import nn

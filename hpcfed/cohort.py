@@ -12,8 +12,8 @@ import numpy as np
 
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.errors import InputError
+from hpcfed.io.text import parse_json, read_text
 from hpcfed.rng import Purpose, stream
-from hpcfed.text import parse_json, read_text
 
 DRAWS = 1000
 """Cohorts of independent clients that may come out empty before one that is not is drawn directly."""

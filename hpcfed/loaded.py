@@ -14,7 +14,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.report.read import CLIENTS, RECIPE, read_json
-from hpcfed.rounds import RECORD, columns_of, read_rounds
+from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
 
 if TYPE_CHECKING:
     import pandas as pd

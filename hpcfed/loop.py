@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcfed.blame import blamed
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.config.recipe import Recipe
-from hpcfed.devices import Seat
-from hpcfed.endings import own_log, recorded_ending, see_log
 from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
-from hpcfed.evaluate import Evaluator, Scores
-from hpcfed.folder import RunFolder
+from hpcfed.evaluation.evaluate import Evaluator, Scores
+from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
 from hpcfed.parts import Parts
-from hpcfed.personal import ClientEvaluator, ClientScores
-from hpcfed.progress import Reporter
+from hpcfed.ranks.devices import Seat
+from hpcfed.ranks.signals import Heard, heeded
+from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
+from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
-from hpcfed.signals import Heard, heeded
 from hpcfed.simulation import Outcome, Simulation
 from hpcfed.stopping import Stopping, TimeLeft
 from hpcfed.types import Ask
-from hpcfed.world import World
+from hpcfed.user_code.blame import blamed
 
 log = logging.getLogger("hpcfed")
 

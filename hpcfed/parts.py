@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
-from hpcfed.client.states import ClientStates
+from hpcfed.client.state_store import ClientStates
 from hpcfed.cohort import Cohorts
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
-from hpcfed.flat import FlatModel
-from hpcfed.placement import Placement
+from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.placement import Placement
+from hpcfed.ranks.watchdog import Watchdog
+from hpcfed.ranks.world import World
 from hpcfed.types import Method
-from hpcfed.watchdog import Watchdog
-from hpcfed.world import World
 
 
 @dataclass(frozen=True)

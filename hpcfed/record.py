@@ -17,16 +17,16 @@ import torch
 from safetensors.torch import save
 
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.evaluate import Scores
-from hpcfed.flat import FlatModel
-from hpcfed.folder import RunFolder
+from hpcfed.evaluation.evaluate import Scores
+from hpcfed.evaluation.per_client import COLUMNS, ClientScores
+from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
-from hpcfed.personal import COLUMNS, ClientScores
-from hpcfed.processor import cpu_model
-from hpcfed.rounds import line_of
+from hpcfed.ranks.cpu import cpu_model
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.rounds import line_of
 from hpcfed.simulation import Outcome
 from hpcfed.version import __version__
-from hpcfed.world import World
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
 

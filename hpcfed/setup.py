@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hpcfed import algorithms, models
-from hpcfed.averaging import following_clients, following_iterates
-from hpcfed.code_record import check_hosts
+from hpcfed.algorithms._client_average import following_clients, following_iterates
+from hpcfed.algorithms._compatibility import check_parts, check_product
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import made
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Algorithm, Local, Recipe
-from hpcfed.data.format import Federation
-from hpcfed.device_sums import device_sum
-from hpcfed.devices import Seat, take_seat
-from hpcfed.endings import own_code_named
+from hpcfed.data.federation import Federation
+from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError
-from hpcfed.memory import keep_freed_memory
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
-from hpcfed.placement import Placement, homes
-from hpcfed.processor import favours_onednn
-from hpcfed.products import check_parts, check_product
+from hpcfed.ranks.cpu import favours_onednn
+from hpcfed.ranks.devices import Seat, take_seat
+from hpcfed.ranks.malloc import keep_freed_memory
+from hpcfed.ranks.placement import Placement, homes
+from hpcfed.ranks.watchdog import Watchdog
+from hpcfed.ranks.world import World
+from hpcfed.reduce.device import device_sum
 from hpcfed.rng import Purpose, torch_seed
-from hpcfed.staging import open_federation
+from hpcfed.run_folder.code import check_hosts
+from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.types import Method
-from hpcfed.watchdog import Watchdog
-from hpcfed.world import World
 
 if TYPE_CHECKING:
     import torch
 
-    from hpcfed.evaluate import Evaluator
-    from hpcfed.flat import FlatModel
+    from hpcfed.evaluation.evaluate import Evaluator
+    from hpcfed.models.flat import FlatModel
     from hpcfed.parts import Parts
 
 
@@ -156,12 +156,12 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
 
     from hpcfed.client.engine import engine_for, tuner_for
     from hpcfed.client.solver import Stepping
-    from hpcfed.client.states import ClientStates
+    from hpcfed.client.state_store import ClientStates
     from hpcfed.data.shards import Shards
-    from hpcfed.evaluate import Evaluator
-    from hpcfed.losses import loss_for, metrics_for, try_own
-    from hpcfed.own_method import checked
+    from hpcfed.evaluation.evaluate import Evaluator
+    from hpcfed.models.losses import loss_for, metrics_for, try_own
     from hpcfed.parts import Parts
+    from hpcfed.user_code.method import checked
 
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None:
@@ -220,7 +220,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
     import torch
 
-    from hpcfed.flat import FlatModel
+    from hpcfed.models.flat import FlatModel
 
     outputs = federation.num_classes or prod(federation.target_shape)
     spec = models.spec(recipe.model)

@@ -13,17 +13,17 @@ import torch
 import xxhash
 from torch import Tensor
 
-from hpcfed.averaging import evaluated_model
-from hpcfed.checks import LOWER, check_range, check_repeated, check_step, check_sums
+from hpcfed.algorithms._client_average import evaluated_model
 from hpcfed.client.work import Work, known_work
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
+from hpcfed.local_round import Given, Training
 from hpcfed.parts import Parts
-from hpcfed.reduce.fused import DONE, SKIPPED, RoundBuffer, Sums
+from hpcfed.ranks.world import PATIENCE
+from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
-from hpcfed.training import Given, Training
+from hpcfed.round_checks import LOWER, check_range, check_repeated, check_step, check_sums
 from hpcfed.types import Ask, Means, State
-from hpcfed.world import PATIENCE
 
 
 @dataclass(frozen=True)

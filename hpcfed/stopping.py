@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcfed.config.limits import Stop
-from hpcfed.evaluate import Scores
+from hpcfed.evaluation.evaluate import Scores
 
 RECENT = 10
 """Rounds whose longest is what the next one is expected to take."""

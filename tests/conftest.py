@@ -25,7 +25,7 @@ from tests.launch import Completed
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-    from hpcfed.world import World
+    from hpcfed.ranks.world import World
 
 FOLDER = Path(__file__).parent
 SERIAL = {"cli", "data", "docs", "faults", "fuzz", "harness", "report", "reproduce", "slurm", "sweep"}
@@ -148,7 +148,7 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Intracomm]:
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
     """The `World` of all ranks over a communicator for this test alone; a world of one where there is no MPI."""
-    from hpcfed.world import World, world_over
+    from hpcfed.ranks.world import World, world_over
 
     return World() if MPI is None else world_over(request.getfixturevalue("comm"))
 

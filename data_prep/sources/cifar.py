@@ -28,7 +28,7 @@ from data_prep.sources.files import (
 )
 from data_prep.sources.pickled import read_pickle
 from data_prep.spool import Spool
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError, nearest
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -22,7 +22,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.files import LISTED, Origin, Published, check_folder, damaged, examine, reading
 from data_prep.spool import Spool, spooled
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError
 
 ARCHIVE = "CINIC-10.tar.gz"

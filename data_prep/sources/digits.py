@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset, sha256
 from data_prep.streams import stream
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError
 
 TEST_FRACTION = 0.2

@@ -18,7 +18,7 @@ from data_prep.sources import idx, matlab
 from data_prep.sources.files import Origin, Published, check_folder, examine
 from data_prep.spool import spooled
 from hpcfed.data.content import rows_per_block
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError, nearest
 
 URL = "https://www.nist.gov/itl/products-and-services/emnist-dataset"

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from hpcfed.data.attributes import Attributes
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 
 

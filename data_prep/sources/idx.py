@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.files import AGAIN, CHUNK, Origin, Published, damaged, examine, locate, reading
 from data_prep.spool import Spool
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError
 
 UNSIGNED_BYTES = 8

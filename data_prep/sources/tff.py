@@ -26,10 +26,10 @@ from data_prep.sources.cifar import FEDDYN
 from data_prep.sources.files import Origin, Published, damaged, examine, locate
 from data_prep.sources.text import WINDOW, Alphabet, windows
 from data_prep.spool import Spool, UnitImages, alike
-from hpcfed.data.access import Storage
 from hpcfed.data.content import rows_per_block
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.data.heaps import heaps_are_sound
+from hpcfed.data.storage import Storage
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 LETTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"

@@ -11,7 +11,7 @@ from data_prep.dataset import Dataset
 from data_prep.split import Split
 from data_prep.spool import Spool, as_unit
 from hpcfed.data.content import rows_per_block
-from hpcfed.data.format import Normalization
+from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError, nearest
 
 CLIENT, POOLED, NONE = WAYS = ("client", "pooled", "none")

@@ -29,7 +29,8 @@ DEFAULT_PARTS = {"local": "plain", "normalize": "none", "server": "step"}
 
 def names() -> list[str]:
     """All methods by their recipe names."""
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__))
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
 
 
 @cache

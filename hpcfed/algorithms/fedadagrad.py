@@ -5,7 +5,7 @@
 
     η_g   ``server_lr``        β₁   ``beta1``, 0 unless given        τ   ``tau``
 
-Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.server.adaptive`; FedExP's code uses
+Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.algorithms._adaptive`; FedExP's code uses
 ``v0: zero`` and ``root: padded``.
 
 Reduced: d (Δ). State: m and v at the server (d,).
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from hpcfed.algorithms._adaptive import Adaptive
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.server.adaptive import Adaptive
 
 if TYPE_CHECKING:
     from torch import Tensor

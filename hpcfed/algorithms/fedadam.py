@@ -5,7 +5,7 @@
 
     η_g   ``server_lr``        β₁   ``beta1``        β₂   ``beta2``        τ   ``tau``
 
-Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.server.adaptive`; FedExP's code uses
+Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.algorithms._adaptive`; FedExP's code uses
 ``v0: zero``, ``second: m``, ``root: padded`` and ``debias: constant``.
 
 Reduced: d (Δ). State: m and v at the server (d,).
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from hpcfed.algorithms._adaptive import Decaying
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.server.adaptive import Decaying
 
 if TYPE_CHECKING:
     from torch import Tensor

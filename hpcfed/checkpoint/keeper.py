@@ -18,8 +18,8 @@ from hpcfed.checkpoint.writer import CheckpointWriter, Snapshot, remove_remains
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
-from hpcfed.folder import RunFolder, identity
 from hpcfed.parts import Parts
+from hpcfed.run_folder.folder import RunFolder, identity
 from hpcfed.simulation import Simulation
 from hpcfed.types import Ask
 

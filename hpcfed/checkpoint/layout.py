@@ -26,7 +26,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
-from hpcfed.text import parse_json, read_text
+from hpcfed.io.text import parse_json, read_text
 from hpcfed.types import State
 
 VERSION = 2

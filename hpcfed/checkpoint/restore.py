@@ -18,8 +18,8 @@ from torch import Tensor
 from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
 from hpcfed.checkpoint.writer import manifests
 from hpcfed.errors import InputError
+from hpcfed.ranks.world import World
 from hpcfed.types import State
-from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
 

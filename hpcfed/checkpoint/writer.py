@@ -26,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hpcfed.checkpoint.layout import ABSENT, SUFFIXES, Manifest, RecordLayout, stem
-from hpcfed.client.states import ClientStates
+from hpcfed.client.state_store import ClientStates
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.files import to_disk, write_whole
-from hpcfed.folder import RunFolder
-from hpcfed.threads import start
+from hpcfed.io.atomic import to_disk, write_whole
+from hpcfed.ranks.threads import start
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.folder import RunFolder
 from hpcfed.types import State
-from hpcfed.world import World
 
 log = logging.getLogger("hpcfed")
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.report.group import method_name
 from hpcfed.report.read import RECIPE, read_json, read_recipe

@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpcfed.bench.timing import Timing
+    from hpcfed.tools.bench.timing import Timing
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
 ENTRIES = (100_000, 1_000_000, 11_000_000)
@@ -87,11 +87,11 @@ def rounds_command(
 
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
     """
-    from hpcfed.bench import tables
-    from hpcfed.bench.timing import bare, in_turn, ours, ours_apart, own
-    from hpcfed.bench.workloads import WORKLOADS as KNOWN
-    from hpcfed.bench.workloads import write_workload
     from hpcfed.errors import InputError, nearest
+    from hpcfed.tools.bench import tables
+    from hpcfed.tools.bench.timing import bare, in_turn, ours, ours_apart, own
+    from hpcfed.tools.bench.workloads import WORKLOADS as KNOWN
+    from hpcfed.tools.bench.workloads import write_workload
 
     results = {}
     for name in workloads or WORKLOADS:
@@ -134,8 +134,8 @@ def calibrate_command(
     Without it, `auto` takes what its rule says of the model and the processor. The choice is part of the recipe, since
     a result's last bits depend on it.
     """
-    from hpcfed.bench import tables
-    from hpcfed.bench.calibration import calibrate
+    from hpcfed.tools.bench import tables
+    from hpcfed.tools.bench.calibration import calibrate
 
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
         found = calibrate(recipe, overrides, Path(scratch), rounds, warm_up, repeats, ranks, _tell)
@@ -152,10 +152,10 @@ def calibrate_command(
 @json_file
 def start_command(repeats: int, ranks: tuple[int, ...], json_file: Path | None) -> None:
     """Time a run of one small round, from start to end, beside importing torch and MPI."""
-    from hpcfed.bench import tables
-    from hpcfed.bench.startup import contenders
-    from hpcfed.bench.timing import in_turn
-    from hpcfed.bench.workloads import write_workload
+    from hpcfed.tools.bench import tables
+    from hpcfed.tools.bench.startup import contenders
+    from hpcfed.tools.bench.timing import in_turn
+    from hpcfed.tools.bench.workloads import write_workload
 
     results = []
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
@@ -177,9 +177,9 @@ def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | N
 
     Needs 400 MB in $TMPDIR for the federation.
     """
-    from hpcfed.bench import tables
-    from hpcfed.bench.clients import contenders
-    from hpcfed.bench.timing import in_turn
+    from hpcfed.tools.bench import tables
+    from hpcfed.tools.bench.clients import contenders
+    from hpcfed.tools.bench.timing import in_turn
 
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
         timings = in_turn(contenders(Path(scratch), (1_000, 1_000_000), rounds, warm_up), repeats, _tell)
@@ -198,11 +198,11 @@ def reduce_command(repeats: int, entries: tuple[int, ...], json_file: Path | Non
 
     Packing (adding one client's vector) and unpacking (the sums as float64) are included and told apart.
     """
-    from hpcfed.bench import tables
-    from hpcfed.bench.reduction import measure
     from hpcfed.errors import InputError
-    from hpcfed.memory import keep_freed_memory
-    from hpcfed.world import connect
+    from hpcfed.ranks.malloc import keep_freed_memory
+    from hpcfed.ranks.world import connect
+    from hpcfed.tools.bench import tables
+    from hpcfed.tools.bench.reduction import measure
 
     world = connect()
     if world.size == 1:
@@ -224,7 +224,7 @@ def _tell(line: str) -> None:
 
 
 def _show(*shown: Table) -> None:
-    from hpcfed.console import Console
+    from hpcfed.io.console import Console
 
     for table in shown:
         Console(width=120).print(table, "", sep="\n")
@@ -234,7 +234,7 @@ def _keep(path: Path | None, what: str, results: Any) -> None:
     """Write a benchmark's figures and the machine's description, where that was asked for."""
     if path is None:
         return
-    from hpcfed.bench.machine import describe
-    from hpcfed.files import write_whole
+    from hpcfed.io.atomic import write_whole
+    from hpcfed.tools.bench.machine import describe
 
     write_whole(path, json.dumps({"machine": describe(), what: results}, indent=1) + "\n")

@@ -18,10 +18,10 @@ def command(as_json: bool, no_probe: bool) -> None:
 
     Start it as you start runs, alone or under mpirun -n P or srun: it tells of the ranks it is given, once for all.
     """
-    from hpcfed.console import Console
     from hpcfed.doctor.facts import gather
     from hpcfed.doctor.findings import find
-    from hpcfed.world import connect
+    from hpcfed.io.console import Console
+    from hpcfed.ranks.world import connect
 
     world = connect()
     facts = gather(world, measure=not no_probe)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hpcfed.estimate import Estimate
+    from hpcfed.tools.estimate import Estimate
 
 
 @click.command("estimate")
@@ -34,7 +34,7 @@ def command(
 
     runs = [resolve(run) for run in load_recipes(recipe, overrides)]
 
-    from hpcfed.estimate import estimate
+    from hpcfed.tools.estimate import estimate
 
     told = estimate(runs[0], ranks=ranks, seeds=len(runs), gpus=gpus, allreduce=allreduce)
     if as_json:

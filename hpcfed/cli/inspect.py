@@ -10,9 +10,8 @@ import h5py
 import numpy as np
 from rich.table import Table
 
-from hpcfed.console import Console
 from hpcfed.data.content import content_hash
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.picture import (
     FIGURE_TYPES,
     class_counts,
@@ -22,6 +21,7 @@ from hpcfed.data.picture import (
     text_heat_map,
 )
 from hpcfed.errors import InputError
+from hpcfed.io.console import Console
 
 PIPED_WIDTH = 120
 FEW = 12

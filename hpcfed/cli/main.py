@@ -9,7 +9,7 @@ import traceback
 import click
 
 from hpcfed.errors import HpcfedError, nearest
-from hpcfed.threads import NO_MORE, no_more_threads
+from hpcfed.ranks.threads import NO_MORE, no_more_threads
 
 SUBCOMMANDS = {
     "prepare": "Turn raw data into a federation file.",
@@ -63,7 +63,7 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the console script: run the command, then leave with the same exit code on every rank."""
-    from hpcfed.output import streams
+    from hpcfed.io.output import streams
 
     words = sys.argv[1:] if args is None else args
     name = next((word for word in words if not word.startswith("-")), "")
@@ -74,7 +74,7 @@ def main(args: list[str] | None = None) -> None:
 
 def _call(args: list[str] | None) -> int:
     """Run the command; return the exit code that all ranks have agreed on."""
-    from hpcfed.world import leave
+    from hpcfed.ranks.world import leave
 
     code, message = 0, ""
     try:

@@ -18,7 +18,7 @@ from data_prep.split import NATURAL, NUM_CLIENTS, refuse, split
 from data_prep.synthetic import feddyn, fedprox, leaf
 from data_prep.tables import standardize
 from data_prep.write import write
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, nearest
 

@@ -70,7 +70,7 @@ def print_table(table: Table) -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    from hpcfed.console import Console
+    from hpcfed.io.console import Console
 
     grid = Grid(box=box.SIMPLE_HEAD, title=table.title, title_justify="left", title_style="bold", pad_edge=False)
     for name in table.header:

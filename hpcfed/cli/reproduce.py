@@ -78,9 +78,9 @@ def command(
         _start(ranks)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.errors import InputError, Stopped
+    from hpcfed.ranks.world import connect
     from hpcfed.reproduce.session import Session
     from hpcfed.sweep.run import Redo
-    from hpcfed.world import connect
 
     redo = Redo(retry, fresh, accept_code)
     session = Session(connect(), places, scale, rounds, to_targets, methods, groups, redo)

@@ -71,7 +71,7 @@ def command(
     loaded = load_recipe(recipe, overrides)
     folder = (output or Path("runs") / f"{loaded.name}-{mode}").resolve()
     if here:
-        from hpcfed.world import connect
+        from hpcfed.ranks.world import connect
 
         measure_here(recipe, overrides, mode, rounds, folder, connect())
         return
@@ -97,7 +97,7 @@ def command(
 
 def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
     """Return the clients' sizes, (N,), after making sure that every measurement can be made."""
-    from hpcfed.data.format import Federation
+    from hpcfed.data.federation import Federation
     from hpcfed.scaling.plan import settings
 
     with Federation.open(recipe.data) as federation:
@@ -129,7 +129,7 @@ def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence
 
 def _measure(words: Sequence[str], count: int) -> None:
     """Measure on ranks of this machine."""
-    from hpcfed.bench.timing import mpirun, run_to_end
+    from hpcfed.tools.bench.timing import mpirun, run_to_end
 
     launch = [mpirun(), "-n", str(count)] if count > 1 else []
     name = f"{count} rank{'s' if count > 1 else ''}"
@@ -168,8 +168,8 @@ def _tell(
     clients: int | None,
 ) -> None:
     """Print the study, and write it beside the measurements."""
-    from hpcfed.console import Console
-    from hpcfed.files import write_whole
+    from hpcfed.io.atomic import write_whole
+    from hpcfed.io.console import Console
     from hpcfed.scaling.figure import draw
     from hpcfed.scaling.result import study
     from hpcfed.scaling.tables import shown

@@ -58,7 +58,7 @@ def command(
     done. Repeated, the command tells of the job that waits or runs and submits no other.
     """
     from hpcfed.config.load import load_recipes
-    from hpcfed.folder import RunFolder, refuse_both
+    from hpcfed.run_folder.folder import RunFolder, refuse_both
     from hpcfed.setup import resolve
 
     runs = [resolve(run) for run in load_recipes(recipe, overrides)]
@@ -164,7 +164,7 @@ def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict
 
 def _write(path: Path, text: str) -> None:
     from hpcfed.errors import InputError
-    from hpcfed.files import write_whole
+    from hpcfed.io.atomic import write_whole
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,12 +64,12 @@ def command(
     reports. With --array the work is shared by N jobs of SLURM, each of the size that the options after it give.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
+    from hpcfed.ranks.world import connect
     from hpcfed.sweep.grid import parse_grids, parse_seeds
     from hpcfed.sweep.plan import make_plan
     from hpcfed.sweep.run import Redo, run_sweep
     from hpcfed.sweep.select import parse_rule
     from hpcfed.sweep.table import check_parquet
-    from hpcfed.world import connect
 
     def plan_it() -> tuple[Plan, Rule | None]:
         plan = make_plan(recipe, overrides, parse_grids(grids), parse_seeds(seeds) if seeds else [], output)
@@ -120,8 +120,8 @@ def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None
     from rich.table import Table
     from rich.text import Text
 
-    from hpcfed.console import Console
     from hpcfed.errors import Stopped
+    from hpcfed.io.console import Console
     from hpcfed.sweep.claims import DECIDED
     from hpcfed.sweep.report import report_sweep
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcfed.progress import QUIET_SECONDS
+from hpcfed.run_folder.progress import QUIET_SECONDS
 
 if TYPE_CHECKING:
-    from hpcfed.console import Console
+    from hpcfed.io.console import Console
     from hpcfed.watch.follow import Watch
 
 
@@ -32,7 +32,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
     waited for. It only reads; Ctrl-C leaves, and the runs go on. Where the output is no terminal it says a line a run,
     at most every ten seconds.
     """
-    from hpcfed.console import Console
+    from hpcfed.io.console import Console
     from hpcfed.watch.follow import Watch
 
     watch = Watch(runs)

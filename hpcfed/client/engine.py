@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from hpcfed.client.matmul import OneDNN, matmul_for
-from hpcfed.client.networks import Network, Vectorized, perceptron_of
+from hpcfed.client.batched.gradients import Network, Vectorized, perceptron_of
+from hpcfed.client.batched.matmul import OneDNN, matmul_for
+from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.solver import Engine, SequentialSolver
-from hpcfed.client.stacked import StackedSolver
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
-from hpcfed.data.held import Samples
+from hpcfed.data.cache import Samples
 from hpcfed.errors import InputError
-from hpcfed.flat import FlatModel
-from hpcfed.losses import Loss
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3

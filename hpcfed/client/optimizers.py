@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.client.displacement import guess_factor
+from hpcfed.client.effective_steps import guess_factor
 from hpcfed.config.recipe import Local
 
 ALL = slice(None)

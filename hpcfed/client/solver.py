@@ -7,7 +7,7 @@ anchor), constant during the round; so shift − μ·anchor is computed once, an
 clipping comes between the two.
 
 Two engines do this: `SequentialSolver`, one client after another with autograd, here, and `StackedSolver`, many clients
-at once (`hpcfed.client.stacked`).
+at once (`hpcfed.client.batched.solver`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from hpcfed.client.augment import augmented
-from hpcfed.client.displacement import displacement
+from hpcfed.client.effective_steps import displacement
 from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import minibatches
-from hpcfed.data.held import Samples
-from hpcfed.flat import FlatModel
-from hpcfed.losses import Loss
+from hpcfed.data.cache import Samples
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.types import Local, Tilt
 

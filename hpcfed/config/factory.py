@@ -7,10 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpcfed.blame import place_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
-from hpcfed.own_code import search
+from hpcfed.user_code.blame import place_of
+from hpcfed.user_code.modules import search
 
 
 def named_code(recipe: Recipe) -> list[str]:

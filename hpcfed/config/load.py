@@ -16,7 +16,7 @@ from hpcfed.config.hints import for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, shown
-from hpcfed.text import LONGEST, Malformed, parse_yaml, read_text
+from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
 
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)

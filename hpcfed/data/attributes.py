@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import InputError, visible
-from hpcfed.text import Malformed, parse_json
+from hpcfed.io.text import Malformed, parse_json
 
 READABLE = (h5py.h5t.STRING, h5py.h5t.INTEGER, h5py.h5t.FLOAT)
 LARGEST = 1 << 26

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from hpcfed.data.held import Samples
+from hpcfed.data.cache import Samples
 
 GATHERED_BYTES = 1 << 18
 """Minibatches are gathered together up to this size: few calls, and still in the cache when used."""

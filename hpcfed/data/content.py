@@ -8,7 +8,7 @@ import math
 import h5py
 import numpy as np
 
-from hpcfed.data.access import member
+from hpcfed.data.storage import member
 
 HASHED = ("train/x", "train/y", "train/offsets", "test/x", "test/y", "test/offsets")
 ATTRIBUTES = ("task", "num_classes", "normalization")

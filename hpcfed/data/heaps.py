@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import h5py
 
-from hpcfed.data.access import Storage, member
+from hpcfed.data.storage import Storage, member
 
 SIGNATURE = b"GCOL\x01"
 HEADER, OBJECT = struct.Struct("<8xQ"), struct.Struct("<H6xQ")

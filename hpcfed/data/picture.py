@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.samples import draw_samples, has_pictures, samples_height
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.data.format import Federation
-from hpcfed.data.held import Held, Key, Samples, aligned
+from hpcfed.data.cache import Held, Key, Samples, aligned
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 
 SMALL = 1 << 16

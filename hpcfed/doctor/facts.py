@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hpcfed.devices import Seat, take_seat, visible_devices
 from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
 from hpcfed.doctor.launch import Job, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.ranks.devices import Seat, take_seat, visible_devices
 
 if TYPE_CHECKING:
     from hpcfed.doctor.probe import Measured
-    from hpcfed.world import World
+    from hpcfed.ranks.world import World
 
 DRIVER = Path("/proc/driver/nvidia/version")
 MPS_PIPES = "/tmp/nvidia-mps"

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from rich.filesize import decimal
 from rich.table import Table
 
-from hpcfed.console import Console
 from hpcfed.doctor.facts import Facts, Host, Rank
 from hpcfed.doctor.findings import Finding
 from hpcfed.doctor.folders import Folder
 from hpcfed.doctor.probe import Measured
 from hpcfed.errors import sentence
+from hpcfed.io.console import Console
 
 GPU_MEMORY = {True: "takes CUDA memory", False: "takes no CUDA memory", None: None}
 """What is said of an MPI that reads GPU memory, or does not, or does not tell."""

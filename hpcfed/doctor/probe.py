@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from hpcfed.doctor.folders import Folder
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 
 if TYPE_CHECKING:
-    from hpcfed.world import World
+    from hpcfed.ranks.world import World
 
 SMALL, LARGE = 8, 16 * 2**20
 """Bytes of the Allreduces: one number, and a model of two million parameters in the exact reduction's int64."""

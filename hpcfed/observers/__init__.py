@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.blame import place_of
 from hpcfed.config.factory import imported, made
 from hpcfed.config.load import to_plain
 from hpcfed.config.observer import Observer
 from hpcfed.config.recipe import Recipe
-from hpcfed.endings import status_of
 from hpcfed.errors import InputError
-from hpcfed.world import World
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.outcome import status_of
+from hpcfed.user_code.blame import place_of
 
 log = logging.getLogger("hpcfed")
 METHODS = ("start", "round", "end")

@@ -21,7 +21,7 @@ from hpcfed.report.group import Group
 from hpcfed.report.measure import Criterion, Curve, curve, mean_seconds
 from hpcfed.report.paired import difference_curve, pairs
 from hpcfed.report.style import DASHES, LIGHT, Medium, blank
-from hpcfed.rounds import PHASES
+from hpcfed.run_folder.rounds import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from hpcfed.errors import InputError, shown
+from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
-from hpcfed.rounds import RECORD, columns_of, count_rounds, is_own, read_rounds
-from hpcfed.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
+from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, is_own, read_rounds
 
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
@@ -158,7 +158,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_record(path: Path) -> dict[str, np.ndarray]:
-    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.rounds`).
+    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.run_folder.rounds`).
 
     Raises InputError naming the line: malformed, out of order, or a value that is no number.
     """

@@ -35,7 +35,7 @@ from hpcfed.report.text import (
     seconds_text,
     target_text,
 )
-from hpcfed.rounds import TIMERS
+from hpcfed.run_folder.rounds import TIMERS
 
 Format = Callable[[Spread], str]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 from hpcfed.report.read import Run, is_run_folder
 
 PAGE, FIGURES = "report.html", "figures"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.data.format import Federation
-from hpcfed.files import write_whole
+from hpcfed.data.federation import Federation
+from hpcfed.io.atomic import write_whole
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment

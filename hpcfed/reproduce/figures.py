@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import PAPER, to_files
 from hpcfed.reproduce.experiment import Case, Experiment, Goal

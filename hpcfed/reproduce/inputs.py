@@ -17,7 +17,7 @@ from data_prep.dataset import Dataset
 from data_prep.split import split
 from data_prep.write import write
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 from hpcfed.reproduce.experiment import Data, Experiment
 
 

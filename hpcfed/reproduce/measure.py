@@ -13,7 +13,7 @@ from hpcfed.report.paired import student
 from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.plan import Layout, Setting
-from hpcfed.rounds import RECORD
+from hpcfed.run_folder.rounds import RECORD
 
 
 @dataclass(frozen=True)

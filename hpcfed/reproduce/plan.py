@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.reproduce.experiment import Case, Content, Entry, Experiment, Goal
 from hpcfed.reproduce.inputs import Places
 from hpcfed.setup import resolve

@@ -22,15 +22,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from hpcfed.data.format import Federation
-from hpcfed.files import write_whole
+from hpcfed.data.federation import Federation
+from hpcfed.io.atomic import write_whole
 from hpcfed.report.read import Run
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.inputs import Places
 from hpcfed.reproduce.measure import Measured
-from hpcfed.rounds import RECORD, read_rounds
+from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 SLACK = 1e-9
 """Relative error that rounding leaves in a comparison."""

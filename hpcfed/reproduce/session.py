@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
+from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.classes import compare_classes
 from hpcfed.reproduce.coefficients import compare_coefficients
@@ -20,7 +21,6 @@ from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
 from hpcfed.sweep.run import Redo, run_sweep, stand
-from hpcfed.world import World
 
 
 @dataclass(frozen=True)

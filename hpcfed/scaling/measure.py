@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpcfed.bench.machine import describe
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import parse_json, read_text
+from hpcfed.ranks.world import World
 from hpcfed.scaling.plan import Load, Setting, load, overrides, settings
 from hpcfed.setup import resolve
-from hpcfed.text import parse_json, read_text
-from hpcfed.world import World
+from hpcfed.tools.bench.machine import describe
 
 if TYPE_CHECKING:
     from hpcfed.api import Result
@@ -166,8 +166,8 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     import torch
 
     from hpcfed import algorithms
-    from hpcfed.flat import FlatModel
-    from hpcfed.reduce.fused import KINDS, RoundBuffer
+    from hpcfed.models.flat import FlatModel
+    from hpcfed.reduce.buffer import KINDS, RoundBuffer
 
     recipe = done.recipe
     dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
@@ -181,7 +181,7 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
 
 
 def _probe(world: World, vector_bytes: int) -> list[tuple[int, float]]:
-    from hpcfed.bench.reduction import allreduce_seconds
+    from hpcfed.tools.bench.reduction import allreduce_seconds
 
     if world.size == 1:
         return []

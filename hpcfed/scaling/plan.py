@@ -13,7 +13,7 @@ from hpcfed.cohort import Cohorts
 from hpcfed.config.load import of_rounds_alone
 from hpcfed.config.recipe import Cohort, Recipe
 from hpcfed.errors import InputError
-from hpcfed.placement import homes, spread
+from hpcfed.ranks.placement import homes, spread
 
 MODES = ("strong", "weak")
 """``strong``: the same cohort on all numbers of ranks; ``weak``: one that grows with the ranks."""

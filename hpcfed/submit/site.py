@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from hpcfed.config.load import validated
 from hpcfed.errors import InputError
-from hpcfed.text import LONGEST, parse_yaml, read_text
+from hpcfed.io.text import LONGEST, parse_yaml, read_text
 
 SAFE = re.compile(r"[\w@%+=:,./&|!*()\[\]^~-]+")
 """What may be said to sbatch or `module load`: no white space, no quotes, nothing a shell would expand unquoted."""

@@ -24,11 +24,11 @@ from typing import Any
 
 import psutil
 
-from hpcfed.devices import BOOT_ID
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.files import write_whole
-from hpcfed.text import parse_json, read_text
-from hpcfed.threads import start
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import parse_json, read_text
+from hpcfed.ranks.devices import BOOT_ID
+from hpcfed.ranks.threads import start
 
 BEAT = 10.0
 """Seconds between two touches of a claim."""

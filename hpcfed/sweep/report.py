@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hpcfed.errors import Diverged, EnvironmentFailure, InputError
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import stand

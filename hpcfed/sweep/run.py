@@ -13,17 +13,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.devices import Seat, take_seat
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
-from hpcfed.files import write_whole
-from hpcfed.folder import RunFolder, refuse_both
-from hpcfed.output import Output
-from hpcfed.own_code import forget, outdated
-from hpcfed.progress import QUIET_SECONDS, Reporter, clock
-from hpcfed.signals import Heard, heeded
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.output import Output
+from hpcfed.ranks.devices import Seat, take_seat
+from hpcfed.ranks.signals import Heard, heeded
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.folder import RunFolder, refuse_both
+from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
 from hpcfed.sweep.claims import AGAIN, POLL, Claims, Standing
 from hpcfed.sweep.plan import Plan, Unit, counted
-from hpcfed.world import World
+from hpcfed.user_code.modules import forget, outdated
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.clients import MEASURES
-from hpcfed.rounds import METRICS, numbers_of, read_rounds
+from hpcfed.run_folder.rounds import METRICS, numbers_of, read_rounds
 from hpcfed.sweep.plan import Plan, Unit
 
 RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")

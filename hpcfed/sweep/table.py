@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.files import write_whole
-from hpcfed.rounds import RECORD
+from hpcfed.io.atomic import write_whole
+from hpcfed.run_folder.rounds import RECORD
 from hpcfed.sweep.claims import Standing
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.select import Candidate, Row, Rule, read_numbers, usual_rule

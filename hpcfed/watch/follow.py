@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcfed.errors import InputError
 from hpcfed.report.read import RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
-from hpcfed.rounds import RECORD, Columns, numbers_of, parse_rounds
+from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
 RECENT = 20
 """Rounds whose mean time says how long the others will take."""

@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpcfed.progress import clock
-from hpcfed.rounds import PHASES
+from hpcfed.run_folder.progress import clock
+from hpcfed.run_folder.rounds import PHASES
 from hpcfed.watch.canvas import Series, chart
 from hpcfed.watch.follow import Followed
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcfed
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.mpi.recipes import METHODS, small, write_small

@@ -23,8 +23,8 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.write import write
-from hpcfed.data.access import ACCESS
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
+from hpcfed.data.storage import ACCESS
 
 CLIENTS, COHORT, ROW = 3_400, 20, 784
 BYTES = 750e6

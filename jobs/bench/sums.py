@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import xxhash
 
-from hpcfed.reduce.fused import RoundBuffer
+from hpcfed.ranks.world import World, connect
+from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.units import Magnitudes, exact_terms, suffice, units_for
-from hpcfed.world import World, connect
 
 COHORTS = 2, 10, 1000, 100_000, 2**21
 POWERS = -30, -15, -8, -3, 0, 8, 15, 30

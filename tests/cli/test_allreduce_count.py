@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.reduce.fused import RANK_SLOT, client_slot
+from hpcfed.reduce.buffer import RANK_SLOT, client_slot
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
 
@@ -47,7 +47,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COUNTED = """
 import ctypes, json, os, sys
 import hpcfed
-from hpcfed.world import connect
+from hpcfed.ranks.world import connect
 
 rank = connect().rank
 count = ctypes.CDLL(None).count_collectives  # of the preloaded library: writes the counts so far, and starts anew

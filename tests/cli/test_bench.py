@@ -12,9 +12,14 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
-from hpcfed.bench.calibration import Calibration
-from hpcfed.bench.phases import PHASES, phases_of
-from hpcfed.bench.timing import (
+from hpcfed.cli.bench import WORKLOADS as OFFERED
+from hpcfed.cli.bench import command
+from hpcfed.config.recipe import Model
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.models import spec
+from hpcfed.tools.bench.calibration import Calibration
+from hpcfed.tools.bench.phases import PHASES, phases_of
+from hpcfed.tools.bench.timing import (
     BARE,
     SIDE_BY_SIDE,
     Done,
@@ -27,12 +32,7 @@ from hpcfed.bench.timing import (
     own,
     run_to_end,
 )
-from hpcfed.bench.workloads import WORKLOADS
-from hpcfed.cli.bench import WORKLOADS as OFFERED
-from hpcfed.cli.bench import command
-from hpcfed.config.recipe import Model
-from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.models import spec
+from hpcfed.tools.bench.workloads import WORKLOADS
 from tests.launch import launch
 
 SECONDS = {"local": 0.5, "convert": 0.1, "wait": 0.05, "reduce": 0.2, "server": 0.1, "evaluate": 0.0, "total": 0.9}

@@ -10,7 +10,7 @@ from tests.launch import launch
 
 PROGRAM = """
 import ctypes, sys
-from hpcfed.memory import keep_freed_memory
+from hpcfed.ranks.malloc import keep_freed_memory
 
 class Told(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]

@@ -15,8 +15,8 @@ import h5py
 import pytest
 
 from hpcfed.cli.main import main
-from hpcfed.console import Console
-from hpcfed.output import Output
+from hpcfed.io.console import Console
+from hpcfed.io.output import Output
 from tests.launch import ROOT
 
 
@@ -67,7 +67,7 @@ def test_a_result_that_cannot_be_printed_is_missed_unless_its_reader_has_left(
 def test_no_file_takes_the_place_of_a_closed_standard_output(tmp_path):
     """Its number would go to the next file that is opened, and what libraries print into that file."""
     opens = "with streams(matters=True), open('file', 'w') as file: print('x'); file.write(str(file.fileno()))"
-    command = [sys.executable, "-c", f"from hpcfed.output import streams\n{opens}"]
+    command = [sys.executable, "-c", f"from hpcfed.io.output import streams\n{opens}"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=tmp_path, env=env, check=True)
     assert int((tmp_path / "file").read_text()) > 2

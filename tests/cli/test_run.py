@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import hpcfed
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.setup import resolve
 from tests.launch import Completed, launch, own_lines

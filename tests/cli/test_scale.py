@@ -15,6 +15,7 @@ from rich.console import Console
 from hpcfed.cli.scale import command
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
+from hpcfed.ranks.world import World
 from hpcfed.scaling.figure import draw
 from hpcfed.scaling.measure import Measured, Sample, measure_here, read
 from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors
@@ -22,7 +23,6 @@ from hpcfed.scaling.plan import Load, Setting, load, settings
 from hpcfed.scaling.result import TOLERATED, study
 from hpcfed.scaling.tables import shown
 from hpcfed.setup import resolve
-from hpcfed.world import World
 from tests.launch import launch
 
 TRUTH = CostModel(fixed=2e-3, member=3e-6, sample=4e-6, latency=1.5e-6, byte=2e-10)

@@ -12,7 +12,7 @@ from hpcfed import algorithms
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.meanings import MEANINGS
-from hpcfed.text import parse_yaml
+from hpcfed.io.text import parse_yaml
 from tests.launch import ROOT
 from tests.mpi.recipes import METHODS, small
 

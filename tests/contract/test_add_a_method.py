@@ -11,10 +11,10 @@ from ruamel.yaml import YAML
 
 import hpcfed
 from hpcfed import algorithms
-from hpcfed.code_record import check_hosts
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.world import World
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.code import check_hosts
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_small
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcfed.client.states import ClientStates
+from hpcfed.client.state_store import ClientStates
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.setup import assemble, resolve

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import distributed
 
-from hpcfed.device_sums import DistributedSum, device_sum
-from hpcfed.devices import Seat, Seen, assign, names, take_seat, takes_gpu_memory
 from hpcfed.errors import InputError
-from hpcfed.reduce.fused import RoundBuffer
-from hpcfed.world import World
+from hpcfed.ranks.devices import Seat, Seen, assign, names, take_seat, takes_gpu_memory
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.device import DistributedSum, device_sum
 
 A, B, C, D = "GPU-a", "GPU-b", "GPU-c", "GPU-d"
 SLICES = ("MIG-1", "MIG-2", "MIG-3")

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from hpcfed.client import matmul, stacked
+from hpcfed.client.batched.gradients import Perceptron, perceptron_of
+from hpcfed.client.batched.matmul import Blas
+from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.engine import engine_for
-from hpcfed.client.matmul import Blas
-from hpcfed.client.networks import Perceptron, perceptron_of
 from hpcfed.client.solver import Engine, Task
-from hpcfed.client.stacked import StackedSolver
 from hpcfed.config.recipe import Local, Model
 from hpcfed.config.recipe import Loss as LossSection
 from hpcfed.errors import InputError
-from hpcfed.flat import FlatModel
-from hpcfed.losses import loss_for
 from hpcfed.models import spec
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import loss_for
 from hpcfed.types import Tilt
 
 MODELS = {

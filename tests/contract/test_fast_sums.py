@@ -13,9 +13,9 @@ import torch
 import hpcfed
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import Diverged, InputError
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import DONE, FAILED, RoundBuffer
 from hpcfed.reduce.fast import BLOCK, FastSum
-from hpcfed.reduce.fused import DONE, FAILED, RoundBuffer
-from hpcfed.world import World
 from tests.mpi.recipes import small, write_small
 
 SIZE = BLOCK + 7

@@ -13,36 +13,18 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "version"},
-    {"output", "text"},
-    {"console"},
-    {"types", "rng", "files", "placement", "processor", "progress", "memory", "own_code"},
-    {"blame"},
-    {"config", "data", "rounds", "threads"},
-    {"world"},
-    {"code_record"},
-    {"models", "flat", "losses", "cohort", "reduce", "averaging", "folder", "server", "products", "devices", "staging"},
-    {
-        "algorithms",
-        "client",
-        "evaluate",
-        "checks",
-        "own_method",
-        "endings",
-        "report",
-        "signals",
-        "watchdog",
-        "device_sums",
-    },
-    {"observers", "moves", "parts"},
-    {"training"},
-    {"simulation", "stopping"},
-    {"personal"},
-    {"checkpoint", "record", "setup"},
-    {"loop"},
-    {"api"},
-    {"doctor", "bench", "estimate", "watch", "cite", "loaded", "sweep"},
-    {"submit", "scaling", "reproduce"},
+    {"errors", "rng", "types", "version"},
+    {"io", "user_code"},
+    {"config", "ranks"},
+    {"algorithms", "cohort", "data", "models", "reduce"},
+    {"client", "round_checks", "run_folder"},
+    {"observers", "parts", "report"},
+    {"cite", "evaluation", "local_round", "watch"},
+    {"setup", "simulation", "stopping"},
+    {"checkpoint", "record"},
+    {"doctor", "loop", "tools"},
+    {"api", "submit", "sweep"},
+    {"loaded", "reproduce", "scaling"},
     {"cli"},
     {"__main__"},
 )
@@ -52,14 +34,16 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 ONLY = {
     "types": set(),
     "rng": set(),
-    "config": {"errors", "blame", "own_code", "text"},
-    "reduce": {"types", "world"},
-    "algorithms": {"types", "config", "errors", "server"},
-    "report": {"errors", "files", "rounds", "text", "version"},
-    "watch": {"errors", "progress", "report", "rounds"},
+    "io": {"errors"},
+    "user_code": {"errors", "types"},
+    "config": {"errors", "io", "user_code"},
+    "reduce": {"errors", "types", "ranks"},
+    "algorithms": {"types", "config", "errors", "user_code"},
+    "report": {"errors", "io", "run_folder", "version"},
+    "watch": {"errors", "report", "run_folder"},
 }
 """Where the design allows less than the levels do."""
-OF_DATA_PREP = {"data", "errors", "files", "text"}
+OF_DATA_PREP = {"data", "errors", "io"}
 """What of hpcfed the preparation of data may use."""
 
 
@@ -102,7 +86,7 @@ def test_imports_point_downwards(path):
 
 def test_one_module_imports_mpi4py():
     users = [path for path in files("hpcfed") + files("data_prep") if any("mpi4py" in name for name in imports(path))]
-    assert users == [ROOT / "hpcfed" / "world.py"]
+    assert users == [ROOT / "hpcfed" / "ranks" / "world.py"]
 
 
 def test_data_prep_uses_little_of_hpcfed_and_no_torch():
@@ -117,8 +101,8 @@ FAST = (
     "hpcfed.cli.main",
     "hpcfed.config.load",
     "hpcfed.setup",
-    "hpcfed.folder",
-    "hpcfed.world",
+    "hpcfed.run_folder.folder",
+    "hpcfed.ranks.world",
     *(f"hpcfed.models.{module}" for module in sorted(set(BUILT_IN.values()))),
     "hpcfed.report.comparison",
     "hpcfed.watch.view",

@@ -16,11 +16,11 @@ import torch
 
 import hpcfed
 from hpcfed.algorithms import build, names
-from hpcfed.averaging import evaluated_model, following_iterates
+from hpcfed.algorithms._client_average import evaluated_model, following_iterates
 from hpcfed.config.recipe import Algorithm
-from hpcfed.reduce.fused import RoundBuffer
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.types import Local, Means, Method, State, Stepped, Who
-from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 
 D = 37

@@ -9,7 +9,7 @@ import pytest
 import hpcfed
 from hpcfed.config.limits import Stop
 from hpcfed.errors import Stopped
-from hpcfed.evaluate import Scores
+from hpcfed.evaluation.evaluate import Scores
 from hpcfed.stopping import Stopping
 from tests.mpi.recipes import small, write_small
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import nnls
 
 from hpcfed.cohort import _bernoulli
-from hpcfed.placement import Cost, Placement, costs_of, homes, spread
+from hpcfed.ranks.placement import Cost, Placement, costs_of, homes, spread
 from hpcfed.rng import Purpose, stream, torch_seed
 
 ADDRESSES = [

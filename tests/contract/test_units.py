@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpcfed
-from hpcfed.reduce.fused import RoundBuffer
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.units import SUMMABLE, Magnitudes, Terms, Units, exact_terms, suffice, units_for
-from hpcfed.world import World
 from tests.federations import write_federation
 from tests.mpi.recipes import small
 

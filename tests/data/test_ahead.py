@@ -15,7 +15,7 @@ import torch
 
 from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from tests.federations import write_federation
 from tests.mpi.recipes import small

@@ -14,7 +14,7 @@ from data_prep.dataset import Dataset
 from data_prep.sources import emnist, tff
 from data_prep.write import write
 from hpcfed.data import content
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from tests.data import raw_formats as raw
 from tests.launch import launch
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_prep.own import write_federation
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.samples import text_of
 from tests.data.raw import write_idx_folder
 from tests.launch import Completed

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hpcfed.data import format as federation_format
-from hpcfed.data.access import ACCESS
-from hpcfed.data.format import MEMBERS, Federation, Normalization
+from hpcfed.data.federation import MEMBERS, Federation, Normalization
+from hpcfed.data.storage import ACCESS
 from hpcfed.errors import EnvironmentFailure, InputError
 
 X = np.arange(10 * 3 * 2 * 2, dtype=np.uint8).reshape(10, 3, 2, 2)
@@ -46,7 +46,7 @@ def test_nothing_optional_is_needed(tmp_path: Path) -> None:
 
 
 def test_views_are_read_only_and_outlive_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcfed.data.access.NEIGHBOURHOOD", 0)  # else so few rows are read
+    monkeypatch.setattr("hpcfed.data.storage.NEIGHBOURHOOD", 0)  # else so few rows are read
     federation = Federation.open(write_minimal(tmp_path / "f.h5"))
     x, _ = federation.client(0)
     federation.close()

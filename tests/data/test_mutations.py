@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from tests.fuzz.federations import LAYOUTS, whole
 

@@ -17,7 +17,7 @@ import hpcfed
 from data_prep.sources import own
 from data_prep.split import split
 from data_prep.write import write
-from hpcfed.data.format import Federation, Normalization
+from hpcfed.data.federation import Federation, Normalization
 from hpcfed.errors import EnvironmentFailure, InputError
 
 NAMES = ("east", "north", "west")

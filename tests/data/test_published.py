@@ -16,7 +16,7 @@ from data_prep.sources.files import Origin, Published, examine, locate
 from data_prep.spool import Spool, UnitImages, alike, spooled
 from hpcfed.cli import prepare
 from hpcfed.data import content
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from tests.data import raw_formats as raw
 

@@ -13,7 +13,7 @@ from data_prep.dataset import Dataset
 from data_prep.sources import federation
 from data_prep.split import NOBODY, split
 from data_prep.write import write
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from tests.data.raw import write_idx_folder
 from tests.data.test_commands import hpcfed

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from data_prep.dataset import Dataset
 from data_prep.synthetic import feddyn, fedprox, leaf
 from hpcfed.cli import prepare
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 
 VARIANCE = np.arange(1, 61) ** -1.2

@@ -21,7 +21,7 @@ from pyarrow import parquet
 import hpcfed
 from data_prep.sources import own
 from data_prep.tables import read
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
 from tests.launch import Completed

@@ -11,8 +11,8 @@ import torch
 
 from hpcfed.data import format as federation_format
 from hpcfed.data import shards as shards_module
-from hpcfed.data.format import Federation
-from hpcfed.data.held import ALIGNED, Held
+from hpcfed.data.cache import ALIGNED, Held
+from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import EnvironmentFailure, InputError
 from tests.federations import write_federation

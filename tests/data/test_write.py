@@ -22,7 +22,7 @@ from data_prep.synthetic import linear_regression, toy2d
 from data_prep.write import write
 from hpcfed.data import content
 from hpcfed.data.content import content_hash
-from hpcfed.data.format import Federation, Normalization
+from hpcfed.data.federation import Federation, Normalization
 from hpcfed.errors import InputError
 from tests.data.raw import write_idx_folder
 

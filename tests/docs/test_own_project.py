@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from tests.launch import ROOT, launcher
 
 PAGE = (ROOT / "docs" / "own-project.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import hpcfed
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.faults import aimed
 from tests.faults.aimed import EVALUATION, LOCAL, REDUCTION, RENAMED, WRITING
 from tests.launch import Completed, launch, own_line

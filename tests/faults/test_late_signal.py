@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from hpcfed.signals import heeded
-from hpcfed.world import World
+from hpcfed.ranks.signals import heeded
+from hpcfed.ranks.world import World
 from tests.launch import HPCFED, LEAKED, ROOT
 from tests.mpi.recipes import write_recipe, write_small
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.own import write_federation
 from hpcfed.data.content import content_hash
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.picture import class_counts, text_heat_map
 from tests.fuzz.mutations import SIZES, Rng
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy, lists
 
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.text import Malformed
+from hpcfed.io.text import Malformed
 from tests.fuzz import federations, inputs, raw_files, runs, texts
 
 MOST_SECONDS = 20

@@ -21,7 +21,7 @@ from data_prep.dataset import Dataset
 from data_prep.sources import cifar, cinic, emnist, idx, leaf_json, own, text, tff
 from data_prep.split import split
 from data_prep.write import write
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from tests.data import raw_formats as raw
 from tests.data.raw import write_idx_folder
 from tests.data.test_text import PLAY

@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 import hpcfed
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe, load_recipes, to_plain
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged
-from hpcfed.folder import RunFolder, identity
+from hpcfed.io.text import parse_json, parse_yaml
+from hpcfed.run_folder.folder import RunFolder, identity
 from hpcfed.setup import resolve
 from hpcfed.submit.site import read_site
-from hpcfed.text import parse_json, parse_yaml
 from tests.mpi.recipes import small, write_recipe, write_small
 
 MOST_WORK = 200

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 import hpcfed
 from hpcfed.errors import Diverged, InputError
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.federations import write_federation
 from tests.mpi.recipes import METHODS, small
 from tests.mpi.test_same_result import left_by

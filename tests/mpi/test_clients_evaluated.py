@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import hpcfed
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import small
 from tests.mpi.test_resume import stopped

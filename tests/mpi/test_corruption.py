@@ -7,9 +7,9 @@ import torch
 
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.ranks.world import World
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
-from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.bench.reduction import measure
 from hpcfed.scaling.measure import measure_here, read
+from hpcfed.tools.bench.reduction import measure
 from tests.mpi.recipes import write_recipe, write_small
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import hpcfed
 from hpcfed.errors import InputError
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
 

@@ -17,8 +17,8 @@ import pytest
 import hpcfed
 from hpcfed.data.content import content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, Stopped
+from hpcfed.ranks.world import World
 from hpcfed.simulation import Simulation
-from hpcfed.world import World
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 

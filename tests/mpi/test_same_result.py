@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import hpcfed
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.mpi import shrinking
 from tests.mpi.recipes import METHODS, small, write_small
 

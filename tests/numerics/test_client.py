@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hpcfed.client.displacement import displacement, guess_factor
+from hpcfed.client.effective_steps import displacement, guess_factor
 from hpcfed.client.optimizers import Adam, Optimizer, Sgd, Yogi, optimizer_for
 from hpcfed.config.recipe import Local
 

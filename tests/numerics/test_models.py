@@ -12,11 +12,11 @@ import torch
 from hpcfed import models
 from hpcfed.client.augment import augmented
 from hpcfed.config.recipe import Augment, Loss, Model
-from hpcfed.data.format import Federation
+from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
-from hpcfed.flat import FlatModel
-from hpcfed.losses import labels_right, loss_for
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import labels_right, loss_for
 from hpcfed.rng import Purpose, stream
 from tests.federations import write_federation
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import hpcfed
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.federations import write_federation
 from tests.shared_files import shared_folder
 

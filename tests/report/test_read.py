@@ -11,7 +11,7 @@ import pytest
 
 from hpcfed.errors import InputError
 from hpcfed.report.read import find_runs, read_run, read_runs
-from hpcfed.rounds import line_of
+from hpcfed.run_folder.rounds import line_of
 from tests.report.conftest import make_rows, write_run
 from tests.report.test_watch import follow
 

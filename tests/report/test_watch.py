@@ -19,7 +19,7 @@ from rich.console import Console
 
 from hpcfed.cli.watch import command
 from hpcfed.errors import InputError
-from hpcfed.files import write_whole
+from hpcfed.io.atomic import write_whole
 from hpcfed.watch.canvas import BLANK, Canvas, Series, chart
 from hpcfed.watch.follow import Watch
 from hpcfed.watch.view import plain, view

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.client.displacement import displacement
+from hpcfed.client.effective_steps import displacement
 from hpcfed.cohort import Cohort
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments

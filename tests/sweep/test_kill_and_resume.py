@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import hpcfed
-from hpcfed.world import World
+from hpcfed.ranks.world import World
 from tests.launch import LEAKED, ROOT, launch, launcher, own_line
 from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table

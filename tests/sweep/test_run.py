@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 import hpcfed
+from hpcfed.ranks.world import World
 from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import make_plan
 from hpcfed.sweep.run import run_sweep
-from hpcfed.world import World
 from tests.launch import own_line
 from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table

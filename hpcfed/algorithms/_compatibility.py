@@ -1,0 +1,70 @@
+"""Which products of local method, normalisation, guess, client optimizer and evaluated model have no meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.types import LocalMethod, Method, Normalization, ServerMethod
+from hpcfed.user_code.blame import defined_at
+
+
+def check_parts(method: Method) -> None:
+    """Refuse parts of a method that lack what they will be asked for.
+
+    Raises:
+        InputError: naming the part and what it lacks.
+    """
+    parts: list[tuple[str, object, type]] = [
+        ("local", method.local, LocalMethod),
+        ("server", method.server, ServerMethod),
+        *([("normalize", method.normalize, Normalization)] if method.normalize is not None else []),
+    ]
+    for role, part, protocol in parts:
+        for name in (name for name in vars(protocol) if not name.startswith("_")):
+            if not hasattr(part, name):
+                raise InputError(
+                    f"{method.name}: its {role} part, {type(part).__name__}, has no {name!r}",
+                    where=defined_at(part),
+                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; Plain and ServerStep of "
+                    "hpcfed.algorithms.fedavg may be inherited from",
+                )
+
+
+def check_product(recipe: Recipe, method: Method) -> None:
+    """Refuse what cannot mean anything.
+
+    Raises:
+        InputError: with the reason, and what to do instead.
+    """
+    for what, reason, remedy in _without_meaning(recipe, method):
+        raise InputError(f"{what} has no meaning: {reason}", remedy=remedy)
+
+
+def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
+    optimizer, guess = recipe.local.optimizer, recipe.guess
+    if method.uses_displacement and optimizer != "sgd":
+        needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
+        reason = f"{needs} divides by ‖a_i‖₁, and steps of {optimizer} are no fixed combination of gradients"
+        yield (
+            f"local.optimizer: {optimizer} with {method.name}",
+            reason,
+            "use optimizer: sgd, with momentum if you like",
+        )
+    if guess != "none" and method.local.full_gradient:
+        yield (
+            f"guess: {guess} with {method.name}",
+            "one gradient a round leaves no moment to guess from",
+            "use guess: none",
+        )
+    if guess != "none" and optimizer == "sgd" and recipe.local.momentum == 0:
+        yield (
+            f"guess: {guess} without momentum",
+            "a guess goes on along the first moment",
+            "set local.momentum, say to 0.9",
+        )
+    averages = recipe.evaluate.model == "cohort-average"
+    if averages and (method.normalize is not None or method.local.vectors(alike=True)[0] != "delta"):
+        reason = "the clients' plain average is not reduced there"
+        yield f"evaluate.model: cohort-average with {method.name}", reason, "use last or client-average"

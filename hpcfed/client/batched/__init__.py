@@ -1,0 +1,13 @@
+"""Many clients trained at once, on stacked parameters (K, …), in place of one after another.
+
+Runs where `local.engine` is `batched`: by default for linear models and perceptrons with a built-in loss, without
+augmentation, dropout, `compile` or mixed precision. Anything else takes `hpcfed.client.solver`, the reference; tests
+hold the two together bit by bit where the kernels are alike, and to rounding elsewhere.
+
+    solver      groups of K clients, their minibatches stacked; general modules through vmap
+    gradients   losses and gradients of stacked linear models and perceptrons, layer by layer, without autograd
+    steps       the client optimizers' steps on stacked parameters, one pass over memory where they allow it
+    matmul      the products of stacked layers: BLAS, or oneDNN where the processor gains by it
+
+A round enters at `solver`, which calls `gradients` and `steps` once for each step; only these two call `matmul`.
+"""

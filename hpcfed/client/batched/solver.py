@@ -1,0 +1,238 @@
+"""Many clients at once on one device: their parameters stacked, each with its own data, work and tilt.
+
+A client's last bits do not depend on who is stacked with it, wherever the products of the machine's libraries keep them
+apart, which is tried out before the first round (`StackedSolver`). They differ from the sequential engine's, which adds
+in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.client.batched.gradients import Network, Perceptron
+from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
+from hpcfed.client.solver import Stepping, Task, constant_of, start_of
+from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.data.batches import visits
+from hpcfed.data.cache import Samples
+from hpcfed.models.flat import FlatModel
+from hpcfed.rng import Purpose, stream
+from hpcfed.types import Local, Tilt
+
+STACK_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
+"""Parameters of the clients that are trained together: on a CPU, what its caches still hold."""
+MOST = 256
+"""Clients trained together at most."""
+TRIED = 64
+"""Samples in a minibatch of the group that is tried out, at most."""
+_FOUND: dict[Hashable, bool] = {}
+"""Whether clients' bits are their own, as it was found in this process."""
+GATHERED_BYTES = 1 << 23
+"""Minibatches are gathered together up to this size, all clients' together."""
+
+
+class StackedSolver:
+    """Trains the clients of a group step by step, all together.
+
+    Args:
+        model, section: what is trained, and how (the recipe's ``local``).
+        network: its loss and gradients for stacked clients.
+        seed: the recipe's ``seed.batches``.
+        like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
+        movable: whether a cohort can be cut into groups before it is placed on ranks. Where it cannot, and the bits of
+            a client depend on its group, clients are trained alone.
+    """
+
+    def __init__(
+        self, model: FlatModel, network: Network, section: LocalSection, seed: int, like: Samples, *, movable: bool
+    ):
+        self._model, self._section, self._seed = model, section, seed
+        self._stepping = Stepping(section)
+        self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
+        self._delta = model.vector.new_zeros(self.together, model.vector.numel())
+        plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
+        self._descent: Descent
+        if isinstance(network, Perceptron) and plain:
+            self._descent = FusedDescent(network, model, section, self.together)
+        else:
+            self._descent = FlatDescent(network, model, section, self.together)
+        self._rooms: dict[int, Tensor] = {}
+        self.inseparable, self.placement_counts = 1, False
+        if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
+            self.placement_counts = True
+            self.inseparable, self.together = (self.together, self.together) if movable else (1, 1)
+
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+        """Train clients, those in a row that share a μ together; see `Engine`."""
+        for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
+            row = list(alike)
+            for first in range(0, len(row), self.together):
+                yield from self._solve(w, row[first : first + self.together], round)
+
+    @torch.no_grad()
+    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> list[Local]:
+        """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
+        lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
+        places = sorted(range(size), key=lambda place: _order(tasks[place]))
+        rows = [tasks[place] for place in places]
+        self._start(w, rows)
+        self._descent.begin(rows, _constants(w, rows), lr, mu)
+        orders, sizes = self._visits(rows, round)
+        parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
+        for first, (x, y) in self._batches(rows, orders):
+            last = first + x.shape[1]
+            self._descent.take_steps(first, x, y, parts[first:last], losses[:, first:last])
+        deltas = self._model.views(self._delta[:size]).values()
+        for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
+            torch.sub(start, stack[:size], out=delta)
+        told = zip(places, rows, self._delta[:size].unbind(), _sums(losses.double().cpu().numpy(), rows), strict=True)
+        of_place = {place: Local(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in told}
+        return [of_place[place] for place in range(size)]
+
+    def _start(self, w: Tensor, rows: Sequence[Task]) -> None:
+        """Put every client where its training starts."""
+        for stack, view in zip(self._descent.parameters, self._model.views(w).values(), strict=True):
+            stack[: len(rows)].copy_(view)
+        for row, task in enumerate(rows):
+            start = start_of(task.tilt, w)
+            if start is not w:
+                for stack, view in zip(self._descent.parameters, self._model.views(start).values(), strict=True):
+                    stack[row].copy_(view)
+
+    def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
+        counts = [task.samples[1].shape[0] for task in rows]
+        batch_size = self._section.batch_size
+        width = max(counts) if batch_size == "full" else min(int(batch_size), max(counts))
+        orders, sizes = [], np.zeros((len(rows), max(task.steps for task in rows)), np.int64)
+        for row, (task, count) in enumerate(zip(rows, counts, strict=True)):
+            rng = stream(self._seed, Purpose.BATCHES, round, task.client)
+            order, sizes[row, : task.steps] = visits(count, batch_size, task.steps, rng, width)
+            orders.append(order)
+        return orders, sizes
+
+    def _batches(
+        self, rows: Sequence[Task], orders: Sequence[np.ndarray]
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
+
+        Where they are short, or a client has taken all its steps, they hold some samples or zeros.
+        """
+        steps, width = orders[0].shape
+        if not steps:
+            return
+        x, y = rows[0].samples
+        a_step, full = max(1, len(rows) * width * x[0].nbytes), self._section.batch_size == "full"
+        chunk = 1 if full else max(1, min(steps, GATHERED_BYTES // a_step))
+        together = [
+            self._room(number, part, len(rows), chunk, width, *part.shape[1:]) for number, part in enumerate((x, y))
+        ]
+        slots = list(zip(*(part.flatten(1, 2).unbind() for part in together), strict=True))
+        for first in range(0, steps, chunk):
+            count = min(chunk, steps - first)
+            if not (full and first):  # else all samples are the same ones in every step
+                visited = _visited(orders, first, count).to(x.device)
+                for task, places, into in zip(rows, visited.unbind(), slots, strict=False):
+                    own = min(count, task.steps - first)
+                    if own < count:
+                        places = places[: own * width]
+                    for samples, slot in zip(task.samples, into, strict=True):
+                        torch.index_select(samples, 0, places, out=slot if own == chunk else slot[: own * width])
+            yield first, (together[0][:, :count], together[1][:, :count])
+
+    def _room(self, number: int, like: Tensor, *shape: int) -> Tensor:
+        """Return memory for minibatches, the same in every round: 0, or what an earlier one left there."""
+        entries = math.prod(shape)
+        if number not in self._rooms or self._rooms[number].numel() < entries:
+            self._rooms[number] = like.new_zeros(entries)
+        return self._rooms[number][:entries].view(shape)
+
+    def _is_known_to_keep_clients_apart(self, network: Perceptron, like: Samples) -> bool:
+        """Try it out, once in a process for networks, shapes and work of a kind."""
+        shapes = tuple(stack.shape for stack in self._descent.parameters)
+        kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
+        of_a_kind = network.kind, shapes, kinds, self._section, torch.get_num_threads()
+        if of_a_kind not in _FOUND:
+            _FOUND[of_a_kind] = self._keeps_clients_apart(like)
+        return _FOUND[of_a_kind]
+
+    def _keeps_clients_apart(self, like: Samples) -> bool:
+        """Try out whether a client's bits are the same alone and in groups, on random data of the run's shapes."""
+        batch_size, draws = self._section.batch_size, torch.Generator().manual_seed(0)
+        size = TRIED if batch_size == "full" else min(TRIED, int(batch_size))
+
+        def drawn(part: Tensor, count: int) -> Tensor:
+            if not part.is_floating_point():
+                return part.expand(count, *part.shape[1:])
+            numbers = torch.randn(count, *part.shape[1:], generator=draws, dtype=part.dtype)
+            return numbers.to(part.device)
+
+        def solved(tasks: Sequence[Task]) -> list[tuple[Tensor, float]]:
+            return [(local.delta.clone(), local.loss_sum) for local in self._solve(w, tasks, 0)] if tasks else []
+
+        if torch.get_num_threads() > 1:  # which share an operation out by its size
+            return False
+        w, tasks = self._model.vector.clone(), []
+        for client in range(self.together):
+            count = size + 3 * client // self.together  # three sizes, so that a group falls into several runs
+            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), Tilt(), 2, 0.0))
+        together = solved(tasks)
+        for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
+            for one, other in zip(together[first:last], solved(tasks[first:last]), strict=True):
+                if not torch.equal(one[0], other[0]) or one[1] != other[1]:
+                    return False
+        return True
+
+
+def _order(task: Task) -> tuple[int, int]:
+    """What clients are stacked by: those that work longest first, and next to each other those of the same size."""
+    return -task.steps, task.samples[1].shape[0]
+
+
+def _visited(orders: Sequence[np.ndarray], first: int, count: int) -> Tensor:
+    """Return which samples are visited in `count` steps, (R', visits), by the clients that still work in step `first`.
+
+    Once a client has taken all its steps, it visits sample 0.
+    """
+    active = [order[first : first + count] for order in orders if len(order) > first]
+    visited = np.zeros((len(active), count, orders[0].shape[1]), np.int64)
+    for own, order in zip(visited, active, strict=True):
+        own[: len(order)] = order
+    return torch.from_numpy(visited.reshape(len(active), -1))
+
+
+def _sums(losses: np.ndarray, rows: Sequence[Task]) -> list[float]:
+    """Return the sum of each client's losses, (R, most steps), over the steps it took; those of most come first."""
+    sums: list[float] = []
+    for steps, alike in groupby(rows, key=lambda task: task.steps):
+        first, last = len(sums), len(sums) + len(list(alike))
+        sums += losses[first:last, :steps].sum(axis=1).tolist()
+    return sums
+
+
+def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
+    """Return shift − μ·anchor of each client, (R, d); None where all are 0."""
+    found = [constant_of(task.tilt, w) for task in rows]
+    if all(constant is None for constant in found):
+        return None
+    return torch.stack([torch.zeros_like(w) if constant is None else constant for constant in found])
+
+
+def _parts(sizes: np.ndarray) -> list[list[EqualBatches]]:
+    """Return the parts of each step from sizes of minibatches, (R, steps), 0 after a client's last."""
+    found: dict[bytes, list[EqualBatches]] = {}
+    parts = []
+    for column in np.ascontiguousarray(sizes.T):
+        key = column.tobytes()
+        if key not in found:  # most steps are like the one before
+            active = int(np.count_nonzero(column))
+            bounds = [0, *(np.flatnonzero(np.diff(column[:active])) + 1).tolist(), active]
+            found[key] = [EqualBatches(first, last, int(column[first])) for first, last in pairwise(bounds)]
+        parts.append(found[key])
+    return parts

@@ -1,0 +1,178 @@
+"""How stacked clients take their steps: by any client optimizer along any network's gradients, or fused.
+
+The clients of a stack are its first rows, those that work longest first, and in a step those of the same batch size
+next to each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hpcfed.client.batched.gradients import Network, Perceptron
+from hpcfed.client.batched.matmul import Layer
+from hpcfed.client.optimizers import optimizer_for
+from hpcfed.client.solver import Stepping, Task
+from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.models.flat import FlatModel
+
+
+class EqualBatches(NamedTuple):
+    """Clients of a stack whose minibatches have the same size in a step: rows ``first:last``, `size` samples."""
+
+    first: int
+    last: int
+    size: int
+
+    def of(self, batches: Tensor) -> Tensor:
+        """Return this part of the step's minibatches (R, B, …)."""
+        if (0, *batches.shape[:2]) == self:
+            return batches
+        return batches[self.first : self.last, : self.size]
+
+
+class Descent(Protocol):
+    """Steps of stacked clients.
+
+    Attributes:
+        parameters: each parameter's stack, (clients, …), in the module's order.
+    """
+
+    parameters: list[Tensor]
+
+    def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
+        """Prepare for a round of R clients, whose start lies in `parameters`.
+
+        Args:
+            rows: what they have to do; those with the most steps first.
+            constant: shift − μ·anchor of each, (R, d), if any has one.
+            lr, mu: η_l and μ, the same for all.
+        """
+        ...
+
+    def take_steps(
+        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
+    ) -> None:
+        """Take S steps.
+
+        Args:
+            first: number of the first one, from 0.
+            x, y: minibatches (R, S, B, …).
+            parts: of each step; who is in none has taken all its steps.
+            losses: (R, S), where the losses go.
+        """
+        ...
+
+
+class FlatDescent:
+    """By the recipe's optimizer, on each client's parameters as one vector: a few operations on all of them."""
+
+    def __init__(self, network: Network, model: FlatModel, section: LocalSection, together: int):
+        self._network, self._section, self._stepping = network, section, Stepping(section)
+        self._y = model.vector.new_zeros(together, model.vector.numel())
+        self._g = torch.zeros_like(self._y)
+        self.parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
+        self._optimizer = optimizer_for(section, self._y)
+
+    def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
+        """Prepare; see `Descent`."""
+        self._rows, self._constant, self._lr, self._mu = rows, constant, lr, mu
+        self._optimizer.reset()
+
+    def take_steps(
+        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
+    ) -> None:
+        """Take S steps; see `Descent`."""
+        for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), parts, strict=True)):
+            for part in of_step:
+                rows = slice(part.first, part.last)
+                parameters, gradients = ([stack[rows] for stack in s] for s in (self.parameters, self._gradients))
+                losses[rows, step] = self._network.gradients(parameters, part.of(x_step), part.of(y_step), gradients)
+            active = of_step[-1].last
+            self._step(slice(0, active))
+            self._guess(first + step + 1, active)
+
+    def _step(self, rows: slice) -> None:
+        before_clip, after_clip = self._stepping.scales(self._mu)
+        y, g = self._y[rows], self._g[rows]
+        if self._constant is not None:
+            g.add_(self._constant[rows])
+        if before_clip:
+            g.add_(y, alpha=before_clip)
+        if self._section.clip_norm is not None:
+            self._clip(g, self._section.clip_norm)
+            if after_clip:
+                g.add_(y, alpha=after_clip)
+        self._optimizer.step(y, g, self._lr, rows)
+
+    @staticmethod
+    def _clip(g: Tensor, most: float) -> None:
+        """Scale each row to a norm of at most `most`; on a CPU, only those rows that are longer."""
+        scales = (most / (torch.linalg.vector_norm(g, dim=1) + 1e-6)).clamp_(max=1.0)
+        if g.device.type != "cpu":
+            g.mul_(scales.unsqueeze(1))
+            return
+        for row, scale in enumerate(scales.tolist()):
+            if scale != 1:
+                g[row].mul_(scale)
+
+    def _guess(self, done: int, active: int) -> None:
+        """Let the clients that have taken all their steps go on without gradients."""
+        for row in range(active - 1, -1, -1):
+            task = self._rows[row]
+            if task.steps > done:
+                break
+            if task.guessed:
+                own = slice(row, row + 1)
+                self._optimizer.guess(self._y[own], self._lr, task.guessed, own)
+
+
+class FusedDescent:
+    """By plain SGD on a perceptron: its products are added where the parameters lie, each one's stack without gaps."""
+
+    def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, together: int):
+        self._network, self._model, self._stepping = network, model, Stepping(section)
+        self.parameters = [model.vector.new_empty(together, *view.shape) for view in model.views(model.vector).values()]
+        self._layers: dict[tuple[int, int], list[Layer]] = {}
+
+    def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
+        """Prepare; see `Descent`. Without momentum there is nothing to guess from."""
+        self._lr, self._keep = lr, 1 - lr * sum(self._stepping.scales(mu))
+        self._constants = None if constant is None else list(self._model.views(constant).values())
+        self._layers.clear()
+
+    def take_steps(
+        self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
+    ) -> None:
+        """Take S steps; see `Descent`."""
+        encoded = self._network.encoded(y.flatten(1, 2), self._rows_of(0, len(x))).view(*y.shape[:3], -1)
+        told: dict[EqualBatches, dict[int, Tensor]] = defaultdict(dict)
+        batches = zip(x.flatten(3).unbind(1), encoded.unbind(1), parts, strict=True)
+        for step, (x_step, y_step, of_step) in enumerate(batches):
+            for part in of_step:
+                layers = self._rows_of(part.first, part.last)
+                told[part][step] = self._network.descend(layers, part.of(x_step), part.of(y_step), self._keep, self._lr)
+            for stack, constant in self._shifts(of_step[-1].last):
+                stack.sub_(constant, alpha=self._lr)
+        for part, z in told.items():  # of many steps at once, for no step waits for its loss
+            rows = slice(part.first, part.last)
+            steps = slice(None) if len(z) == len(parts) else list(z)
+            targets = y[rows, steps, : part.size]
+            of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
+            losses[rows, steps] = of_part.view(-1, len(z))
+
+    def _rows_of(self, first: int, last: int) -> list[Layer]:
+        """Return the layers of some rows."""
+        if (first, last) not in self._layers:
+            self._layers[first, last] = self._network.layers([stack[first:last] for stack in self.parameters])
+        return self._layers[first, last]
+
+    def _shifts(self, active: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each parameter's stack, and its constants, of the first rows; nothing where all constants are 0."""
+        if self._constants is not None:
+            for stack, constant in zip(self.parameters, self._constants, strict=True):
+                yield stack[:active], constant[:active]

@@ -1,0 +1,60 @@
+"""How a run opens its federation file: where it lies, or, staged, as a copy on each host's local scratch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hpcfed.data.federation import Federation
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.world import World
+
+STAGE = "stage"
+
+
+def open_federation(path: Path, access: str, world: World) -> Federation:
+    """Open the file on this rank; call it on all ranks together.
+
+    ``stage`` copies the file to ``$TMPDIR`` (which sites point to local scratch), once per host by its first rank, and
+    maps the copy. The copy loses its name as soon as the host's ranks have opened it, so that its space comes back with
+    their end, however they end.
+
+    Raises:
+        InputError: the file is none that can be used.
+        EnvironmentFailure: there is no room for the copy, or a disk failed.
+    """
+    if access != STAGE:
+        return world.together(lambda: Federation.open(path, access))
+    first = world.hosts.index(world.hosts[world.rank])
+    copies: list[Path] = []  # this rank's, if it is its host's first
+    try:
+        world.together(lambda: copies.append(_copy(path)) if first == world.rank else None)
+        (copy,) = world.gather(copies)[first]
+        return world.together(lambda: Federation.open(copy))
+    finally:
+        for own in copies:
+            own.unlink()
+
+
+def _copy(path: Path) -> Path:
+    """Return a copy of a file in ``$TMPDIR``."""
+    folder = Path(tempfile.gettempdir())
+    try:
+        size, free = path.stat().st_size, shutil.disk_usage(folder).free
+    except OSError as error:
+        raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
+    remedy = "point $TMPDIR to a larger disk, or set data_access: mmap"
+    if free < size:
+        expected, got = f"{size / 1e6:,.0f} MB free for the staged data", f"{free / 1e6:,.0f}"
+        raise EnvironmentFailure("not enough space", where=str(folder), expected=expected, got=got, remedy=remedy)
+    descriptor, name = tempfile.mkstemp(prefix="hpcfed-", suffix=".h5")
+    os.close(descriptor)
+    try:
+        shutil.copyfile(path, name)
+    except OSError as error:
+        Path(name).unlink()
+        what = f"staging {path} failed: {error.strerror or error}"
+        raise EnvironmentFailure(what, where=str(folder), remedy=remedy) from error
+    return Path(name)

@@ -1,0 +1,1 @@
+"""Losses and accuracies of a model: on the test and training sets, and on each client's own samples."""

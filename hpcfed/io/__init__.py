@@ -1,0 +1,1 @@
+"""Reading text of other people within bounds, writing files whole or not at all, and output that ends no run."""

@@ -1,0 +1,158 @@
+"""A rank's share of a round: its members of the cohort are trained, and their reports added to the buffer."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.client.solver import Task
+from hpcfed.client.state_transfer import Move, Moves
+from hpcfed.client.work import Work
+from hpcfed.cohort import Cohort
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.parts import Parts
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.round_checks import LOWER, check_report, whereabouts
+from hpcfed.run_folder.outcome import see_log
+from hpcfed.types import State, Who
+from hpcfed.user_code.blame import blamed
+
+log = logging.getLogger("hpcfed")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a round begins with; the same on every rank.
+
+    Attributes:
+        round: its number, counted from 1.
+        cohort, work: who takes part, and what they have to do.
+        ranks: the rank of each member, (S,).
+        w: the server's model, (d,) in the run's dtype on the device.
+        shared: what the server keeps for the clients, likewise.
+        touched: (N,) bool, which clients have a state, on whatever rank.
+    """
+
+    round: int
+    cohort: Cohort
+    ranks: Sequence[int]
+    work: Work
+    w: Tensor
+    shared: State
+    touched: np.ndarray
+
+
+class Training:
+    """Trains clients on this rank, group by group.
+
+    Args:
+        parts: of the simulation that has not begun yet: the model is the initial one.
+        buffer: takes the reports.
+    """
+
+    def __init__(self, parts: Parts, buffer: RoundBuffer):
+        self._parts, self._buffer = parts, buffer
+        self._initial = parts.model.vector.clone()
+        self._moves = Moves(parts.clients, parts.method.local.begin(self._initial), parts.world)
+
+    def __call__(self, given: Given) -> tuple[Mapping[int, State], HpcfedError | None]:
+        """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
+        states: dict[int, State] = {}
+        arriving = self._move(given)
+        self._parts.shards.expect(lambda: self._next(given.round))
+        try:
+            return states, self._train(given, arriving, states)
+        finally:
+            self._moves.finish()
+
+    def _next(self, round: int) -> list[int]:
+        """Return the clients of the next round that are at home here."""
+        clients = self._parts.cohorts.after(round)
+        return clients[self._parts.placement.home[clients] == self._parts.world.rank].tolist()
+
+    def _move(self, given: Given) -> frozenset[int]:
+        """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""
+        placement, clients = self._parts.placement, given.cohort.clients
+        if not (placement.balanced and self._parts.method.local.stateful):
+            return frozenset()
+        placed = zip(clients.tolist(), placement.home[clients].tolist(), given.ranks, strict=True)
+        moves = [Move(*move) for move in placed if move[1] != move[2] and given.touched[move[0]]]
+        placement.home[clients] = given.ranks
+        return self._moves.begin(moves)
+
+    def _train(self, given: Given, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
+        engine, clients = self._parts.engine, given.cohort.clients.tolist()
+        mine = [place for place, rank in enumerate(given.ranks) if rank == self._parts.world.rank]
+        if engine.inseparable == 1:  # else groups must stay as they were cut
+            mine.sort(key=lambda place: clients[place] in arriving)
+        groups = deque(mine[first : first + engine.together] for first in range(0, len(mine), engine.together))
+        while groups:
+            group = groups.popleft()
+            self._parts.watch.stage(f"round {given.round}, client {clients[group[0]]}: training")  # a name costs a read
+            try:
+                if any(clients[place] in arriving for place in group):
+                    self._moves.finish()
+                self._train_group(given, group, states)
+            except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
+                left = [place for place in group if not self._buffer.is_filled(place)]
+                if len(left) > 1 and engine.inseparable == 1:
+                    groups.extendleft([place] for place in reversed(left))  # one by one, to tell which
+                    continue
+                explained = self._explain(error, given.round, clients[left[0]])
+                if not self._parts.skips_bad or isinstance(error, InputError):
+                    self._buffer.fail(left[0])
+                    return explained
+                for place in left:
+                    self._buffer.skip(place)
+        return None
+
+    def _train_group(self, given: Given, places: Sequence[int], states: dict[int, State]) -> None:
+        """Train some clients, add their reports to the buffer, and their next states to `states`."""
+        method, federation, cohort = self._parts.method.local, self._parts.federation, given.cohort
+        clients = cohort.clients[places].tolist()
+        members, tasks = [], []
+        for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
+            who = Who(client, int(federation.sizes[client]), federation.mean_size)
+            state = self._parts.clients.get(client) or method.begin(self._initial)
+            tilt = method.tilt(given.w, given.shared, state, who)
+            tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
+            members.append((place, who, state))
+        solved = self._parts.engine.solve(given.w, tasks, given.round)
+        for (place, who, state), local in zip(members, solved, strict=True):
+            displacement = given.work.displacements[place]
+            known = local if displacement is None else replace(local, displacement=displacement)
+            told = method.report(known, given.w, given.shared, state, who)
+            check_report(self._parts.method.name, told, self._buffer.names, local.delta)
+            added = self._buffer.add(
+                place,
+                float(cohort.counts[place]),
+                told.vectors,
+                factor=float(given.work.factors[place]),
+                loss_sum=local.loss_sum,
+                steps=local.steps,
+                skips=self._parts.skips_bad,
+            )
+            if added and told.state is not None:
+                states[who.client] = told.state
+            elif not added:
+                where = whereabouts(federation, given.round, who.client)
+                log.warning("%s: skipped, its update is not finite", where)
+
+    def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
+        """Write the traceback to this rank's log, and return the line that all ranks will end with."""
+        world = self._parts.world
+        place = f"{whereabouts(self._parts.federation, round, client)}, rank {world.rank} on {world.hosts[world.rank]}"
+        log.error("%s: training raised", place, exc_info=error)
+        if isinstance(error, HpcfedError):
+            return type(error)(f"{place}: {error}")
+        what, remedy = f"{type(error).__name__}: {error}", see_log(world)
+        if told := blamed(error, place, remedy):
+            return told
+        if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
+            return Diverged(what, where=place, remedy=LOWER)
+        return EnvironmentFailure(what, where=place, remedy=remedy)

@@ -1,0 +1,212 @@
+"""Losses and metrics: what a minibatch minimises, and the sums that an evaluation adds up exactly.
+
+A metric is a function of the outputs and targets of B samples that returns a sum and a count; its value over many
+pieces of a data set is Σ sums / Σ counts, whatever the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hpcfed.config.factory import imported, made
+from hpcfed.config.recipe import Loss as LossSection
+from hpcfed.errors import InputError
+from hpcfed.user_code.blame import place_of
+
+Each = Callable[[Tensor, Tensor], Tensor]
+"""output (B, …) and target (B, …) → the loss of each sample, (B,)."""
+Encode = Callable[[Tensor, Tensor], Tensor]
+"""target (B, …), and a tensor of the output's type whose last axis has its length C → the target as numbers, (B, C)."""
+Metric = Callable[[Tensor, Tensor], tuple[float, float]]
+"""output (B, …) and target (B, …) → (sum, count)."""
+
+OF_TASK = {
+    "classification": "cross-entropy",
+    "multi-label": "binary-cross-entropy",
+    "next-token": "cross-entropy",
+    "regression": "squared",
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss, and its reduction over the samples of a minibatch.
+
+    Attributes:
+        each: one loss per sample.
+        reduction: ``mean`` or ``sum``.
+        fused: `each` and the reduction in one kernel, called with ``reduction=``, where torch has one.
+        inverse_link, encode: where the link is canonical, functions of the output (…, C) and of the target, such that
+            the derivative of `each` by the output is inverse_link(output) − encode(target).
+    """
+
+    each: Each
+    reduction: str
+    fused: Callable[..., Tensor] | None = None
+    inverse_link: Callable[[Tensor], Tensor] | None = None
+    encode: Encode | None = None
+
+    def batch(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
+        if self.fused is not None:
+            return self.fused(output, target, reduction=self.reduction)
+        losses = self.each(output, target)
+        return losses.mean() if self.reduction == "mean" else losses.sum()
+
+    def summed(self, output: Tensor, target: Tensor) -> tuple[float, float]:
+        """Return the loss as a metric: its sum over the samples, in float64, and how many they are."""
+        return float(self.each(output, target).sum(dtype=torch.float64)), len(target)
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """½‖output − target‖² of each sample, (B,)."""
+    return 0.5 * (output.reshape(target.shape) - target).square().reshape(len(target), -1).sum(1)
+
+
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """−Σ_c log p(target_c) of each sample, (B,), where output (B, C) are the log-odds of C independent labels."""
+    return functional.binary_cross_entropy_with_logits(output, target, reduction="none").sum(1)
+
+
+def softmax(output: Tensor) -> Tensor:
+    """The softmax over classes, the last axis."""
+    return output.softmax(-1)
+
+
+def one_hot(target: Tensor, like: Tensor) -> Tensor:
+    """Classes (B,) → (B, C), 1 where the class is the target's and else 0."""
+    return functional.one_hot(target, like.shape[-1]).to(like.dtype)
+
+
+def as_rows(target: Tensor, like: Tensor) -> Tensor:
+    """Numbers (B, …) → (B, C)."""
+    return target.reshape(len(target), like.shape[-1])
+
+
+def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
+    """Count the samples whose largest output is the target's, and all."""
+    return int((output.argmax(1) == target).sum()), len(target)
+
+
+def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
+    """Count the samples of which every label is right (p > ½ where it is 1), and all: the subset accuracy."""
+    return int(((output > 0) == (target > 0)).all(1).sum()), len(target)
+
+
+NAMED: Mapping[str, Callable[[str], Loss]] = {
+    "cross-entropy": partial(
+        Loss,
+        partial(functional.cross_entropy, reduction="none"),
+        fused=functional.cross_entropy,
+        inverse_link=softmax,
+        encode=one_hot,
+    ),
+    "binary-cross-entropy": partial(Loss, binary_cross_entropy, inverse_link=torch.sigmoid, encode=as_rows),
+    "squared": partial(Loss, squared, inverse_link=torch.clone, encode=as_rows),
+}
+ACCURACY: Mapping[str, Metric] = {
+    "classification": classes_right,
+    "multi-label": labels_right,
+    "next-token": classes_right,
+}
+"""The accuracy of each task that has one."""
+
+
+def loss_for(section: LossSection, task: str, python_path: Sequence[Path]) -> Loss:
+    """Return the recipe's loss; ``auto`` is the task's own.
+
+    Raises:
+        InputError: a loss that does not fit the task, or a factory that cannot be found or called.
+    """
+    if section.factory is not None:
+        return Loss(_OwnLoss(section.factory, _made(section.factory, section.args, python_path)), section.reduction)
+    name = OF_TASK[task] if section.name == "auto" else section.name
+    if name != OF_TASK[task]:
+        raise InputError(f"loss.name {name!r} does not fit a {task} federation", remedy=f"use {OF_TASK[task]!r}")
+    return NAMED[name](section.reduction)
+
+
+def metrics_for(references: Mapping[str, str], python_path: Sequence[Path]) -> dict[str, Metric]:
+    """Return the recipe's ``evaluate.metrics``.
+
+    Raises:
+        InputError: one cannot be found.
+    """
+    keys = {name: f"evaluate.metrics.{name}" for name in references}
+    return {
+        name: _OwnMetric(keys[name], imported(reference, python_path, keys[name]))
+        for name, reference in references.items()
+    }
+
+
+def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: Tensor) -> None:
+    """Call the user's loss and metrics once, so that what is wrong with them is known before the first round.
+
+    Raises:
+        InputError: one of them raises, or returns something else than it should.
+    """
+    functions: dict[str, Callable[[Tensor, Tensor], Any]] = {
+        f"evaluate.metrics.{name}": metrics[name] for name in metrics
+    }
+    if isinstance(loss.each, _OwnLoss):
+        functions["loss.factory"] = loss.each
+    for key, function in functions.items():
+        try:
+            function(output, target)
+        except InputError:
+            raise
+        except Exception as error:  # the user's function may raise anything
+            given = f"output {tuple(output.shape)} {output.dtype} and target {tuple(target.shape)} {target.dtype}"
+            place = place_of(error)
+            what = f"{key} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            raise InputError(what, remedy=f"it was given {given}") from error
+
+
+@dataclass(frozen=True)
+class _OwnLoss:
+    """The user's loss, whose answer is checked."""
+
+    reference: str
+    function: Each
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        losses = self.function(output, target)
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else None
+        if shape != (len(target),):
+            got = type(losses).__name__ if shape is None else f"shape {shape}"
+            expected = f"one loss per sample, a tensor ({len(target)},)"
+            raise InputError(f"loss.factory {self.reference!r}", expected=expected, got=got)
+        return losses
+
+
+@dataclass(frozen=True)
+class _OwnMetric:
+    """The user's metric, whose answer is checked."""
+
+    key: str
+    function: Callable[[Tensor, Tensor], Any]
+
+    def __call__(self, output: Tensor, target: Tensor) -> tuple[float, float]:
+        told = self.function(output, target)
+        try:
+            total, count = told
+            return float(total), float(count)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(self.key, expected="two numbers, (sum, count)", got=repr(told)[:100]) from None
+
+
+def _made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path]) -> Each:
+    remedy = "check loss.args; a factory returns the function of output and target"
+    function = made(reference, args, python_path, "loss.factory", remedy)
+    if not callable(function):
+        expected = "a function of output and target"
+        raise InputError(f"loss.factory {reference!r}", expected=expected, got=type(function).__name__)
+    return function

@@ -1,0 +1,189 @@
+"""Which device each rank uses: one table, gathered from all ranks, and a pure function of it.
+
+No launcher's own numbering serves all launchers, and a rank may see all GPUs of its node, one, or a slice of one (MIG)
+under whatever number. So every rank names its node and the devices it sees, and all derive the same answer. Several
+ranks may share a device.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Differs between nodes whatever they are called; the same in all containers of a node."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank tells all: its node, and the names of the devices it sees, in its own numbering."""
+
+    node: str
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place on its node.
+
+    Attributes:
+        index: of its device among those it sees; None for the CPU.
+        sharing: ranks on that device, itself included; on the CPU those on the node.
+        neighbours: ranks on the node, itself included.
+    """
+
+    index: int | None
+    sharing: int
+    neighbours: int
+
+    @property
+    def device(self) -> torch.device:
+        """The device, as torch names it on this rank."""
+        import torch
+
+        return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
+
+
+def assign(table: Sequence[Seen]) -> list[Seat]:
+    """Return every rank's seat, given what each rank sees, (P,).
+
+    A rank takes the device that the fewest have taken so far, of those it sees; ranks that see fewer choose first, then
+    in the order of their numbers: P ranks that all see the same G devices take 0, 1, …, G−1, 0, 1, …
+    """
+    taken: Counter[tuple[str, str]] = Counter()
+    chosen: list[int | None] = [None] * len(table)
+    for rank in sorted(range(len(table)), key=lambda rank: (len(table[rank].devices), rank)):
+        node, devices = table[rank].node, table[rank].devices
+        if devices:
+            index = min(range(len(devices)), key=lambda index: taken[node, devices[index]])
+            taken[node, devices[index]] += 1
+            chosen[rank] = index
+    on_node = Counter(seen.node for seen in table)
+    return [
+        Seat(
+            index=index,
+            sharing=on_node[seen.node] if index is None else taken[seen.node, seen.devices[index]],
+            neighbours=on_node[seen.node],
+        )
+        for seen, index in zip(table, chosen, strict=True)
+    ]
+
+
+def names(visible: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
+    """Return a name for each device that a rank sees, the same on every rank that sees it.
+
+    Args:
+        visible: the rank's CUDA_VISIBLE_DEVICES.
+        uuids: as torch reports them. A slice of a GPU may report its GPU's, so its own name (MIG-…) counts instead.
+    """
+    entries = [entry.strip() for entry in (visible or "").split(",")]
+    return tuple(
+        entries[index] if index < len(entries) and entries[index].startswith("MIG-") else uuid
+        for index, uuid in enumerate(uuids)
+    )
+
+
+def visible_devices() -> tuple[str, ...]:
+    """Return the name of each device that this rank sees (see `names`)."""
+    import torch
+
+    uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+    return names(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+
+
+def take_seat(wanted: str, world: World) -> Seat:
+    """Return this rank's seat, its device ready for deterministic work; called on every rank.
+
+    Args:
+        wanted: the recipe's ``device``.
+
+    Raises:
+        InputError: ``cuda`` was asked for and some rank sees no GPU.
+        EnvironmentFailure: a rank cannot use the GPU it would get.
+    """
+    seat = assign(world.gather(world.together(lambda: _look(wanted, world))))[world.rank]
+    world.together(lambda: _prepare(seat, world))
+    return seat
+
+
+def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:
+    """Tell whether sums go from the GPU straight to MPI; else they pass through the host's memory.
+
+    Args:
+        wanted: the recipe's ``gpu_reduce``.
+
+    Raises:
+        InputError: ``mpi`` was asked for, and this MPI says that it reads no GPU memory.
+    """
+    if device.type == "cpu" or wanted == "host":
+        return False
+    if wanted == "mpi" and world.reads_gpu_memory is False:
+        raise InputError(
+            "gpu_reduce: mpi",
+            expected="an MPI built for CUDA",
+            got="one that says it is not",
+            remedy="load the site's CUDA-aware MPI, or set gpu_reduce: auto",
+        )
+    return wanted == "mpi" or world.reads_gpu_memory is True
+
+
+def _look(wanted: str, world: World) -> Seen:
+    node = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else socket.gethostname()
+    if wanted == "cpu":
+        return Seen(node)
+    import torch
+
+    if not torch.cuda.is_available():
+        if wanted == "cuda":
+            raise InputError(
+                "device: cuda",
+                where=_place(world),
+                expected="a GPU",
+                got="none that torch sees",
+                remedy="set device: cpu, or check the driver and the job's --gpus-per-node",
+            )
+        return Seen(node)
+    try:
+        return Seen(node, visible_devices())
+    except RuntimeError as error:
+        raise _unusable(error, world) from None
+
+
+def _prepare(seat: Seat, world: World) -> None:
+    if seat.index is None:
+        return
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        torch.cuda.set_device(seat.index)
+        torch.cuda.mem_get_info()  # the first to need the device itself
+    except RuntimeError as error:
+        raise _unusable(error, world) from None
+
+
+def _unusable(error: RuntimeError, world: World) -> EnvironmentFailure:
+    """CUDA's own errors: a GPU in exclusive mode, a driver that is too old."""
+    return EnvironmentFailure(
+        "torch cannot use the GPU that a run would give to this rank",
+        where=_place(world),
+        got=str(error).partition("\n")[0],
+        remedy="check nvidia-smi there, or hide the GPUs (export CUDA_VISIBLE_DEVICES=)",
+    )
+
+
+def _place(world: World) -> str:
+    return f"rank {world.rank} on {world.hosts[world.rank]}"

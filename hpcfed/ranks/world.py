@@ -1,0 +1,326 @@
+"""The ranks of a run. The only module that imports mpi4py.
+
+Everything else takes a `World` and asks it for its rank, its size and a few collectives; a world of one answers without
+MPI, and no caller asks which kind it holds.
+
+How ranks leave: together. `leave` lets every rank say how it ended, prints the message of the first that has one, and
+gives all of them the same exit code. A rank that fails while another is stuck in a collective ends the job instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.io.output import Output
+from hpcfed.ranks.threads import start
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+    from torch import Tensor
+
+T = TypeVar("T")
+
+LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_RANKID")
+"""Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
+KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
+GPU_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
+"""With what Cray MPICH and MVAPICH2 are told to take CUDA memory."""
+PATIENCE = 5.0
+"""Seconds a failing rank waits for the others to arrive before it ends the job."""
+
+
+class World:
+    """A world of one rank, without MPI; the interface of every world."""
+
+    rank: int = 0
+    size: int = 1
+    hosts: tuple[str, ...] = (socket.gethostname(),)
+    """Host name of each rank."""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    reads_gpu_memory: bool | None = None
+    """Whether MPI takes buffers in CUDA memory; None where it does not say."""
+
+    def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
+        """Replace a buffer of int64 or float32 by its sum over ranks: one Allreduce."""
+
+    def broadcast(self, value: T, root: int = 0) -> T:
+        """Return the value of rank `root` on every rank."""
+        return value
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank, on every rank."""
+        return [value]
+
+    def exchange(
+        self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        """Begin to send tensors to ranks, and to receive some from ranks into tensors given; all on the host.
+
+        What two ranks send each other is received in the order in which it was sent. Returns a function that waits for
+        the end; until then nobody may touch the tensors.
+        """
+        return lambda: None
+
+    def on_root(self, function: Callable[[], T]) -> T:
+        """Call `function` on rank 0 alone; every rank gets its result, or the same error."""
+        value, failure = None, None
+        if self.is_root:
+            try:
+                value = function()
+            except HpcfedError as error:
+                failure = error
+        value, failure = self.broadcast((value, failure))
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[return-value]
+
+    def together(self, function: Callable[[], T]) -> T:
+        """Call `function` on every rank; if any fails with an error of ours, all raise the lowest failing rank's."""
+        value, failure = None, None
+        try:
+            value = function()
+        except HpcfedError as error:
+            failure = error
+        for other in self.gather(failure):
+            if other is not None:
+                raise other
+        return value  # type: ignore[return-value]
+
+    def split(self, groups: int) -> World:
+        """Return the world of this rank's group: `groups` of neighbouring ranks, as even as they can be.
+
+        Raises:
+            InputError: there are fewer ranks than groups.
+        """
+        if not 1 <= groups <= self.size:
+            raise InputError("groups", expected=f"1 to {self.size}, the number of ranks", got=str(groups))
+        return self
+
+    @contextmanager
+    def ends_within(self, seconds: float, message: str) -> Iterator[None]:
+        """End the job with `message` if the block, a collective that another rank may never reach, takes longer."""
+        yield
+
+    @contextmanager
+    def united(self) -> Iterator[None]:
+        """Let the block end alike on all ranks: an error on one is raised on all, or ends a job that is stuck."""
+        yield
+
+    def end_at_once(self, code: int, message: str) -> None:
+        """Print a message and end all ranks, from whatever thread, although they may wait in a collective."""
+        _say(message)
+        os._exit(code)
+
+    def leave(self, code: int, message: str) -> int:
+        """Agree on how the run ended, print the first message, and return the exit code of all."""
+        _say(message)
+        return code
+
+    def describe(self) -> dict[str, Any]:
+        """What ``environment.json`` and ``doctor`` tell of the ranks."""
+        return {"ranks": self.size, "hosts": list(self.hosts), "mpi": None}
+
+
+class MpiWorld(World):
+    """The ranks of an MPI communicator."""
+
+    def __init__(self, comm: MPI.Comm):
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = comm
+        self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
+        self._ending = threading.Lock()
+        self.rank, self.size = comm.rank, comm.size
+        self.hosts = tuple(comm.allgather(socket.gethostname()))
+        self.reads_gpu_memory = _reads_gpu_memory(MPI)
+
+    def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
+        self._comm.Allreduce(self._mpi.IN_PLACE, buffer, op=self._mpi.SUM)
+
+    def broadcast(self, value: T, root: int = 0) -> T:
+        return self._comm.bcast(value, root=root)
+
+    def gather(self, value: T) -> list[T]:
+        return self._comm.allgather(value)
+
+    def split(self, groups: int) -> World:
+        super().split(groups)
+        return world_over(self._comm.Split(self.rank * groups // self.size, self.rank))
+
+    def exchange(
+        self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        requests = [self._comm.Irecv(tensor, source=rank) for tensor, rank in incoming]
+        requests += [self._comm.Isend(tensor, dest=rank) for tensor, rank in outgoing]
+        return lambda: self._mpi.Request.Waitall(requests)
+
+    @contextmanager
+    def ends_within(self, seconds: float, message: str) -> Iterator[None]:
+        watch = threading.Timer(seconds, self._abort, (EnvironmentFailure.exit_code, message))
+        watch.daemon = True
+        start(watch)
+        try:
+            yield
+        finally:
+            watch.cancel()
+            watch.join()  # for ever, if it is ending the job
+
+    @contextmanager
+    def united(self) -> Iterator[None]:
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        code = 0 if own is None else getattr(own, "exit_code", 1)
+        name = f"rank {self.rank}: {type(own).__name__}: " if code == 1 else ""
+        endings = self._agree(code, f"{name}{own}" if own is not None else "")
+        if own is not None:
+            raise own
+        for code, message in endings:
+            if code != 0:
+                raise KINDS.get(code, HpcfedError)(message)
+
+    def leave(self, code: int, message: str) -> int:
+        endings = self._agree(code, message)
+        speaker, ending = next(((r, e) for r, e in enumerate(endings) if e[0] != 0), (0, endings[0]))
+        if self.rank == speaker:
+            with self._ending:
+                _say(ending[1])
+        self._control.Barrier()
+        return ending[0]
+
+    def _agree(self, code: int, message: str) -> list[tuple[int, str]]:
+        """Return how each rank ended; where this one failed and another does not arrive, end the job."""
+        arrived = self._control.Ibarrier()
+        deadline = time.monotonic() + PATIENCE
+        while not arrived.Test():
+            if code != 0 and time.monotonic() > deadline:
+                self._abort(code, f"hpcfed: {message.removeprefix('hpcfed: ')}")
+            time.sleep(0.001)
+        return self._control.allgather((code, message))
+
+    def describe(self) -> dict[str, Any]:
+        mpi = self._mpi
+        version = mpi.Get_library_version().split("\0")[0].strip()
+        levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
+        threads = ("single", "funneled", "serialized", "multiple")[levels.index(mpi.Query_thread())]
+        return {
+            "ranks": self.size,
+            "hosts": list(self.hosts),
+            "mpi": version.splitlines()[0],
+            "mpi_threads": threads,
+            "mpi_reads_gpu_memory": self.reads_gpu_memory,
+        }
+
+    def end_at_once(self, code: int, message: str) -> None:
+        self._abort(code, message)
+
+    def _abort(self, code: int, message: str) -> NoReturn:
+        self._ending.acquire()  # for good: another thread that would end the job has nothing to add
+        _say(message)
+        time.sleep(0.5)  # the launcher may drop what a rank wrote just before Abort
+        try:
+            self._comm.Abort(code)
+        finally:  # MPICH's may return, and leaves the rest to the launcher
+            time.sleep(PATIENCE)
+            os._exit(code)
+
+
+def _reads_gpu_memory(mpi: Any) -> bool | None:
+    """Ask an MPI whether it takes CUDA memory: by MPI 4.1's info key, a setting it obeys, or the function of MPICH
+    and Open MPI."""
+    info = mpi.COMM_WORLD.Get_info()
+    if "cuda" in (info.get("mpi_memory_alloc_kinds") or ""):
+        return True
+    if any(os.environ.get(name) == "1" for name in GPU_SWITCHES):
+        return True
+    try:
+        return bool(ctypes.CDLL(mpi.__file__).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return None
+
+
+def _say(message: str) -> None:
+    if message:
+        print(message, file=Output(sys.stderr), flush=True)
+
+
+_world: World | None = None
+
+
+def connect() -> World:
+    """Return the world this process belongs to: MPI's where a launcher or mpi4py started it, else a world of one.
+
+    Raises:
+        EnvironmentFailure: a launcher started several ranks, but MPI sees only this one.
+    """
+    global _world
+    if _world is None:
+        _world = _find_world()
+    return _world
+
+
+def leave(code: int, message: str) -> int:
+    """Leave the world of this process (see `World.leave`)."""
+    try:
+        return connect().leave(code, message)
+    except EnvironmentFailure as alone:
+        _say(message or f"hpcfed: {alone}")
+        return code or alone.exit_code
+
+
+def world_over(comm: MPI.Comm) -> World:
+    """Return the world of a communicator of the caller's."""
+    return MpiWorld(comm)
+
+
+def _find_world() -> World:
+    launched = any(name in os.environ for name in LAUNCHED) or _tasks_of_srun() > 1
+    if not launched and "mpi4py.MPI" not in sys.modules:
+        return World()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        if _ranks_promised() > 1:
+            raise EnvironmentFailure(
+                f"the launcher started {_ranks_promised()} ranks, but MPI cannot be loaded ({error})",
+                remedy="install an MPI library ('pip install mpich') or load the site's module",
+            ) from None
+        return World()
+    if MPI.COMM_WORLD.size == 1 and _ranks_promised() > 1:
+        raise EnvironmentFailure(
+            f"the launcher started {_ranks_promised()} ranks, but MPI ({MPI.get_vendor()[0]}) sees only one",
+            remedy="use the launcher of that MPI, or under srun the matching --mpi (MPICH: pmi2, Open MPI 5: pmix)",
+        )
+    return MpiWorld(MPI.COMM_WORLD)
+
+
+def _ranks_promised() -> int:
+    """The number of ranks the launcher says it started, 0 where none says so."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return _tasks_of_srun()
+
+
+def _tasks_of_srun() -> int:
+    """Tasks of the srun step that started this process; under mpirun that number counts launch daemons: not asked."""
+    text = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    return int(text) if text.isdigit() and "SLURM_PROCID" in os.environ else 0

@@ -1,0 +1,351 @@
+"""Everything that ranks tell each other in a training round, in one buffer and one Allreduce.
+
+    [ vectors: words × d of each  |  cohort slots: S × client_slot(V)  |  rank slots: P × RANK_SLOT ]
+
+The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each with words of its own number, or float32 ones
+(`hpcfed.reduce.fast`). A slot has fields of 8 bytes; it is written by one rank and left 0 by all others, so its sum as
+int64 is what that rank wrote: integers as they are, float64 as their bit patterns. Every rank thus knows every client's
+scalars and every rank's hash exactly, in either kind of sum.
+
+Large sums that lie on a GPU and are reduced on the host go in pieces, an Allreduce each, so that the pieces that follow
+are copied meanwhile. On a CPU that brings nothing: a waiting rank computes as fast as MPI does, which is a copy.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.ranks.world import World
+from hpcfed.reduce.exact import ExactSum
+from hpcfed.reduce.fast import FastSum
+from hpcfed.reduce.rows import rows_of
+from hpcfed.reduce.units import Units
+
+KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
+"""By the recipe's ``reduction``."""
+
+PIECE_BYTES = 4 << 20
+"""Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
+
+RANK_SLOT = np.dtype([("hash", "i8"), ("asks", "i8"), ("written", "i8"), ("local_seconds", "f8")])
+"""What a rank tells all others."""
+DONE, FAILED, SKIPPED = 1, 2, 3
+
+
+@cache
+def client_slot(num_vectors: int) -> np.dtype[np.void]:
+    """Return the fields of a cohort member, whose `bounds` are those on the largest entry of each of V vectors."""
+    scalars = [("status", "i8"), ("steps", "i8"), ("delta_sq", "f8"), ("loss_sum", "f8")]
+    return np.dtype([*scalars, ("bounds", "f8", (num_vectors,))])
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Result of a reduction, the same on every rank.
+
+    Attributes:
+        vectors: Σ c_i v_i / |S| of each named vector, (d,) float64 on the host.
+        bounds: of each vector, (S,) float64 by place in the cohort, a bound on every client's largest entry.
+        status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
+            early.
+        delta_sq, loss_sum: (S,) float64.
+        hashes: (P,) int64, of each rank's replicated state at the start of the round.
+        asks: (P,) int64, what each rank asks of all (`hpcfed.types.Ask`).
+        written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
+        local_seconds: (P,) float64, spent in local work.
+    """
+
+    vectors: Mapping[str, Tensor]
+    bounds: Mapping[str, np.ndarray]
+    status: np.ndarray
+    delta_sq: np.ndarray
+    loss_sum: np.ndarray
+    steps: np.ndarray
+    hashes: np.ndarray
+    asks: np.ndarray
+    written: np.ndarray
+    local_seconds: np.ndarray
+
+
+class _Report(NamedTuple):
+    """What a report that waits to be added counts for, and its scalars."""
+
+    place: int
+    weight: float
+    factor: float
+    loss_sum: float
+    steps: int
+
+
+class RoundBuffer:
+    """The buffer of a round: filled client by client, reduced once, read by all.
+
+    Args:
+        num_entries: d.
+        dtype: of the vectors to come.
+        device: where they will lie, and where the sums are kept until they are reduced.
+        world: the ranks.
+        kind: of the sums, ``exact`` or ``fast``.
+        sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
+
+    Attributes:
+        seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
+            ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
+    """
+
+    def __init__(
+        self,
+        num_entries: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        world: World,
+        *,
+        kind: str = "exact",
+        sum_on_device: Callable[[Tensor], None] | None = None,
+    ):
+        self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
+        self._kind, self._sum_on_device = KINDS[kind], sum_on_device
+        self._piece_bytes = PIECE_BYTES if device.type == "cuda" and sum_on_device is None else 0
+        self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
+        self._host, self._num_words, self._most_words = self._memory, 0, 0
+        self._sums: dict[str, ExactSum | FastSum] = {}
+        self._units: Mapping[str, Units] = {}
+        self._parts: list[Tensor] = []
+        self._at_once, self._waiting = rows_of(num_entries), list[_Report]()
+        self._slots = np.empty(0, np.int64)
+        self._clients = self._ranks = np.empty(0, RANK_SLOT)
+        self.seconds: dict[str, float] = {}
+
+    def open(self, units: Mapping[str, Units], cohort_size: int) -> None:
+        """Start sums of 0 for a round of S clients that report vectors of these names, in these units."""
+        each = [self._kind.words_of(own) for own in units.values()]
+        vectors, clients, ranks = self.sizes(each, cohort_size)
+        if max(each) < self._most_words:  # a first round's, whose words were more
+            self._memory = self._device_memory = self._host = self._memory.new_empty(0)
+            self._sums, self._parts = {}, []
+        self._most_words = max(each)
+        words = vectors + clients + ranks
+        self._memory = _at_least(self._memory, words, pinned=self._device.type == "cuda")
+        self._host = self._memory[:words]
+        if self._device.type == "cpu" and self._sum_on_device is None:  # then clients add into the buffer itself
+            self._device_memory = self._memory
+        else:
+            self._device_memory = _at_least(self._device_memory, words, self._device)
+        self._num_words, self._units = vectors, units
+        self._parts = parts = self._split(self._device_memory, each)
+        if tuple(self._sums) != tuple(units):
+            self._sums = {name: self._kind(part, units[name]) for name, part in zip(units, parts, strict=True)}
+        for (name, total), part in zip(self._sums.items(), parts, strict=True):
+            total.begin(part, units[name])
+        self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
+        first_of_ranks = clients // self._kind.slot_words
+        self._clients = self._slots[:first_of_ranks].view(client_slot(len(units)))
+        self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
+        self._waiting.clear()
+        self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
+
+    def _split(self, memory: Tensor, words: Sequence[int]) -> list[Tensor]:
+        """Return the memory of each vector's sum, (words, d), one after another from the buffer's beginning."""
+        parts, first = [], 0
+        for count in words:
+            last = first + count * self._num_entries
+            parts.append(memory[first:last].view(count, self._num_entries))
+            first = last
+        return parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The vectors of the open round."""
+        return tuple(self._sums)
+
+    def sizes(self, words: Sequence[int], cohort_size: int) -> tuple[int, int, int]:
+        """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients."""
+        slots = cohort_size * client_slot(len(words)).itemsize, self._world.size * RANK_SLOT.itemsize
+        of_clients, of_ranks = (self._kind.slot_words * num_bytes // 8 for num_bytes in slots)
+        return sum(words) * self._num_entries, of_clients, of_ranks
+
+    def add(
+        self,
+        place: int,
+        weight: float,
+        vectors: Mapping[str, Tensor],
+        *,
+        factor: float = 1.0,
+        loss_sum: float,
+        steps: int,
+        skips: bool = False,
+    ) -> bool:
+        """Add one client's report, and fill the slot of its `place` in the cohort.
+
+        Every vector counts `weight` times, |S| p_i; the first one, Δ_i, and its norm are multiplied by `factor`
+        besides. With `skips`, a report that is not finite is not added but skipped.
+
+        Returns:
+            Whether it was added.
+        """
+        if skips and not all(math.isfinite(float(vectors[name].abs().max())) for name in self._sums):
+            self.skip(place)
+            return False
+        started = time.perf_counter()
+        report = _Report(place, weight, factor, loss_sum, steps)
+        if self._at_once > 1:
+            for name, total in self._sums.items():
+                total.rows.put(len(self._waiting), vectors[name])
+            self._waiting.append(report)
+            if len(self._waiting) == self._at_once:
+                self._add_waiting()
+        else:
+            own_weights = (weight if number else weight * factor for number in range(len(self._sums)))
+            told = [
+                total.add(vectors[name], own)
+                for (name, total), own in zip(self._sums.items(), own_weights, strict=True)
+            ]
+            self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in told])
+        self._clients["status"][place] = DONE
+        self.seconds["pack"] += time.perf_counter() - started
+        return True
+
+    def _add_waiting(self) -> None:
+        """Add the reports that wait, if any do, to the sums."""
+        if not self._waiting:
+            return
+        _, weights, factors, _, _ = zip(*self._waiting, strict=True)
+        delta_weights = np.multiply(weights, factors)
+        told = [
+            total.add_rows(np.array(weights) if number else delta_weights)
+            for number, total in enumerate(self._sums.values())
+        ]
+        self._fill(self._waiting, told)
+        self._waiting.clear()
+
+    def _fill(self, reports: Sequence[_Report], added: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Fill in the scalars of reports (n,), from the squared norms and largest entries, (n,), of each vector."""
+        columns = zip(*reports, strict=True)
+        places, _, factors, loss_sums, steps = (list(column) for column in columns)
+        slots = self._clients
+        slots["delta_sq"][places] = added[0][0] * np.square(factors)
+        slots["loss_sum"][places] = loss_sums
+        slots["steps"][places] = steps
+        for number, (_, largest) in enumerate(added):
+            slots["bounds"][places, number] = largest
+
+    def is_filled(self, place: int) -> bool:
+        """Whether the slot of a place says anything already."""
+        return bool(self._clients["status"][place])
+
+    def skip(self, place: int) -> None:
+        """Say that the round goes on without the client at this place."""
+        self._clients["status"][place] = SKIPPED
+
+    def fail(self, place: int) -> None:
+        """Say that this rank could not train the client at this place."""
+        self._clients["status"][place] = FAILED
+
+    def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
+        """Sum the buffer over all ranks: the round's one Allreduce."""
+        started = time.perf_counter()
+        self._add_waiting()
+        self.seconds["pack"] += time.perf_counter() - started
+        self._ranks[self._world.rank] = state_hash, asks, written, local_seconds
+        tail = self._host[self._num_words :].numpy()
+        self._kind.write_slots(self._slots, tail)
+        summed = {name: torch.empty(self._num_entries, dtype=torch.float64) for name in self._sums}
+        host = self._split(self._host, [len(part) for part in self._parts])
+        if 0 < self._piece_bytes < self._num_words * self._host.element_size():
+            self._reduce_in_pieces(host, summed, self._piece_bytes // self._host.element_size())
+            self._world.sum_in_place(tail)
+        else:
+            self._reduce_whole(host, summed)
+        self._kind.read_slots(tail, self._slots)
+        clients, ranks = self._clients.copy(), self._ranks.copy()
+        return Sums(
+            vectors=summed,
+            bounds={name: clients["bounds"][:, number] for number, name in enumerate(self._sums)},
+            status=clients["status"],
+            delta_sq=clients["delta_sq"],
+            loss_sum=clients["loss_sum"],
+            steps=clients["steps"],
+            hashes=ranks["hash"],
+            asks=ranks["asks"],
+            written=ranks["written"],
+            local_seconds=ranks["local_seconds"],
+        )
+
+    def _read(self, name: str, words: Tensor, out: Tensor) -> None:
+        """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
+        self._kind.read(words, self._units[name], len(self._clients), out)
+
+    def _reduce_whole(self, host: Sequence[Tensor], summed: Mapping[str, Tensor]) -> None:
+        """Sum the whole buffer over ranks by one Allreduce, and read its vectors."""
+        started = time.perf_counter()
+        for total in self._sums.values():
+            total.settle()
+        packed = time.perf_counter()
+        size, vectors = self._host.numel(), self._num_words
+        if self._sum_on_device is not None:
+            whole = self._device_memory[:size]
+            whole[vectors:].copy_(self._host[vectors:])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
+            self._sum_on_device(whole)
+            self._host.copy_(whole)
+        else:
+            if self._host.data_ptr() != self._device_memory.data_ptr():
+                self._host[:vectors].copy_(self._device_memory[:vectors])
+            self._world.sum_in_place(self._host.numpy())
+        reduced = time.perf_counter()
+        for words, (name, out) in zip(host, summed.items(), strict=True):
+            self._read(name, words, out)
+        self.seconds["pack"] += packed - started
+        self.seconds["allreduce"] += reduced - packed
+        self.seconds["unpack"] += time.perf_counter() - reduced
+
+    def _reduce_in_pieces(self, host: Sequence[Tensor], summed: Mapping[str, Tensor], piece: int) -> None:
+        """Sum the vectors over ranks and read them, `piece` entries at a time, while those that follow are copied."""
+        bounds = [(first, min(first + piece, self._num_entries)) for first in range(0, self._num_entries, piece)]
+        arrivals = [
+            self._arrival(i, first, last, host) for i in range(len(host)) for first, last in bounds
+        ]  # all copies are on their way before the first one is waited for
+        for number, arrive in enumerate(arrivals):
+            i, (first, last) = number // len(bounds), bounds[number % len(bounds)]
+            started = time.perf_counter()
+            arrive()
+            packed = time.perf_counter()
+            for row in host[i]:
+                self._world.sum_in_place(row[first:last].numpy())
+            reduced = time.perf_counter()
+            name = self.names[i]
+            self._read(name, host[i][:, first:last], summed[name][first:last])
+            self.seconds["pack"] += packed - started
+            self.seconds["allreduce"] += reduced - packed
+            self.seconds["unpack"] += time.perf_counter() - reduced
+
+    def _arrival(self, i: int, first: int, last: int, host: Sequence[Tensor]) -> Callable[[], None]:
+        """Return what makes the entries ``first:last`` of vector `i` ready on the host; a GPU's begin to be copied."""
+        total = self._sums[self.names[i]]
+        if self._device.type != "cuda":
+            return partial(total.settle, first, last)
+        total.settle(first, last)
+        for row, own in zip(host[i], self._parts[i], strict=True):
+            row[first:last].copy_(own[first:last], non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self._device))
+        return copied.synchronize
+
+
+def _at_least(memory: Tensor, words: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
+    """Return `memory` where it holds that many words, else new memory that does."""
+    if memory.numel() >= words:
+        return memory
+    if pinned or (device is not None and device.type != "cpu"):
+        return torch.empty(words, dtype=memory.dtype, device=device, pin_memory=pinned)
+    return torch.from_numpy(np.empty(words, memory.numpy().dtype))  # numpy asks for huge pages: fewer for MPI to map

@@ -1,0 +1,100 @@
+"""How sums over ranks leave a GPU: straight through MPI, through NCCL, or, for who is told None, through the host.
+
+NCCL, of torch.distributed, is for several GPUs whose MPI takes no GPU memory. Its ranks find each other by a port of
+rank 0's host that the system chooses; where it lies they hear from MPI. Sums of int64 have no order, so that whoever
+sums them, the bits are the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.devices import Seat, takes_gpu_memory
+from hpcfed.ranks.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+SumInPlace = Callable[["torch.Tensor"], None]
+"""Replaces an int64 tensor in the device's memory by its sum over ranks."""
+FOR_EVER = timedelta(days=365)
+"""How long a rank waits for one that still trains; the run's own watchdog knows better than a fixed time."""
+START = timedelta(minutes=5)
+
+
+def device_sum(wanted: str, seat: Seat, world: World) -> SumInPlace | None:
+    """Return what sums the device's memory over ranks; None where sums pass through the host's memory.
+
+    Args:
+        wanted: the recipe's ``gpu_reduce``.
+        seat: this rank's.
+
+    Raises:
+        InputError: what was asked for is not there.
+    """
+    if wanted != "nccl" or seat.index is None:
+        return world.sum_in_place if takes_gpu_memory(wanted, seat.device, world) else None
+    if seat.sharing > 1:
+        got = f"{seat.sharing} ranks on one"
+        remedy = "start a rank for each GPU, or set gpu_reduce: auto"
+        raise InputError("gpu_reduce: nccl", expected="a GPU for each rank", got=got, remedy=remedy)
+    from torch import distributed
+
+    if not distributed.is_nccl_available():
+        raise InputError("gpu_reduce: nccl", expected="a torch with NCCL", got="none", remedy="set gpu_reduce: auto")
+    return DistributedSum(world, seat.device)
+
+
+class DistributedSum:
+    """Sums through torch.distributed: NCCL between GPUs, gloo on the CPU.
+
+    The ranks join their group with the first sum, and leave it with the process: its next run finds it there.
+
+    Args:
+        world: the ranks, each of which calls it the same number of times.
+        device: of the tensors to come.
+    """
+
+    def __init__(self, world: World, device: torch.device):
+        self._world, self._device = world, device
+
+    def __call__(self, buffer: torch.Tensor) -> None:
+        """Replace an int64 tensor by its sum over ranks.
+
+        Raises:
+            EnvironmentFailure: the ranks do not reach each other.
+        """
+        from torch import distributed
+
+        try:
+            if not distributed.is_initialized():
+                self._join()
+            distributed.all_reduce(buffer)
+        except RuntimeError as error:  # of which all errors of torch.distributed are
+            why = str(error).partition("\n")[0]
+            raise EnvironmentFailure(
+                "torch.distributed cannot sum over the ranks", got=why, remedy="set gpu_reduce: auto"
+            ) from error
+
+    def _join(self) -> None:
+        from torch import distributed
+
+        world, on_gpu = self._world, self._device.type == "cuda"
+        host = world.hosts[0] if len(set(world.hosts)) > 1 else "127.0.0.1"
+        store = None
+        if world.is_root:
+            store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=START)
+        port = world.broadcast(store.port if store is not None else 0)
+        distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store or distributed.TCPStore(host, port, is_master=False, timeout=START),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=FOR_EVER,
+            device_id=self._device if on_gpu else None,
+        )
+        atexit.register(distributed.destroy_process_group)

@@ -1,0 +1,144 @@
+"""Checks of what a method, perhaps the user's own, hands over, and of what the ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.cohort import Cohort
+from hpcfed.data.federation import Federation
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import FAILED, KINDS, SKIPPED, Sums
+from hpcfed.types import Report, Stepped
+
+LOWER = "lower local.lr, or set local.clip_norm"
+
+
+def check_report(method: str, told: Report, names: Sequence[str], like: Tensor) -> None:
+    """Refuse a report that the buffer would take for something else: each name must be a vector like Δ_i.
+
+    Raises:
+        InputError: a vector is missing, or of another shape, type or device.
+    """
+    for name in names:
+        vector = told.vectors.get(name)
+        if vector is None or (vector.shape, vector.dtype, vector.device) != (like.shape, like.dtype, like.device):
+            raise InputError(
+                f"{method}, report of {name!r}",
+                expected=f"a vector of shape {tuple(like.shape)} in {like.dtype}",
+                got="nothing" if vector is None else f"shape {tuple(vector.shape)} in {vector.dtype}",
+            )
+
+
+def check_step(method: str, stepped: Stepped, w: Tensor) -> None:
+    """Refuse a server step whose model does not fit the one before.
+
+    Raises:
+        InputError: it has another shape.
+    """
+    if stepped.w.shape != w.shape:
+        expected, got = f"a model of shape {tuple(w.shape)}", f"shape {tuple(stepped.w.shape)}"
+        raise InputError(f"{method}, server step", expected=expected, got=got)
+
+
+def whereabouts(federation: Federation, round: int, client: int) -> str:
+    """Return the words for a client in a round."""
+    return f"round {round}, client {client} ({federation.client_name(client)})"
+
+
+def check_sums(
+    sums: Sums,
+    round: int,
+    cohort: Cohort,
+    ranks: Sequence[int],
+    failure: HpcfedError | None,
+    federation: Federation,
+    world: World,
+) -> None:
+    """Raise, on every rank alike, what makes a round's sums unusable.
+
+    Args:
+        sums, round, cohort, ranks: of the round; which rank trained which member.
+        failure: what went wrong on this rank, if anything.
+        federation, world: of the run.
+
+    Raises:
+        EnvironmentFailure: the ranks' states differ, or the training of a client raised.
+        Diverged: a client's update is not finite.
+    """
+    if len(set(sums.hashes.tolist())) > 1:
+        raise EnvironmentFailure(
+            f"round {round}: the ranks no longer hold the same model",
+            got=differing(sums.hashes, world.hosts),
+            remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
+        )
+    if (sums.status == SKIPPED).all():
+        what = f"round {round}: training failed for every client of the cohort"
+        raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
+    failed = np.flatnonzero(sums.status == FAILED)
+    if len(failed):
+        raise world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
+    bad = np.flatnonzero(~np.isfinite(sum(sums.bounds.values())))
+    if len(bad):
+        place = f"{whereabouts(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
+        raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=LOWER)
+
+
+def check_range(sums: Sums, counts: Mapping[str, np.ndarray], round: int, kind: str) -> None:
+    """Refuse sums that may have left the range of their kind: float32's, or nearly float64's.
+
+    Args:
+        sums, round: of the round.
+        counts: c_i of each vector, (S,).
+        kind: the recipe's ``reduction``.
+
+    Raises:
+        Diverged: they may have.
+    """
+    for name, own in sums.bounds.items():
+        total, limit = float((counts[name] * own).sum()), KINDS[kind].range
+        if not total < limit:
+            raise Diverged(
+                f"round {round}: the sum of {name!r} may have left the range of reduction: {kind}",
+                expected=f"magnitudes below {limit:.3g} in total",
+                got=f"{total:.3g}",
+                remedy=LOWER if kind == "exact" else f"set reduction: exact if updates may be so large, else {LOWER}",
+            )
+
+
+def check_repeated(
+    first: Sums,
+    second: Sums,
+    round: int,
+    cohort: Cohort,
+    ranks: Sequence[int],
+    federation: Federation,
+    world: World,
+) -> None:
+    """Compare what two attempts at a round brought: clients must have reported the same.
+
+    Raises:
+        EnvironmentFailure: naming the first client that did not.
+    """
+    same = [first.status == second.status, *(first.bounds[name] == own for name, own in second.bounds.items())]
+    differing = np.flatnonzero(~np.all(same, axis=0))
+    if len(differing):
+        place, client = int(differing[0]), int(cohort.clients[differing[0]])
+        rank = ranks[place]
+        raise EnvironmentFailure(
+            f"{whereabouts(federation, round, client)}, rank {rank} on {world.hosts[rank]}: trained twice, it "
+            "reported two different updates",
+            remedy="look for randomness of its own in the model, the loss or the method, and for kernels that are not "
+            "deterministic",
+        )
+
+
+def differing(hashes: np.ndarray, hosts: tuple[str, ...]) -> str:
+    """Name the ranks whose hash is not the most frequent one; all of them where none is."""
+    values, counts = np.unique(hashes, return_counts=True)
+    tied = (counts == counts.max()).sum() > 1
+    ranks = range(len(hashes)) if tied else np.flatnonzero(hashes != values[counts.argmax()]).tolist()
+    return ", ".join(f"rank {rank} on {hosts[rank]}" for rank in ranks) + " differing"

@@ -1,0 +1,181 @@
+"""``code.json`` of a run folder: the user's own code that a run was trained with, and what has been accepted since.
+
+files     module → file, path, hash and text: the code of the rounds from `since` on
+since     a round, counted from 1
+before    the code of the rounds before, as often as other code was accepted: a list of the same two keys
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.ranks.world import World
+from hpcfed.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
+
+NAME = "code.json"
+FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"
+EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
+
+
+def references(recipe: Recipe) -> list[str]:
+    """Return the functions and classes that decide a recipe's result and are in no installed package."""
+    search(recipe.python_path)
+    named = [recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, *recipe.evaluate.metrics.values()]
+    return [reference for reference in named if reference is not None and not is_installed(reference)]
+
+
+def own_code(recipe: Recipe) -> dict[str, Source]:
+    """Return the user's own code as far as it is loaded; none where the recipe names none.
+
+    A module that only an observer comes from does not count, as observers do not.
+    """
+    named = references(recipe)
+    if not named:
+        return {}
+    modules = {reference.partition(":")[0] for reference in named}
+    observers = {str(one.factory).partition(":")[0] for one in recipe.observers if one.factory} - modules
+    return loaded(recipe.python_path, named, observers)
+
+
+def check_hosts(recipe: Recipe, world: World) -> None:
+    """Refuse code that is not the same on all hosts, of which one rank each reads it; called on every rank.
+
+    Raises:
+        InputError: naming the module and the hosts.
+    """
+    if not references(recipe) or len(set(world.hosts)) == 1:
+        return
+    reads = world.hosts.index(world.hosts[world.rank]) == world.rank
+    own = own_code(recipe) if reads else {}
+    everywhere = world.gather({name: source.hash for name, source in own.items()})
+    for rank, hashes in enumerate(everywhere):
+        for name in sorted(hashes.keys() & everywhere[0].keys()):
+            if hashes[name] != everywhere[0][name]:
+                raise InputError(
+                    f"module {name} is not the same on all hosts",
+                    got=f"one on {world.hosts[0]} and another on {world.hosts[rank]}",
+                    remedy="keep the recipe and its code in a folder that all hosts share",
+                )
+
+
+class CodeRecord:
+    """The record of code in a run folder; on rank 0 alone.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / NAME
+        self._recipe: Recipe | None = None
+        self._looked_at = 0
+
+    def exists(self) -> bool:
+        """Tell whether there is one; folders of hpcfed 0.1 have none."""
+        return self._path.exists()
+
+    def refuse_changes(self, recipe: Recipe) -> None:
+        """Refuse to go on with other code.
+
+        Raises:
+            InputError: naming the files.
+        """
+        told = self.changes(recipe)
+        if told:
+            where = str(self._path.parent)
+            raise InputError(f"your code is another than this run's: {told}", where=where, remedy=EDITED)
+
+    def changes(self, recipe: Recipe) -> str:
+        """Say what differs between the record and what this process has loaded, or else would load; "" if nothing."""
+        if not references(recipe):
+            return ""
+        here, told = own_code(recipe), []
+        for name, then in self._files().items():
+            now = here.get(name) or _now(then, recipe.python_path)
+            if not now.hash:
+                told.append(f"{then.file} is gone")
+            elif now.hash != then.hash:
+                line = then.differs_at(now)
+                told.append(then.file + (f" differs from line {line}" if line else " differs"))
+        return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+
+    def write(self, recipe: Recipe, done: int) -> None:
+        """Record the code of the rounds after the `done` ones; what these were trained with is kept where it differs.
+
+        Raises:
+            InputError: the record cannot be understood.
+            OSError: as the system reports it.
+        """
+        self._recipe, code = recipe, own_code(recipe)
+        if not done:
+            if code:
+                self._write({"files": _plain(code), "since": 1, "before": []})
+            else:
+                self._path.unlink(missing_ok=True)
+            return
+        found = self._read()
+        since, then = min(found["since"], done + 1) if self.exists() else done + 1, self._files()
+        now = {name: code.get(name) or _now(source, recipe.python_path) for name, source in then.items()} | code
+        if any(now[name].hash != source.hash for name, source in then.items()):
+            kept = {"files": found["files"], "since": since}
+            since, found = done + 1, {**found, "before": [*found["before"], kept]}
+        if (_plain(now), since) != (found["files"], found["since"]):
+            self._write({**found, "files": _plain(now), "since": since})
+
+    def add(self) -> None:
+        """Record what has been imported since `write`; costs nothing where that is nothing.
+
+        Raises:
+            OSError: as the system reports it.
+        """
+        if self._recipe is None or len(sys.modules) == self._looked_at or not references(self._recipe):
+            return
+        self._looked_at = len(sys.modules)
+        found = self._read()
+        new = {name: source for name, source in own_code(self._recipe).items() if name not in found["files"]}
+        if new:
+            self._write({**found, "files": found["files"] | _plain(new)})
+
+    def _files(self) -> dict[str, Source]:
+        return {name: Source(**entry) for name, entry in self._read()["files"].items()}
+
+    def _read(self) -> dict[str, Any]:
+        """Return what the record says; nothing where there is none.
+
+        Raises:
+            InputError: it cannot be understood.
+        """
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            for entry in content["files"].values():
+                Source(**entry)
+            return {"files": content["files"], "since": content["since"], "before": content["before"]}
+        except FileNotFoundError:
+            return {"files": {}, "since": 1, "before": []}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError("not a record of code", where=str(self._path), remedy=FRESH) from None
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        files = dict(sorted(content["files"].items()))
+        write_whole(self._path, json.dumps({**content, "files": files}, indent=1) + "\n")
+
+
+def _now(then: Source, python_path: Sequence[Path]) -> Source:
+    """Return what a recorded source is today, wherever the recipe's folders are now."""
+    if not then.path:
+        return source_in_notebook(then.file.partition(":")[2])
+    places = [folder / then.file for folder in python_path]
+    path = next((place for place in places if place.is_file()), Path(then.path))
+    return read_source(then.file, str(path))
+
+
+def _plain(code: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
+    return {name: asdict(source) for name, source in code.items()}

@@ -1,0 +1,110 @@
+"""What rank 0 says while a run goes on: a live line on a terminal, at most one plain line every 10 s elsewhere.
+
+It is decoration: where it cannot be written, the run goes on without it (`hpcfed.io.output`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hpcfed.io.console import Console
+from hpcfed.io.output import Output
+
+QUIET_SECONDS = 10.0
+
+
+class Reporter:
+    """Tells of the rounds as they end.
+
+    Args:
+        name, rounds: of the run.
+        speaks: false on all ranks but one.
+        live: whether a terminal may get a moving line. Under a launcher it may not: some give every rank a terminal of
+            its own and write what comes out of it to a file.
+        stream: standard output unless given; where writing to it fails, no more is written.
+    """
+
+    def __init__(self, name: str, rounds: int, *, speaks: bool, live: bool, stream: TextIO | None = None):
+        self._stream = Output(stream or sys.stdout)
+        self._name, self._rounds = name, rounds
+        self._speaks = speaks
+        self._spoke = time.monotonic()
+        self._done, self._elapsed = 0, 0.0
+        self._scores: dict[str, float] = {}
+        self._live = self._bar() if speaks and live and self._stream.isatty() else None
+
+    def __enter__(self) -> Reporter:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Tell of a round from its record."""
+        if not self._speaks:
+            return
+        self._done += 1
+        self._elapsed += row["seconds"]["total"]
+        self._scores |= {key: row[key] for key in ("test_loss", "test_accuracy") if row[key] is not None}
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(self._task, completed=row["round"], what=self._describe(row), speed=self._speed())
+        elif row["round"] in (1, self._rounds) or now - self._spoke >= QUIET_SECONDS:
+            self._spoke = now
+            left = (self._rounds - row["round"]) * self._elapsed / self._done
+            self._say(
+                f"{self._name}: round {row['round']}/{self._rounds}  {self._describe(row)}  "
+                f"{self._speed()}  {clock(left)} left"
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line of text."""
+        if self._speaks:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def _bar(self) -> Progress:
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[what]}  {task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=Console(file=self._stream),
+        )
+        self._task = progress.add_task(self._name, total=self._rounds, what="", speed="")
+        return progress
+
+    def _describe(self, row: Mapping[str, Any]) -> str:
+        parts = []
+        if row["server_lr"] is not None:
+            parts.append(f"η_g {row['server_lr']:.3g}")
+        if row["local_loss"] is not None:
+            parts.append(f"local loss {row['local_loss']:.4g}")
+        if "test_loss" in self._scores:
+            parts.append(f"test loss {self._scores['test_loss']:.4g}")
+        if "test_accuracy" in self._scores:
+            parts.append(f"accuracy {100 * self._scores['test_accuracy']:.2f} %")
+        return "  ".join(parts)
+
+    def _speed(self) -> str:
+        per_second = self._done / max(self._elapsed, 1e-9)
+        return f"{per_second:.1f} rounds/s" if per_second >= 1 else f"{1 / per_second:.1f} s/round"
+
+
+def clock(seconds: float) -> str:
+    """Return a time as ``m:ss``, or ``h:mm:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

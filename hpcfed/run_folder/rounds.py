@@ -1,0 +1,180 @@
+"""The record of a run, ``metrics.jsonl``: one JSON object a round; how a round is written, and how all read it.
+
+A run that still goes on, or that was killed, may leave half a line at the end: it is no round yet, and left out. What
+is not a finite number is null in the file and nan in a column; records of older versions have ``NaN`` there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import InputError
+from hpcfed.io.text import parse_json
+
+RECORD = "metrics.jsonl"
+METRICS = (
+    "local_loss",
+    "train_loss",
+    "train_accuracy",
+    "test_loss",
+    "test_accuracy",
+    "server_lr",
+    "params_up",
+    "params_down",
+    "gradients",
+    "imbalance",
+)
+PHASES = ("local", "wait", "reduce", "server", "evaluate")
+TIMERS = (*PHASES, "total")
+NUMBERS = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
+"""Columns that every record has, nan where a round's object lacks them."""
+DEEPEST = 8
+"""Levels of objects in a round; what lies deeper is no column."""
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return a round as its line of the record: JSON as everybody reads it, null where a number is not finite."""
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:  # seldom, and looking for them takes longer
+        return json.dumps(_finite(row), allow_nan=False) + "\n"
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a record, round t at t − 1.
+
+    Raises:
+        InputError: there is no such file, or a line of it is damaged; naming the line.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from None
+    except OSError as error:
+        raise InputError(error.strerror or "cannot be read", where=str(path)) from error
+    *lines, unfinished = content.split(b"\n")
+    if unfinished.strip() and _is_json(unfinished):  # only its newline is missing
+        lines.append(unfinished)
+    return list(parse_rounds(lines, path))
+
+
+def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator[dict[str, Any]]:
+    """Yield the objects of lines that hold the rounds from `first` on, each on the line of its number.
+
+    Raises:
+        InputError: a line is no JSON object, or of another round.
+    """
+    for number, line in enumerate(lines, start=first):
+        where = f"{path}, line {number}"
+        try:
+            row = parse_json(line.decode())
+        except ValueError as error:
+            remedy = "restore the file, or run again in another folder"
+            raise InputError("not JSON", where=where, remedy=remedy) from error
+        if not isinstance(row, dict) or row.get("round") != number:
+            got = f"round {_shortened(row.get('round'))}" if isinstance(row, dict) else type(row).__name__
+            raise InputError("rounds out of order", where=where, expected=f"an object with round {number}", got=got)
+        yield row
+
+
+def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """Return a round's numbers by dotted names, ``seconds.local``, ``clients.global.test.loss.mean``: all `NUMBERS`,
+    the recipe's own metrics, and whatever else is a number. Lists and text are no columns; nan stands for null.
+
+    Raises:
+        InputError: one that has to be a number or null is something else.
+    """
+    where = f"{path}, line {row.get('round')}"
+    if not isinstance(row.get("seconds") or {}, Mapping):
+        raise InputError("seconds", where=where, expected="an object", got=_shortened(row["seconds"]))
+    found = dict.fromkeys(NUMBERS, math.nan)
+    for name, value in _leaves(row, ""):
+        if name == "round":
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        must_be = name in NUMBERS or is_own(name)
+        if is_number:
+            found[name] = _checked(value, name, where)
+        elif value is None and must_be:
+            found[name] = math.nan
+        elif must_be:
+            raise InputError(name, where=where, expected="a number or null", got=_shortened(value))
+    return found
+
+
+class Columns(dict[str, list[float]]):
+    """Columns (T,) by name that grow by a round at a time; nan where a round does not have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = 0
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        """Append a round."""
+        for name in numbers.keys() - self.keys():
+            self[name] = [math.nan] * self.rounds
+        for name, column in self.items():
+            column.append(numbers.get(name, math.nan))
+        self.rounds += 1
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
+    """Return the columns of a record's rounds."""
+    columns = Columns()
+    for row in rows:
+        columns.add(numbers_of(row, path))
+    return columns
+
+
+def is_own(name: str) -> bool:
+    """Whether a column is a metric of the recipe's own."""
+    return name.startswith(("test_", "train_")) and name not in METRICS
+
+
+def count_rounds(path: Path) -> int:
+    """Return how many rounds a record has, by its whole lines; 0 where there is no file."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as record:
+        return sum(line.endswith(b"\n") for line in record)
+
+
+def _leaves(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in METRICS and prefix.count(".") < DEEPEST:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _checked(value: int | float, name: str, where: str) -> int | float:
+    try:
+        return value if math.isfinite(value) else math.nan
+    except OverflowError:
+        expected = "a number that float64 holds"
+        raise InputError(name, where=where, expected=expected, got=_shortened(value)) from None
+
+
+def _shortened(value: Any, length: int = 40) -> str:
+    text = f"a {type(value).__name__}" if isinstance(value, dict | list) else json.dumps(value)
+    return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        parse_json(line.decode())
+    except ValueError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Server rules that several methods share."""

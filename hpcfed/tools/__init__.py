@@ -1,0 +1,1 @@
+"""Tools around a run: benchmarks, and the estimate of what a recipe will take."""

@@ -1,0 +1,80 @@
+"""A recipe's rounds by each engine and each library that can compute its products, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hpcfed.config.load import load_recipe, of_rounds_alone
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.setup import resolve
+from hpcfed.tools.bench.timing import Contender, Done, Timing, Turn, in_turn, recorded, run_command, run_to_end
+
+CHOICES = (("sequential", "blas"), ("batched", "blas"), ("batched", "onednn"))
+CLEARLY = 0.95
+"""Of the time that what `auto` takes needs; less of it is a difference worth writing down."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What each choice took.
+
+    Attributes:
+        timings: the choice that ``auto`` takes first; each is named by what a recipe, or a command, says to have it.
+        refused: why the others are none, by name.
+    """
+
+    timings: list[Timing]
+    refused: dict[str, str]
+
+    @property
+    def advice(self) -> str:
+        """What to write into the recipe, in a sentence."""
+        auto = self.timings[0]
+        best = min(self.timings, key=lambda timing: timing.over(auto)[1])
+        ratio = best.over(auto)[1]
+        if ratio > CLEARLY:
+            return f"auto takes {auto.name}, and nothing is clearly faster here"
+        return f"{best.name} takes {ratio:.2f} of the time of what auto takes: write it into the recipe"
+
+
+def calibrate(
+    source: Path,
+    changes: Sequence[str],
+    folder: Path,
+    rounds: int,
+    warm_up: int,
+    repeats: int,
+    ranks: int,
+    tell: Callable[[str], None],
+) -> Calibration:
+    """Time a recipe's rounds by each choice, each in processes of its own; runs are left and removed in `folder`.
+
+    Raises:
+        InputError: the recipe cannot be run.
+    """
+    auto = resolve(load_recipe(source, (*changes, "local.engine=auto", "local.matmul=auto"))).local
+    contenders: list[Contender] = []
+    refused: dict[str, str] = {}
+    for choice in sorted(CHOICES, key=lambda choice: choice != (auto.engine, auto.matmul)):
+        name = "local.engine={} local.matmul={}".format(*choice)
+        chosen = (*changes, *name.split())
+        try:
+            resolve(load_recipe(source, chosen))
+            trial = of_rounds_alone(1, folder / "-".join(("trial", *choice)))
+            run_to_end(name, run_command(source, ranks, *chosen, *trial))
+        except (InputError, EnvironmentFailure) as error:
+            if not contenders:
+                raise
+            refused[name] = str(error)
+        else:
+            output = folder / "-".join(choice)
+            command = run_command(source, ranks, *chosen, *of_rounds_alone(rounds + warm_up, output))
+            contenders.append(Contender(name, command, partial(_read, output, warm_up)))
+    return Calibration(in_turn(contenders, repeats, tell), refused)
+
+
+def _read(output: Path, warm_up: int, _: Done) -> Turn:
+    return recorded(output, warm_up)

@@ -1,0 +1,25 @@
+"""What a result was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+from hpcfed.ranks.cpu import cpu_model
+
+
+def describe() -> dict[str, Any]:
+    """Return the date, the machine and the versions that a result depends on."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "mpi4py": version("mpi4py"),
+    }

@@ -1,0 +1,103 @@
+"""A round's reduction beside a bare Allreduce of the same bytes, on the ranks that this process belongs to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import KINDS, RoundBuffer
+
+WARM_UP = 2
+UNIT = 2.0**-44
+"""Of exact sums: as it is predicted for entries of a normal distribution."""
+ENOUGH, FEWEST, MOST = 0.2, 3, 101
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What reducing one vector took, milliseconds: medians over repetitions, each the slowest rank's.
+
+    Attributes:
+        kind, entries: of the sums, and d.
+        num_bytes: that each rank gave to the Allreduce.
+        bare: an Allreduce of as many bytes, of the same type, and nothing else.
+        whole: opening the buffer and adding one vector, then, begun together, the Allreduce and its result as float64.
+        pack, allreduce, unpack: the parts of it.
+        over_bare: the median ratio of `whole` to `bare`, repetition by repetition.
+    """
+
+    kind: str
+    entries: int
+    num_bytes: int
+    bare: float
+    whole: float
+    pack: float
+    allreduce: float
+    unpack: float
+    over_bare: float
+
+
+def measure(world: World, entries: int, repeats: int) -> list[Reduced]:
+    """Measure each kind of sum at d entries of float32; called on every rank, which all get the same."""
+    torch.set_num_threads(1)
+    vector = torch.from_numpy(np.random.default_rng(world.rank).standard_normal(entries, dtype=np.float32))
+    return [_measure(world, kind, vector, repeats) for kind in sorted(KINDS)]
+
+
+def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
+    """Return the slowest rank's seconds of a bare Allreduce of each size in bytes, medians; called on every rank.
+
+    Each size is repeated for about `ENOUGH` seconds.
+    """
+    found = []
+    for size in sizes:
+        buffer = np.zeros(size // 8, np.int64)
+        one = partial(_together, world, partial(world.sum_in_place, buffer))
+        first = max(world.gather(max(one() for _ in range(WARM_UP))))
+        times = [one() for _ in range(min(max(int(ENOUGH / first), FEWEST), MOST))]
+        found.append(float(np.median(np.max(world.gather(times), axis=0))))
+    return found
+
+
+def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Reduced:
+    """Measure one kind by itself, as in a run: with two, MPI's own memory would come to lie between theirs."""
+    buffer = RoundBuffer(len(vector), torch.float32, vector.device, world, kind=kind)
+    plain = np.zeros(sum(buffer.sizes([1], world.size)), _word(kind))
+    rows = []
+    for _ in range(WARM_UP + repeats):
+        bare = _together(world, partial(world.sum_in_place, plain))
+        whole = _together(world, partial(_pack, buffer, vector, world))
+        whole += _together(world, partial(buffer.reduce, 0, 0.0))
+        rows.append((bare, whole, *buffer.seconds.values()))
+    return _summary(kind, len(vector), plain.nbytes, world.gather(rows))
+
+
+def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
+    buffer.open({"delta": (UNIT,)}, world.size)
+    buffer.add(world.rank, 1.0, {"delta": vector}, loss_sum=0.0, steps=1)
+
+
+def _together(world: World, work: Callable[[], object]) -> float:
+    """Return the seconds that `work` takes on this rank when all begin together."""
+    world.gather(None)
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _summary(kind: str, entries: int, num_bytes: int, per_rank: list[list[tuple[float, ...]]]) -> Reduced:
+    times = 1e3 * np.array(per_rank)[:, WARM_UP:]  # (P, repeats, 5)
+    slowest = times.max(axis=0)
+    over_bare = float(np.median(slowest[:, 1] / slowest[:, 0]))
+    bare, whole, pack, allreduce, unpack = np.median(slowest, axis=0).tolist()
+    return Reduced(kind, entries, num_bytes, bare, whole, pack, allreduce, unpack, over_bare)
+
+
+def _word(kind: str) -> type[np.generic]:
+    return np.float32 if KINDS[kind].word == torch.float32 else np.int64

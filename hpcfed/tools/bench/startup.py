@@ -1,0 +1,35 @@
+"""What starting costs beside importing what nobody can do without."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from hpcfed.tools.bench.timing import Contender, Done, Turn, mpirun, run_command
+
+IMPORTS = "import torch; from mpi4py import MPI"
+
+
+def contenders(folder: Path, ranks: int) -> list[Contender]:
+    """Return the bare imports, and a run of one round of the workload in `folder`, from start to end.
+
+    The run is timed to its end, so its one round and its leaving count as start-up: a little too much.
+    """
+    output = folder / f"start-{ranks}"
+    launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+
+    def after_run(done: Done) -> Turn:
+        shutil.rmtree(output)
+        return _whole(done)
+
+    run = run_command(folder / "recipe.yaml", ranks, "rounds=1", f"output={output}")
+    where = f", {ranks} rank{'s' if ranks > 1 else ''}"
+    return [
+        Contender(f"imports{where}", [*launch, sys.executable, "-c", IMPORTS], _whole),
+        Contender(f"hpcfed{where}", run, after_run),
+    ]
+
+
+def _whole(done: Done) -> Turn:
+    return Turn(wall=1e3 * done.seconds)

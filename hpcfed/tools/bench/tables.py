@@ -1,0 +1,82 @@
+"""The benchmarks' results as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from hpcfed.tools.bench.timing import Timing
+
+if TYPE_CHECKING:
+    from hpcfed.tools.bench.reduction import Reduced
+
+
+def blank(*headings: str) -> Table:
+    """Return an empty table, its first column to the left, the others to the right."""
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
+
+
+def rounds(timings: Sequence[Timing]) -> Table:
+    """Milliseconds of a round, and ratios to the bare loop and to the first of ours."""
+    table = blank(
+        "contender", "ms a round", "over bare", "(least … largest)", "of CPU", "over the first of ours", "MiB"
+    )
+    base, first = timings[0], timings[1]
+    for timing in timings:
+        least, middle, largest = timing.over(base)
+        of_cpu, peak = timing.cpu_over(base), timing.turns[0].peak_bytes
+        table.add_row(
+            timing.name,
+            f"{timing.wall:.2f}",
+            f"{middle:.3f}",
+            f"({least:.3f} … {largest:.3f})",
+            f"{of_cpu:.3f}" if of_cpu is not None else "",
+            f"{timing.over(first)[1]:.3f}" if timing.name.startswith("hpcfed") else "",
+            f"{peak / 2**20:.0f}" if peak is not None else "",
+        )
+    return table
+
+
+def phases(timings: Sequence[Timing]) -> Table:
+    """Where a round's time goes, for those of `timings` that tell, as milliseconds and over the first one's round."""
+    base, told = timings[0], [timing for timing in timings if timing.phases]
+    table = blank("phase", *(heading for timing in told for heading in (f"ms, {timing.name}", f"over {base.name}")))
+    for phase in told[0].phases:
+        cells = ((timing.phases[phase], timing.phases[phase] / base.wall) for timing in told)
+        table.add_row(phase, *(text for ms, ratio in cells for text in (f"{ms:.3f}", f"{ratio:.3f}")))
+    return table
+
+
+def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
+    """Times and their ratios to the first of `timings`, and the most memory where it is known."""
+    table = blank("contender", unit, f"over {timings[0].name}", "(least … largest)", "MiB")
+    for timing in timings:
+        least, middle, largest = timing.over(timings[0])
+        peak = timing.turns[0].peak_bytes
+        shown = f"{peak / 2**20:.0f}" if peak is not None else ""
+        table.add_row(timing.name, f"{timing.wall:.2f}", f"{middle:.3f}", f"({least:.3f} … {largest:.3f})", shown)
+    return table
+
+
+def reductions(found: Sequence[Reduced]) -> Table:
+    """The reduction's parts beside a bare Allreduce, and exact sums over fast ones."""
+    headings = ("d", "sums", "MB", "bare ms", "whole ms", "pack", "allreduce", "unpack")
+    table = blank(*headings, "allreduce over bare", "whole over bare", "over fast")
+    fast = {row.entries: row.whole for row in found if row.kind == "fast"}
+    for row in found:
+        times = (row.bare, row.whole, row.pack, row.allreduce, row.unpack)
+        table.add_row(
+            f"{row.entries:,}",
+            row.kind,
+            f"{row.num_bytes / 1e6:.1f}",
+            *(f"{time:.3f}" for time in times),
+            f"{row.allreduce / row.bare:.2f}",
+            f"{row.over_bare:.2f}",
+            f"{row.whole / fast[row.entries]:.2f}",
+        )
+    return table

@@ -1,0 +1,253 @@
+"""Contenders, each a process of its own, timed in turn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median
+
+import psutil
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.ranks.threads import start
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.tools.bench.phases import median_ms
+
+BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
+SIDE_BY_SIDE = """
+import json, subprocess, sys
+sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
+"""
+"""Runs commands at the same time; ends well if they all do."""
+SAMPLED_EVERY = 0.1
+"""Seconds between looks at a contender's memory."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process that has ended well: what it printed, the seconds it took, and the most memory it held, bytes.
+
+    Resident memory: what it maps of the page cache counts, as soon as it has touched it.
+    """
+
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a contender took in one turn.
+
+    Attributes:
+        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is of rank 0, None where it was not told.
+        peak_bytes: the most memory the process held, None where a launcher stood between.
+        phases: milliseconds of a round by phase, medians; empty where they were not told.
+    """
+
+    wall: float
+    cpu: float | None = None
+    peak_bytes: int | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to be timed: its name, its command, and what a turn took by how the process ended."""
+
+    name: str
+    command: Sequence[str]
+    read: Callable[[Done], Turn]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A contender's turns, in order."""
+
+    name: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def wall(self) -> float:
+        """Milliseconds of a round, median over the turns."""
+        return median(turn.wall for turn in self.turns)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of a round by phase, medians over the turns."""
+        return {name: median(turn.phases[name] for turn in self.turns) for name in self.turns[0].phases}
+
+    def over(self, other: Timing) -> tuple[float, float, float]:
+        """Return the least, the median and the largest ratio of wall times to `other`, turn by turn."""
+        ratios = sorted(mine.wall / theirs.wall for mine, theirs in zip(self.turns, other.turns, strict=True))
+        return ratios[0], median(ratios), ratios[-1]
+
+    def cpu_over(self, other: Timing) -> float | None:
+        """Return the median ratio of CPU times to `other`, None where one does not tell them."""
+        pairs = zip(self.turns, other.turns, strict=True)
+        ratios = [mine.cpu / theirs.cpu for mine, theirs in pairs if mine.cpu and theirs.cpu]
+        return median(ratios) if ratios else None
+
+
+def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
+    """The bare loop of the repository.
+
+    Raises:
+        InputError: this is not a checkout, so the script is not there.
+    """
+    if not BARE.is_file():
+        raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
+    model = workload.partition("-")[0]
+    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up)]
+    return own("bare", command)
+
+
+def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
+    """`hpcfed run` on some ranks; a round's time is from the start of one to the start of the next."""
+    output = folder / f"run-{ranks}"
+    command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
+
+    def read(done: Done) -> Turn:
+        turn = recorded(output, warm_up)
+        return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
+
+    return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
+
+
+def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
+    """As many runs of one rank side by side, each with its share of every cohort: nobody waits for another.
+
+    What `count` ranks could do on this machine at most, where cores share caches, memory and what else there is.
+    """
+    cohorts = json.loads((folder / "cohorts.json").read_text(encoding="utf-8"))
+    commands, outputs = [], [folder / f"apart-{number}-of-{count}" for number in range(count)]
+    for number, output in enumerate(outputs):
+        share = output.with_suffix(".json")
+        write_whole(share, json.dumps([cohort[number::count] for cohort in cohorts]))
+        changes = (f"rounds={rounds + warm_up}", f"cohort.schedule={share}", f"output={output}")
+        commands.append(run_command(folder / "recipe.yaml", 1, *changes))
+
+    def read(_: Done) -> Turn:
+        return Turn(wall=fmean(recorded(output, warm_up).wall for output in outputs))
+
+    together = [sys.executable, "-c", SIDE_BY_SIDE, json.dumps(commands)]
+    return Contender(f"hpcfed, {count} apart", together, read)
+
+
+def recorded(output: Path, warm_up: int) -> Turn:
+    """Return what the rounds of a run took by its record, and remove the run."""
+    seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
+    shutil.rmtree(output)
+    wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
+    return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))
+
+
+def own(name: str, command: Sequence[str]) -> Contender:
+    """A loop of somebody's: its last line with a JSON object has ``ms_med``, and ``cpu_ms_med`` if it is known."""
+
+    def read(done: Done) -> Turn:
+        told = last_json(done.output)
+        return Turn(wall=told["ms_med"], cpu=told.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
+
+    return Contender(name, command, read)
+
+
+def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
+    """Return the command of a quiet run on some ranks of this machine."""
+    launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+    return [*launch, sys.executable, "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
+
+
+def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str], None]) -> list[Timing]:
+    """Run A B C A B C …, so that a machine whose speed drifts is unfair to nobody.
+
+    Raises:
+        EnvironmentFailure: a contender failed.
+    """
+    found: list[list[Turn]] = [[] for _ in contenders]
+    for repeat in range(1, repeats + 1):
+        for contender, turns in zip(contenders, found, strict=True):
+            turns.append(contender.read(run_to_end(contender.name, contender.command)))
+        told = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
+        tell(f"  {repeat}/{repeats}  {'  '.join(told)}")
+    return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
+
+
+def run_to_end(name: str, command: Sequence[str]) -> Done:
+    """Run a command, and return what it took.
+
+    Raises:
+        EnvironmentFailure: it failed.
+    """
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        with _watched_memory(process.pid) as seen:
+            process.wait()
+        seconds = time.perf_counter() - started
+        stdout.seek(0)
+        stderr.seek(0)
+        output, errors = stdout.read(), stderr.read()
+    if process.returncode != 0:
+        last = (errors.strip() or output.strip() or "no output").splitlines()[-1]
+        raise EnvironmentFailure(f"{name} failed with exit code {process.returncode}", got=last)
+    return Done(output, seconds, max(seen))
+
+
+@contextmanager
+def _watched_memory(pid: int) -> Iterator[list[int]]:
+    """Collect a process's resident memory, bytes, a few times a second.
+
+    The system's own record of the peak is of no use: it begins with that of the process that started this one.
+    """
+    seen, over, process = [0], threading.Event(), psutil.Process(pid)
+
+    def watch() -> None:
+        with suppress(psutil.Error):  # it has ended
+            while not over.wait(SAMPLED_EVERY):
+                seen.append(process.memory_info().rss)
+
+    watcher = start(threading.Thread(target=watch, name="memory", daemon=True))
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
+def mpirun() -> str:
+    """Return the launcher beside this Python, or the one on the PATH.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise InputError("mpirun is not on the PATH", remedy="pip install mpich, or load the site's MPI")
+    return found
+
+
+def last_json(output: str) -> dict[str, float]:
+    """Return the last JSON object that a command printed on a line of its own, or after a word.
+
+    Raises:
+        InputError: there is none.
+    """
+    for line in reversed(output.splitlines()):
+        if "{" in line:
+            try:
+                return json.loads(line[line.index("{") :])
+            except ValueError:
+                continue
+    raise InputError("the command printed no JSON object", expected='a line with {"ms_med": …}')

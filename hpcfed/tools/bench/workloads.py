@@ -1,0 +1,89 @@
+"""The workloads of the benchmarks: random data of a fixed shape, since the time of a step does not depend on values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.write import write
+from hpcfed.config.load import dump_yaml
+from hpcfed.io.atomic import write_whole
+
+ROUNDS = 400  # cohorts written, more than any benchmark asks for
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One workload: equal clients, one epoch of local SGD, uniform cohorts.
+
+    Attributes:
+        letter: as in the tables of results.
+        title: for people.
+        model: the recipe's ``model``.
+        clients, samples, shape, classes: N, n_i, shape of a sample, and its labels.
+        cohort, batch_size: S and B.
+    """
+
+    letter: str
+    title: str
+    model: dict[str, Any]
+    clients: int
+    samples: int
+    shape: tuple[int, ...]
+    classes: int
+    cohort: int
+    batch_size: int
+
+
+MLP = Workload(
+    "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, (784,), 10, cohort=10, batch_size=50
+)
+LOGISTIC = Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, (60,), 5, cohort=20, batch_size=5)
+WORKLOADS = {
+    "mlp": MLP,
+    "mlp-100": replace(MLP, letter="A100", cohort=100),
+    "cnn": Workload(
+        "B",
+        "CNN conv5(64)-pool-conv5(64)-pool-394-192-10",
+        {"name": "feddyn-cnn", "hidden": 394},
+        20,
+        100,
+        (3, 32, 32),
+        10,
+        cohort=4,
+        batch_size=50,
+    ),
+    "logistic": LOGISTIC,
+    "logistic-200": replace(LOGISTIC, letter="C200", cohort=200),
+}
+
+
+def write_workload(name: str, folder: Path) -> None:
+    """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of a workload into an empty folder."""
+    work = WORKLOADS[name]
+    rng = np.random.Generator(np.random.Philox(1234))
+    count = work.clients * work.samples
+    x = (0.5 * rng.standard_normal((count, prod(work.shape)), dtype=np.float32)).reshape(count, *work.shape)
+    y = rng.integers(work.classes, size=count, dtype=np.uint8)
+    owner = np.repeat(np.arange(work.clients), work.samples)
+    dataset = Dataset(name=name, task="classification", x=x, y=y, num_classes=work.classes)
+    write(folder / "federation.h5", dataset, owner, work.clients, partition={"scheme": "equal"})
+    cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
+    write_whole(folder / "cohorts.json", json.dumps(cohorts))
+    recipe = {
+        "name": name,
+        "data": "federation.h5",
+        "model": work.model,
+        "rounds": 1,
+        "cohort": {"schedule": "cohorts.json"},
+        "local": {"epochs": 1, "batch_size": work.batch_size, "lr": 0.1, "weight_decay": 1e-4},
+        "algorithm": {"name": "fedavg"},
+        "evaluate": {"every": 0},
+    }
+    write_whole(folder / "recipe.yaml", dump_yaml(recipe))

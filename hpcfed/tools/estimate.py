@@ -1,0 +1,230 @@
+"""What a run will take on P ranks: a few clients trained here and now, and arithmetic from there on.
+
+Measured in this process, on one core or GPU: the time of a client's work per sample, of the server's step, of one
+evaluation, and the memory that it all took. Computed: the rest, from the cohorts that the recipe will draw, placed as a
+run of P ranks places them. Assumed: the speed of an Allreduce between them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from math import prod
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from hpcfed.checkpoint.keeper import Checkpoints
+from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import Diverged, InputError
+from hpcfed.parts import Parts
+from hpcfed.ranks.placement import homes, spread
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import KINDS
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.setup import assemble, balances
+from hpcfed.simulation import Simulation
+
+CLIENTS, ROUNDS = 2, 6
+"""Trained to measure: so many clients in so many rounds, the first of which only warms up."""
+ENOUGH = 5.0
+"""Seconds after which no further round is measured."""
+DRAWN = 100
+"""Rounds whose cohorts are drawn and placed."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was timed in this process, seconds, and what memory it took, bytes.
+
+    `sample_seconds` is a client's work for one sample of one step; `device_bytes` is None on the CPU.
+    """
+
+    device: str
+    clients: int
+    sample_seconds: float
+    server_seconds: float
+    evaluate_seconds: float
+    host_bytes: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take on `ranks` ranks; bytes are totals unless they say ``_per_rank``.
+
+    Attributes:
+        round_seconds: of training, reduction and server step, the slowest rank's, averaged over rounds.
+        hours: of all rounds with their evaluations, of all seeds.
+        gpu_hours: 0 on CPUs; None where GPUs were asked about and there is none here to measure on.
+        imbalance: the slowest rank's work over the average.
+        reduced_bytes: of one round's Allreduce, on each rank.
+        state_bytes: of clients' states once all that can take part have.
+        checkpoint_bytes: of one checkpoint then; `checkpoints_bytes` of those that are on disk at once.
+    """
+
+    measured: Measured
+    ranks: int
+    rounds: int
+    seeds: int
+    allreduce_gb_per_s: float
+    round_seconds: float
+    imbalance: float
+    hours: float
+    core_hours: float
+    gpu_hours: float | None
+    host_bytes_per_rank: int
+    device_bytes_per_rank: int | None
+    reduced_bytes: int
+    state_bytes: int
+    checkpoint_bytes: int
+    checkpoints_bytes: int
+
+    @property
+    def rounds_per_second(self) -> float:
+        """Rounds a second, evaluations included."""
+        return self.rounds * self.seeds / (3600 * self.hours)
+
+
+class _FirstClients(Cohorts):
+    """A recipe's cohorts, cut to their first clients."""
+
+    def round(self, round: int) -> Cohort:
+        whole = super().round(round)
+        kept = slice(CLIENTS)
+        total = float(whole.shares[kept].sum())
+        cut = {name: getattr(whole, name)[kept] for name in ("clients", "steps", "guessed", "work")}
+        shares = whole.shares[kept] / total if total else whole.shares[kept]
+        return replace(whole, **cut, shares=shares, counts=len(shares) * shares)
+
+
+def estimate(
+    recipe: Recipe, *, ranks: int, seeds: int = 1, gpus: int | None = None, allreduce: float = 1.0
+) -> Estimate:
+    """Measure a few clients of a resolved recipe, and compute what the run will take.
+
+    Args:
+        ranks: P.
+        seeds: runs of the recipe, one after another.
+        gpus: GPUs of all ranks together; one for each by default, where the recipe's device is a GPU.
+        allreduce: gigabytes a second of an Allreduce over those ranks (``hpcfed doctor`` measures it).
+
+    Raises:
+        InputError: the recipe cannot be run, or its first round diverges.
+    """
+    parts, evaluator = assemble(recipe, World())
+    whole = parts.cohorts
+    weights = recipe.weights or parts.method.local.weights
+    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes, weights))
+    simulation = Simulation(few)
+    with parts.clients:
+        measured, num_vectors = _measure(recipe, few, simulation, evaluator)
+        checkpoint = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation).bytes_at_most()
+        state = sum(tensor.nbytes for tensor in parts.method.local.begin(simulation.w).values())
+    slowest, average = _work(recipe, parts, whole, ranks)
+    kind = KINDS[recipe.reduction]
+    reduced = num_vectors * kind.usual_words(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
+    round_seconds = slowest * measured.sample_seconds + measured.server_seconds
+    if ranks > 1:
+        round_seconds += reduced / (1e9 * allreduce)
+    seconds = recipe.rounds * round_seconds + _evaluations(recipe, parts) * measured.evaluate_seconds / ranks
+    hours = seeds * seconds / 3600
+    on_gpu = measured.device_bytes is not None
+    states = _participants(recipe, parts, whole) * state
+    share = (states + _data_bytes(recipe, parts)) // ranks
+    return Estimate(
+        measured=measured,
+        ranks=ranks,
+        rounds=recipe.rounds,
+        seeds=seeds,
+        allreduce_gb_per_s=allreduce,
+        round_seconds=round_seconds,
+        imbalance=slowest / average if average else 1.0,
+        hours=hours,
+        core_hours=hours * ranks * recipe.threads,
+        gpu_hours=hours * (gpus if gpus is not None else ranks) if on_gpu else None if gpus else 0.0,
+        host_bytes_per_rank=measured.host_bytes + (0 if on_gpu else share),
+        device_bytes_per_rank=measured.device_bytes + share if measured.device_bytes is not None else None,
+        reduced_bytes=reduced,
+        state_bytes=states,
+        checkpoint_bytes=checkpoint,
+        checkpoints_bytes=checkpoint * (recipe.checkpoint.keep + 1) if recipe.checkpoint.every else 0,
+    )
+
+
+def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[Measured, int]:
+    """Train the first clients of the first rounds; return what was measured, and the vectors of a round."""
+    began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
+    for round in range(1, min(ROUNDS, recipe.rounds) + 1):
+        try:
+            outcome = simulation.round(round)
+        except Diverged as diverged:
+            raise InputError("the recipe diverges at once", got=str(diverged)) from None
+        work, num_vectors = max(int(outcome.cohort.work.sum()), 1), len(outcome.means.vectors)
+        timed.append(outcome.seconds["local"] / work)
+        server.append(outcome.seconds["server"] + outcome.seconds["reduce"])
+        clients += len(outcome.cohort.clients)
+        if time.perf_counter() - began > ENOUGH:
+            break
+    evaluated = 0.0
+    if recipe.evaluate.every and parts.federation.num_test:
+        model = simulation.evaluated()
+        evaluated = min(_seconds(lambda: evaluator(model, test=True, train=False)) for _ in range(2))
+    device = parts.model.vector.device
+    measured = Measured(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "one core",
+        clients=clients,
+        sample_seconds=fmean(timed[1:] or timed),
+        server_seconds=fmean(server[1:] or server),
+        evaluate_seconds=evaluated,
+        host_bytes=psutil.Process().memory_info().rss,
+        device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+    return measured, num_vectors
+
+
+def _seconds(work: Any) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
+    """Return the samples a round visits on its slowest rank and on the average one, over rounds that are drawn."""
+    home = homes(parts.federation.sizes, ranks)
+    slowest, average = [], []
+    for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
+        cohort = cohorts.round(round)
+        at_home = home[cohort.clients]
+        where = spread(cohort.work, at_home, ranks) if balances(recipe, parts.method) else at_home
+        load = np.bincount(where, weights=cohort.work, minlength=ranks)
+        slowest.append(load.max())
+        average.append(load.mean())
+    return float(np.mean(slowest)), float(np.mean(average))
+
+
+def _evaluations(recipe: Recipe, parts: Parts) -> float:
+    """Return how many times the test set's size is evaluated, the clients' training sets counted by their samples."""
+    every, train = recipe.evaluate.every, recipe.evaluate.train.every
+    tests = recipe.rounds / every if every else 0.0
+    if not train or not parts.federation.num_test:
+        return tests
+    return tests + recipe.rounds / train * float(parts.federation.sizes.sum()) / parts.federation.num_test
+
+
+def _participants(recipe: Recipe, parts: Parts, cohorts: Cohorts) -> int:
+    """Return how many clients can have a state by the last round."""
+    if not parts.method.local.stateful:
+        return 0
+    return min(parts.federation.num_clients, len(cohorts.round(1).clients) * recipe.rounds)
+
+
+def _data_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Return the bytes of all samples that are held, in the run's dtype, with 8 bytes for a target."""
+    samples = int(parts.federation.sizes.sum()) * parts.shards.keeps_clients + parts.federation.num_test
+    each = prod(parts.federation.feature_shape) * (8 if recipe.dtype == "float64" else 4)
+    return samples * (each + 8 * max(prod(parts.federation.target_shape), 1))

@@ -1,0 +1,69 @@
+"""Whose error it is: the line of the user's own code that raised, in one line for the person who wrote it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from hpcfed.user_code.modules import is_own
+
+OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+"""What the system says of a wrong path, not of a machine that fails."""
+OF_THE_MACHINE = ("CUDA error", "out of memory", "can't allocate memory", "can't start new thread")
+"""What a RuntimeError says that the machine causes, whatever code meets it."""
+
+
+def place_of(error: BaseException) -> str:
+    """Return file, line and function of the innermost own frame through which an error came; "" where there is none."""
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        return f"{_short(error.filename)}, line {error.lineno}"
+    seen: BaseException | None = error
+    while seen is not None:
+        frames: list[tuple[FrameType, int]] = [*traceback.walk_tb(seen.__traceback__)]
+        for frame, line in reversed(frames):
+            if is_own(frame.f_code.co_filename):
+                return f"{_short(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def defined_at(part: object, name: str = "") -> str:
+    """Return file and line of a method of the user's, or of his class where it has none; "" where that is not known."""
+    kind = part if inspect.isclass(part) else type(part)
+    function = inspect.unwrap(getattr(kind, name, kind))
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return f"{_short(code.co_filename)}, line {code.co_firstlineno}" if is_own(code.co_filename) else ""
+    with suppress(OSError, TypeError):
+        return f"{_short(inspect.getsourcefile(kind) or '')}, line {inspect.getsourcelines(kind)[1]}"
+    return ""
+
+
+def _short(file: str) -> str:
+    """A path as it is shortest: from the working folder where it lies under it."""
+    return file.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def blamed(error: Exception, where: str = "", remedy: str = "correct it there") -> HpcfedError | None:
+    """Return the one line for an error that the user's own code raised; None where no line of it took part.
+
+    What the machine is to blame for stays an `EnvironmentFailure`, whoever's code met it.
+    """
+    place = place_of(error)
+    if not place:
+        return None
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    if _is_of_the_machine(error):
+        return EnvironmentFailure(f"{place}: {what}", where=where, remedy=remedy)
+    return InputError(f"{place}: {what}", where=where, remedy=remedy)
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, OF_THE_USER)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OF_THE_MACHINE)

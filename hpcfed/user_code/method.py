@@ -1,0 +1,150 @@
+"""A method of the user's own, each answer of which is checked against what it was asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor, float64
+
+from hpcfed.errors import InputError
+from hpcfed.types import (
+    Local,
+    LocalMethod,
+    Means,
+    Method,
+    Report,
+    State,
+    Stepped,
+    Tilt,
+    Who,
+)
+from hpcfed.user_code.blame import defined_at
+
+Signature = dict[str, tuple[tuple[int, ...], Any]]
+"""Name → shape and type of the tensors of a state."""
+
+
+def checked(method: Method) -> Method:
+    """Return the method with parts whose answers are checked."""
+    return replace(
+        method,
+        local=cast("LocalMethod", _CheckedLocal(method.local)),
+        server=_CheckedServer(method.server),
+        normalize=None if method.normalize is None else _CheckedNormalization(method.normalize),
+    )
+
+
+class _Checked:
+    def __init__(self, part: Any):
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def _refuse(self, name: str, what: str, expected: str, got: str) -> None:
+        where = ": ".join(filter(None, (defined_at(self._part, name), f"{type(self._part).__name__}.{name}")))
+        raise InputError(what, where=where, expected=expected, got=got, remedy="correct it there")
+
+    def _check_kind(self, name: str, answer: Any, kind: type) -> None:
+        if not isinstance(answer, kind):
+            expected = f"a {kind.__name__}" if kind is not Mapping else "a mapping of names to tensors"
+            self._refuse(name, "its answer", expected, f"a {type(answer).__name__}")
+
+    def _signature(self, name: str, state: State) -> Signature:
+        self._check_kind(name, state, Mapping)
+        tensors: Mapping[str, Any] = state
+        for key, value in tensors.items():
+            if not isinstance(value, Tensor):
+                self._refuse(name, f"its {key!r}", "a tensor", f"a {type(value).__name__}")
+        return {key: (tuple(value.shape), value.dtype) for key, value in state.items()}
+
+    def _check_state(self, name: str, state: State, like: Signature) -> None:
+        """Refuse a next state that is not of the names, shapes and types of the first one."""
+        found = self._signature(name, state)
+        for key in sorted(found.keys() | like.keys()):
+            if found.get(key) != like.get(key):
+                self._refuse(name, f"its state {key!r}", _named(like.get(key)), _named(found.get(key)))
+
+    def _check_vector(self, name: str, what: str, vector: object, like: Tensor, dtype: Any) -> None:
+        expected = (tuple(like.shape), dtype)
+        if not isinstance(vector, Tensor):
+            self._refuse(name, what, _named(expected), f"a {type(vector).__name__}")
+        elif (tuple(vector.shape), vector.dtype) != expected:
+            self._refuse(name, what, _named(expected), _named((tuple(vector.shape), vector.dtype)))
+
+
+class _CheckedLocal(_Checked):
+    _state: Signature | None = None
+    _shared: Signature | None = None
+
+    def begin(self, w: Tensor) -> State:
+        state = self._part.begin(w)
+        self._state = self._signature("begin", state)
+        return state
+
+    def begin_shared(self, w: Tensor) -> State:
+        state = self._part.begin_shared(w)
+        self._shared = self._signature("begin_shared", state)
+        return state
+
+    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+        tilt = self._part.tilt(w, shared, client, who)
+        self._check_kind("tilt", tilt, Tilt)
+        for what, vector in (("shift", tilt.shift), ("anchor", tilt.anchor)):
+            if vector is not None:
+                self._check_vector("tilt", f"its {what}", vector, w, w.dtype)
+        if not isinstance(tilt.mu, int | float):
+            self._refuse("tilt", "its mu", "a number", f"a {type(tilt.mu).__name__}")
+        return tilt
+
+    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+        report = self._part.report(local, w, shared, client, who)
+        self._check_kind("report", report, Report)
+        self._signature("report", report.vectors)
+        if report.state is not None and self._state is not None:
+            self._check_state("report", report.state, self._state)
+        return report
+
+    def share(self, shared: State, means: Means) -> State:
+        state = self._part.share(shared, means)
+        if self._shared is not None:
+            self._check_state("share", state, self._shared)
+        return state
+
+
+class _CheckedServer(_Checked):
+    _state: Signature | None = None
+
+    def begin(self, w: Tensor) -> State:
+        state = self._part.begin(w)
+        self._state = self._signature("begin", state)
+        return state
+
+    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+        stepped = self._part.step(w, state, means)
+        self._check_kind("step", stepped, Stepped)
+        self._check_vector("step", "its w", stepped.w, w, float64)
+        if self._state is not None:
+            self._check_state("step", stepped.state, self._state)
+        if stepped.server_lr is not None and not isinstance(stepped.server_lr, int | float):
+            self._refuse("step", "its server_lr", "a number or None", f"a {type(stepped.server_lr).__name__}")
+        return stepped
+
+
+class _CheckedNormalization(_Checked):
+    def factors(self, displacements: np.ndarray, steps: np.ndarray, shares: np.ndarray, strength: float) -> np.ndarray:
+        factors = self._part.factors(displacements, steps, shares, strength)
+        if np.shape(factors) != steps.shape:
+            self._refuse("factors", "its answer", f"shape {steps.shape}", f"shape {np.shape(factors)}")
+        if not all(map(math.isfinite, np.asarray(factors, dtype=float))):
+            self._refuse("factors", "its answer", "finite numbers", str(factors))
+        return np.asarray(factors, dtype=float)
+
+
+def _named(signature: tuple[tuple[int, ...], Any] | None) -> str:
+    """Say in words what a tensor is."""
+    return "none" if signature is None else f"a tensor of shape {signature[0]} in {signature[1]}"
