@@ -19,14 +19,14 @@ from hpcfed.parts import Parts
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.round_checks import LOWER, check_report, whereabouts
 from hpcfed.run_folder.outcome import see_log
-from hpcfed.types import State, Who
+from hpcfed.types import ClientInfo, State
 from hpcfed.user_code.blame import blamed
 
 log = logging.getLogger("hpcfed")
 
 
 @dataclass(frozen=True)
-class Given:
+class RoundPlan:
     """What a round begins with; the same on every rank.
 
     Attributes:
@@ -60,13 +60,13 @@ class Training:
         self._initial = parts.model.vector.clone()
         self._moves = Moves(parts.clients, parts.method.local.begin(self._initial), parts.world)
 
-    def __call__(self, given: Given) -> tuple[Mapping[int, State], HpcfedError | None]:
+    def __call__(self, plan: RoundPlan) -> tuple[Mapping[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
         states: dict[int, State] = {}
-        arriving = self._move(given)
-        self._parts.shards.expect(lambda: self._next(given.round))
+        arriving = self._move(plan)
+        self._parts.shards.expect(lambda: self._next(plan.round))
         try:
-            return states, self._train(given, arriving, states)
+            return states, self._train(plan, arriving, states)
         finally:
             self._moves.finish()
 
@@ -75,35 +75,35 @@ class Training:
         clients = self._parts.cohorts.after(round)
         return clients[self._parts.placement.home[clients] == self._parts.world.rank].tolist()
 
-    def _move(self, given: Given) -> frozenset[int]:
+    def _move(self, plan: RoundPlan) -> frozenset[int]:
         """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""
-        placement, clients = self._parts.placement, given.cohort.clients
+        placement, clients = self._parts.placement, plan.cohort.clients
         if not (placement.balanced and self._parts.method.local.stateful):
             return frozenset()
-        placed = zip(clients.tolist(), placement.home[clients].tolist(), given.ranks, strict=True)
-        moves = [Move(*move) for move in placed if move[1] != move[2] and given.touched[move[0]]]
-        placement.home[clients] = given.ranks
+        placed = zip(clients.tolist(), placement.home[clients].tolist(), plan.ranks, strict=True)
+        moves = [Move(*move) for move in placed if move[1] != move[2] and plan.touched[move[0]]]
+        placement.home[clients] = plan.ranks
         return self._moves.begin(moves)
 
-    def _train(self, given: Given, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
-        engine, clients = self._parts.engine, given.cohort.clients.tolist()
-        mine = [place for place, rank in enumerate(given.ranks) if rank == self._parts.world.rank]
-        if engine.inseparable == 1:  # else groups must stay as they were cut
+    def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
+        engine, clients = self._parts.engine, plan.cohort.clients.tolist()
+        mine = [place for place, rank in enumerate(plan.ranks) if rank == self._parts.world.rank]
+        if engine.group_size == 1:  # else groups must stay as they were cut
             mine.sort(key=lambda place: clients[place] in arriving)
         groups = deque(mine[first : first + engine.together] for first in range(0, len(mine), engine.together))
         while groups:
             group = groups.popleft()
-            self._parts.watch.stage(f"round {given.round}, client {clients[group[0]]}: training")  # a name costs a read
+            self._parts.watch.stage(f"round {plan.round}, client {clients[group[0]]}: training")  # a name costs a read
             try:
                 if any(clients[place] in arriving for place in group):
                     self._moves.finish()
-                self._train_group(given, group, states)
+                self._train_group(plan, group, states)
             except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
-                if len(left) > 1 and engine.inseparable == 1:
+                if len(left) > 1 and engine.group_size == 1:
                     groups.extendleft([place] for place in reversed(left))  # one by one, to tell which
                     continue
-                explained = self._explain(error, given.round, clients[left[0]])
+                explained = self._explain(error, plan.round, clients[left[0]])
                 if not self._parts.skips_bad or isinstance(error, InputError):
                     self._buffer.fail(left[0])
                     return explained
@@ -111,28 +111,28 @@ class Training:
                     self._buffer.skip(place)
         return None
 
-    def _train_group(self, given: Given, places: Sequence[int], states: dict[int, State]) -> None:
+    def _train_group(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their reports to the buffer, and their next states to `states`."""
-        method, federation, cohort = self._parts.method.local, self._parts.federation, given.cohort
+        method, federation, cohort = self._parts.method.local, self._parts.federation, plan.cohort
         clients = cohort.clients[places].tolist()
         members, tasks = [], []
         for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
-            who = Who(client, int(federation.sizes[client]), federation.mean_size)
+            who = ClientInfo(client, int(federation.sizes[client]), federation.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._initial)
-            tilt = method.tilt(given.w, given.shared, state, who)
+            tilt = method.tilt(plan.w, plan.shared, state, who)
             tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
             members.append((place, who, state))
-        solved = self._parts.engine.solve(given.w, tasks, given.round)
+        solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         for (place, who, state), local in zip(members, solved, strict=True):
-            displacement = given.work.displacements[place]
-            known = local if displacement is None else replace(local, displacement=displacement)
-            told = method.report(known, given.w, given.shared, state, who)
+            effective_steps = plan.work.effective_steps[place]
+            known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
+            told = method.report(known, plan.w, plan.shared, state, who)
             check_report(self._parts.method.name, told, self._buffer.names, local.delta)
             added = self._buffer.add(
                 place,
                 float(cohort.counts[place]),
                 told.vectors,
-                factor=float(given.work.factors[place]),
+                factor=float(plan.work.factors[place]),
                 loss_sum=local.loss_sum,
                 steps=local.steps,
                 skips=self._parts.skips_bad,
@@ -140,7 +140,7 @@ class Training:
             if added and told.state is not None:
                 states[who.client] = told.state
             elif not added:
-                where = whereabouts(federation, given.round, who.client)
+                where = whereabouts(federation, plan.round, who.client)
                 log.warning("%s: skipped, its update is not finite", where)
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:

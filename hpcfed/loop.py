@@ -17,17 +17,17 @@ from hpcfed.evaluation.evaluate import Evaluator, Scores
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
 from hpcfed.parts import Parts
-from hpcfed.ranks.devices import Seat
-from hpcfed.ranks.signals import Heard, heeded
+from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
-from hpcfed.simulation import Outcome, Simulation
+from hpcfed.simulation import RoundResult, Simulation
 from hpcfed.stopping import Stopping, TimeLeft
-from hpcfed.types import Ask
+from hpcfed.types import Request
 from hpcfed.user_code.blame import blamed
 
 log = logging.getLogger("hpcfed")
@@ -36,16 +36,18 @@ MANY_REPEATS = 0.05
 """Share of rounds run twice that the user should hear of."""
 
 
-def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, seat: Seat | None = None) -> None:
+def train(
+    recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, device_slot: DeviceSlot | None = None
+) -> None:
     """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
 
-    A rank whose `seat` was assigned already, since others than this world's share its node, keeps it.
+    A rank whose `device_slot` was assigned already, since others than this world's share its node, keeps it.
 
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
     """
-    with folder.held(world), own_log(folder, world), heeded(world) as heard:
-        parts, evaluator = assemble(recipe, world, seat)
+    with folder.held(world), own_log(folder, world), catch_signals(world) as caught:
+        parts, evaluator = assemble(recipe, world, device_slot)
         observers = Observers(recipe, world)
         with parts.clients:
             of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
@@ -70,7 +72,7 @@ def train(recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, s
                     parts.watch.watching(),
                 ):
                     session = Session(
-                        recipe, parts, evaluator, of_clients, checkpoints, heard, recorder, reporter, observers
+                        recipe, parts, evaluator, of_clients, checkpoints, caught, recorder, reporter, observers
                     )
                     ending.stopped = _rounds(session, progress)
 
@@ -84,13 +86,13 @@ class Session:
     evaluator: Evaluator
     of_clients: ClientEvaluator
     checkpoints: Checkpoints
-    heard: Heard
+    caught: Signals
     recorder: Recorder
     reporter: Reporter
     observers: Observers
 
     def tell(
-        self, round: int, outcome: Outcome, scores: tuple[Scores, ClientScores | None], seconds: dict[str, float]
+        self, round: int, outcome: RoundResult, scores: tuple[Scores, ClientScores | None], seconds: dict[str, float]
     ) -> None:
         """Record a round, and tell of it whoever looks on."""
         row = self.recorder.add(round, outcome, *scores, seconds)
@@ -104,16 +106,16 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
     Raises:
         Stopped: they ended early, and the same command goes on.
     """
-    recipe, checkpoints, heard = session.recipe, session.checkpoints, session.heard
+    recipe, checkpoints, caught = session.recipe, session.checkpoints, session.caught
     simulation, world, watch = checkpoints.simulation, session.parts.world, session.parts.watch
     stopping, time_left = Stopping(recipe.stop, progress.get("stopping")), TimeLeft(recipe.stop)
-    ended, worked, early, round = time.perf_counter(), time.process_time(), Ask.NOTHING, checkpoints.done
+    ended, worked, early, round = time.perf_counter(), time.process_time(), Request.NOTHING, checkpoints.done
     while round < recipe.rounds and stopping.reason is None and not early:
         round += 1
         started = ended  # so that writing the record counts, with the round after it
-        asks = checkpoints.asks() | (Ask.STOP if heard.name else Ask.NOTHING)
+        asks = checkpoints.asks() | (Request.STOP if caught.name else Request.NOTHING)
         if world.is_root and time_left.is_up(checkpoints.seconds):
-            asks |= Ask.TIME_IS_UP
+            asks |= Request.TIME_IS_UP
         outcome = simulation.round(round, asks=asks, written=checkpoints.written)
         trained = time.perf_counter()
         watch.stage(f"round {round}: evaluation", waits=True)
@@ -125,13 +127,17 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
         session.tell(round, outcome, scores, seconds)
         stopping.add(scores[0])
         done = round == recipe.rounds or stopping.reason is not None
-        early = Ask.NOTHING if done else outcome.asks & (Ask.STOP | Ask.TIME_IS_UP)
+        early = Request.NOTHING if done else outcome.asks & (Request.STOP | Request.TIME_IS_UP)
         kept = {"totals": dict(session.recorder.totals), "stopping": stopping.progress()}
         watch.stage(f"round {round}: checkpoint", waits=True)
         checkpoints.after(round, outcome.asks, outcome.written, kept, last=done or bool(early), early=bool(early))
     checkpoints.finish()
     if early:
-        what = time_left.reason() + " is near" if Ask.TIME_IS_UP in early else heard.name or "a signal to another rank"
+        what = (
+            time_left.reason() + " is near"
+            if Request.TIME_IS_UP in early
+            else caught.name or "a signal to another rank"
+        )
         raise Stopped(
             f"{recipe.name} stopped after round {round}: {what}", remedy="the same command goes on from there"
         )

@@ -25,7 +25,7 @@ from hpcfed.ranks.cpu import cpu_model
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
-from hpcfed.simulation import Outcome
+from hpcfed.simulation import RoundResult
 from hpcfed.version import __version__
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
@@ -56,7 +56,7 @@ class Recorder:
                 self._file.close()
 
     def add(
-        self, round: int, outcome: Outcome, scores: Scores, clients: ClientScores | None, seconds: dict[str, float]
+        self, round: int, outcome: RoundResult, scores: Scores, clients: ClientScores | None, seconds: dict[str, float]
     ) -> dict[str, Any]:
         """Write one round, and return what was written of it into ``metrics.jsonl``.
 

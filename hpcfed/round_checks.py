@@ -12,7 +12,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import FAILED, KINDS, SKIPPED, Sums
-from hpcfed.types import Report, Stepped
+from hpcfed.types import Report, ServerUpdate
 
 LOWER = "lower local.lr, or set local.clip_norm"
 
@@ -33,7 +33,7 @@ def check_report(method: str, told: Report, names: Sequence[str], like: Tensor) 
             )
 
 
-def check_step(method: str, stepped: Stepped, w: Tensor) -> None:
+def check_step(method: str, stepped: ServerUpdate, w: Tensor) -> None:
     """Refuse a server step whose model does not fit the one before.
 
     Raises:

@@ -21,7 +21,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
 from hpcfed.ranks.cpu import favours_onednn
-from hpcfed.ranks.devices import Seat, take_seat
+from hpcfed.ranks.devices import DeviceSlot, take_device_slot
 from hpcfed.ranks.malloc import keep_freed_memory
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
@@ -134,16 +134,16 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
     return "onednn" if ours and recipe.device != "cuda" and favours_onednn() else "blas"
 
 
-def assemble(recipe: Recipe, world: World, seat: Seat | None = None) -> tuple[Parts, Evaluator]:
+def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None) -> tuple[Parts, Evaluator]:
     """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
 
-    Without a `seat`, the ranks of this world alone share their nodes' devices.
+    Without a `device_slot`, the ranks of this world alone share their nodes' devices.
 
     Raises:
         InputError: the model does not fit the federation, or cannot be built, or there is no device as asked for.
         EnvironmentFailure: a GPU cannot be used.
     """
-    own = seat or take_seat(recipe.device, world)
+    own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     assembled = world.together(lambda: own_code_named()(_assemble)(recipe, federation, world, own))
     check_hosts(recipe, world)
@@ -151,7 +151,7 @@ def assemble(recipe: Recipe, world: World, seat: Seat | None = None) -> tuple[Pa
     return assembled
 
 
-def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) -> tuple[Parts, Evaluator]:
+def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot: DeviceSlot) -> tuple[Parts, Evaluator]:
     import torch
 
     from hpcfed.client.engine import engine_for, tuner_for
@@ -172,7 +172,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         method = following_iterates(method)
     torch.set_num_threads(recipe.threads)
     spec = models.spec(recipe.model)
-    device = seat.device
+    device = device_slot.device
     dtype = getattr(torch, recipe.dtype)
     loss = loss_for(recipe.loss, federation.task, recipe.python_path)
     metrics = metrics_for(recipe.evaluate.metrics, recipe.python_path)
@@ -181,7 +181,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         with torch.no_grad():
             x, y = _zeros(2, federation, dtype, device)
             try_own(loss, metrics, model.module(x), y)
-    room = {"device": _room(device, seat.sharing), "host": _room(torch.device("cpu"), seat.neighbours)}
+    room = {"device": _room(device, device_slot.sharing), "host": _room(torch.device("cpu"), device_slot.neighbours)}
     cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
     again = cohorts.draws > 1 or recipe.evaluate.train.every > 0 or recipe.evaluate.clients.every > 0
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
@@ -203,14 +203,14 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, seat: Seat) 
         shards=shards,
         cohorts=cohorts,
         placement=Placement(
-            home, world.size, balanced=balanced, together=engine.together, inseparable=engine.inseparable
+            home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size
         ),
         clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
         watch=Watchdog(seconds_of(recipe.watchdog), world),
         reduction=recipe.reduction,
-        sum_on_device=device_sum(recipe.gpu_reduce, seat, world),
+        sum_on_device=device_sum(recipe.gpu_reduce, device_slot, world),
         world=world,
     )
     return parts, Evaluator(model, loss, metrics, shards, federation, home, world, recipe.evaluate.batch_size)

@@ -17,17 +17,17 @@ from hpcfed.algorithms._client_average import evaluated_model
 from hpcfed.client.work import Work, known_work
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
-from hpcfed.local_round import Given, Training
+from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.round_checks import LOWER, check_range, check_repeated, check_step, check_sums
-from hpcfed.types import Ask, Means, State
+from hpcfed.types import Means, Request, State
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundResult:
     """What one round came to; the same on every rank, but for the seconds."""
 
     cohort: Cohort
@@ -35,7 +35,7 @@ class Outcome:
     server_lr: float | None
     local_loss: float | None
     gradients: int
-    asks: Ask
+    asks: Request
     """What any rank asks of all."""
     skipped: list[int]
     """Clients whose training failed and without whom the round went on."""
@@ -91,49 +91,49 @@ class Simulation:
         self._training = Training(parts, self._buffer)
         self.magnitudes = Magnitudes(self.w.numel(), self._dtype)
 
-    def round(self, round: int, *, asks: Ask = Ask.NOTHING, written: int = 0) -> Outcome:
+    def round(self, round: int, *, asks: Request = Request.NOTHING, written: int = 0) -> RoundResult:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
 
         Where the clients' updates turn out to be of another size than the units of the sums were chosen for, the local
         work and the Allreduce are done once more. What a rank asks of all, and how far its checkpoints are written,
-        reaches all ranks' `Outcome`.
+        reaches all ranks' `RoundResult`.
 
         Raises:
             Diverged: a client's update is not finite.
             EnvironmentFailure: a client's training raised, or the ranks' states differ, or a client that was trained
                 twice reported two different updates.
         """
-        given = self._begin(round)
-        cohort, ranks = given.cohort, given.ranks
-        vectors = self._parts.method.local.vectors(given.work.common is not None)
-        counts = counts_of(vectors, cohort.counts, given.work.factors)
+        plan = self._begin(round)
+        cohort, ranks = plan.cohort, plan.ranks
+        vectors = self._parts.method.local.vectors(plan.work.common is not None)
+        counts = counts_of(vectors, cohort.counts, plan.work.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
         attempts = 1
-        attempt = self._attempt(given, units, asks, written)
+        attempt = self._attempt(plan, units, asks, written)
         self._parts.placement.learn(ranks, cohort.work, cohort.steps, attempt.sums.local_seconds)
         better = self._better_units(units, counts, attempt.sums, round)
         spent = attempt.seconds
         if better is not None:
             first, units, attempts = attempt.sums, better, 2
-            attempt = self._attempt(given, units, asks, written)
+            attempt = self._attempt(plan, units, asks, written)
             check_repeated(first, attempt.sums, round, cohort, ranks, self._parts.federation, self._world)
             spent = {name: spent[name] + seconds for name, seconds in attempt.seconds.items()}
             self.magnitudes.repeats += 1
         sums, reduced = attempt.sums, time.perf_counter()
-        means = self._means(round, cohort, sums, given.work)
+        means = self._means(round, cohort, sums, plan.work)
         server_lr = self._step(means)
         self.magnitudes.learn(sums.bounds)
         self._parts.clients.commit(attempt.states)
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
         steps, local = int(sums.steps.sum()), sums.local_seconds
-        return Outcome(
+        return RoundResult(
             cohort=cohort,
             means=means,
             server_lr=server_lr,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
-            asks=Ask(int(np.bitwise_or.reduce(sums.asks))),
+            asks=Request(int(np.bitwise_or.reduce(sums.asks))),
             skipped=cohort.clients[sums.status == SKIPPED].tolist(),
             written=int(sums.written.min()),
             seconds={**spent, "server": time.perf_counter() - reduced},
@@ -142,21 +142,21 @@ class Simulation:
             attempts=attempts,
         )
 
-    def _attempt(self, given: Given, units: Mapping[str, Units], asks: Ask, written: int) -> _Attempt:
+    def _attempt(self, plan: RoundPlan, units: Mapping[str, Units], asks: Request, written: int) -> _Attempt:
         """Train a round's cohort and reduce what it reports, in these units.
 
         Raises:
             Diverged, EnvironmentFailure: as `round` does.
         """
-        round, started = given.round, time.perf_counter()
-        self._buffer.open(units, len(given.cohort.clients))
-        states, failure = self._training(given)
+        round, started = plan.round, time.perf_counter()
+        self._buffer.open(units, len(plan.cohort.clients))
+        states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
             sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
         reduced, local = time.perf_counter(), sums.local_seconds
-        check_sums(sums, round, given.cohort, given.ranks, failure, self._parts.federation, self._world)
+        check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)
         waited = float(local.max() - local[self._world.rank])
         seconds = {
             "local": float(local.max()),
@@ -179,11 +179,11 @@ class Simulation:
         check_range(sums, counts, round, self._parts.reduction)
         return {name: units[name] if own is None else units_for(own, self._dtype) for name, own in terms.items()}
 
-    def _begin(self, round: int) -> Given:
+    def _begin(self, round: int) -> RoundPlan:
         """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
         work = known_work(self._parts.method, self._parts.stepping, cohort, round)
-        return Given(
+        return RoundPlan(
             round=round,
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
@@ -249,7 +249,7 @@ class Simulation:
             cohort_size=int(done.sum()),
             round=round,
             lr=self._parts.stepping.lr(round),
-            displacement=work.common,
+            effective_steps=work.common,
         )
 
     def _hash(self) -> int:

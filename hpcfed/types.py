@@ -24,7 +24,7 @@ State = Mapping[str, "Tensor"]
 """A method's memory: named vectors (d,) and scalars (). Never changed in place; a step returns new ones."""
 
 
-class Ask(IntFlag):
+class Request(IntFlag):
     """What ranks ask of all ranks, in a round's reduction."""
 
     NOTHING = 0
@@ -39,7 +39,7 @@ class Ask(IntFlag):
 
 
 @dataclass(frozen=True)
-class Who:
+class ClientInfo:
     """The client that a method is asked about."""
 
     client: int
@@ -63,7 +63,7 @@ class Tilt:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalResult:
     """What a client's local solve came to.
 
     Attributes:
@@ -71,7 +71,7 @@ class Local:
         steps: minibatch gradients computed, τ_i.
         loss_sum: sum over those steps of the minibatch loss, before the tilt.
         lr: η_l of the round.
-        displacement: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods that do not
+        effective_steps: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods that do not
             ask for it, and for client optimizers that have none (Adam, Yogi).
     """
 
@@ -79,7 +79,7 @@ class Local:
     steps: int
     loss_sum: float
     lr: float
-    displacement: float | None = None
+    effective_steps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Means:
         cohort_size: |S|.
         round: t, counted from 1.
         lr: η_l of the round.
-        displacement: ‖a_i‖₁ where it is the same for all of the cohort and known, else None.
+        effective_steps: ‖a_i‖₁ where it is the same for all of the cohort and known, else None.
     """
 
     vectors: Mapping[str, Tensor]
@@ -115,7 +115,7 @@ class Means:
     cohort_size: int
     round: int
     lr: float = 0.0
-    displacement: float | None = None
+    effective_steps: float | None = None
 
     @property
     def delta(self) -> Tensor:
@@ -124,7 +124,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class ServerUpdate:
     """A server step's outcome: the next model (d,), float64; the next state; the step size η_g where there is one."""
 
     w: Tensor
@@ -170,12 +170,12 @@ class LocalMethod(Protocol):
         ...
 
     @property
-    def uses_displacement(self) -> bool:
-        """Whether `report` reads ``local.displacement``."""
+    def uses_effective_steps(self) -> bool:
+        """Whether `report` reads ``local.effective_steps``."""
         ...
 
     @property
-    def strength(self) -> float:
+    def prox_mu(self) -> float:
         """μ of the quadratic term, where clients share one."""
         ...
 
@@ -194,11 +194,11 @@ class LocalMethod(Protocol):
         """Return what the server keeps for the clients, before round 1; float64, as is the initial model `w` (d,)."""
         ...
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         """Return what is added to the client's gradient this round; `w` (d,) and `shared` in the run's dtype."""
         ...
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
         """Return the client's contribution, and its next state."""
         ...
 
@@ -214,7 +214,7 @@ class ServerMethod(Protocol):
         """Return the state before round 1; vectors are float64, `w` is the initial model (d,), float64."""
         ...
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         """Return the next model and state; `w` is float64, so is the result."""
         ...
 
@@ -222,7 +222,7 @@ class ServerMethod(Protocol):
 class Normalization(Protocol):
     """By what multiple a client's Δ_i enters the averages."""
 
-    def factors(self, displacements: np.ndarray, steps: np.ndarray, shares: np.ndarray, strength: float) -> np.ndarray:
+    def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
         """Return the multiple of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ."""
         ...
 
@@ -237,9 +237,9 @@ class Method:
     normalize: Normalization | None = None
 
     @property
-    def uses_displacement(self) -> bool:
+    def uses_effective_steps(self) -> bool:
         """Whether ‖a_i‖₁ must be known."""
-        return self.local.uses_displacement or self.normalize is not None
+        return self.local.uses_effective_steps or self.normalize is not None
 
     def parameters(self) -> dict[str, Any]:
         """All parameters by name, for the resolved recipe."""

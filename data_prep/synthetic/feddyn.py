@@ -56,8 +56,8 @@ def generate(
     Raises:
         InputError: an unknown type, a γ that is negative or absurdly large, or a γ for type 0.
     """
-    strength = _strength(type, gamma)
-    of_models, of_features, of_sizes = (strength if type == kind else None for kind in (1, 2, 3))
+    prox_mu = _strength(type, gamma)
+    of_models, of_features, of_sizes = (prox_mu if type == kind else None for kind in (1, 2, 3))
     sizes = _sizes(of_sizes, clients, stream(seed, f"{NAME}: sizes"))
     theta, bias = _models(of_models, (clients, dimension, classes), stream(seed, f"{NAME}: models"))
     owner = np.repeat(np.arange(clients), sizes)
@@ -74,7 +74,7 @@ def generate(
             "generator": "FedDyn, appendix A.1.1: synthetic data",
             "type": type,
             "heterogeneity": HETEROGENEITY[type],
-            "gamma": strength,
+            "gamma": prox_mu,
             "clients": clients,
             "dimension": dimension,
             "classes": classes,
@@ -93,10 +93,10 @@ def _strength(type: int, gamma: float | None) -> float | None:
         if gamma is not None:
             raise InputError("gamma has no effect with type 0, which is homogeneous", remedy="leave it out")
         return None
-    strength = 1.0 if gamma is None else float(gamma)
-    if not 0 <= strength <= LARGEST_GAMMA:
+    prox_mu = 1.0 if gamma is None else float(gamma)
+    if not 0 <= prox_mu <= LARGEST_GAMMA:
         raise InputError("gamma", expected=f"a number from 0 to {LARGEST_GAMMA:g}", got=str(gamma))
-    return strength
+    return prox_mu
 
 
 def _sizes(gamma: float | None, num_clients: int, rng: np.random.Generator) -> np.ndarray:

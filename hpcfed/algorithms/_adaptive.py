@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfed.types import Means, Part, State, Stepped
+from hpcfed.types import Means, Part, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Adaptive(Part):
     def begin(self, w: Tensor) -> State:
         return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau**2 if self.v0 == "tau2" else 0.0)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         m = self.beta1 * state["m"] + (1 - self.beta1) * means.delta
         v = self.second_moment(state["v"], (means.delta if self.second == "delta" else m).square())
         direction, spread = m, v
@@ -62,7 +62,7 @@ class Adaptive(Part):
             direction, spread = m / (1 - self.beta1**steps), v / self.scale_of_v(steps)
         below = (spread + self.tau).sqrt() if self.root == "padded" else spread.sqrt() + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
-        return Stepped(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
+        return ServerUpdate(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
 
 
 class Decaying(Adaptive):

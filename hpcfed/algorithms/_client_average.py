@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from hpcfed.types import Local, LocalMethod, Means, Method, Report, ServerMethod, State, Stepped, Who
+from hpcfed.types import ClientInfo, LocalMethod, LocalResult, Means, Method, Report, ServerMethod, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class _FollowClients:
     def begin_shared(self, w: Tensor) -> State:
         return {AVERAGE: w, **self._inner.begin_shared(w)}
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
         told = self._inner.report(local, w, shared, client, who)
         last = w - local.delta
         return Report({**told.vectors, MOVED: last - client[LAST]}, {**(told.state or {}), LAST: last})
@@ -71,7 +71,7 @@ class _FollowIterates:
     def begin(self, w: Tensor) -> State:
         return {STEP_AVERAGE: w, STEPS: w.new_zeros(()), **self._inner.begin(w)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         stepped = self._inner.step(w, state, means)
         weight = 1.0 if stepped.server_lr is None else stepped.server_lr
         total = state[STEPS] + weight

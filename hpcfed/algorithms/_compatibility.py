@@ -44,7 +44,7 @@ def check_product(recipe: Recipe, method: Method) -> None:
 
 def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
     optimizer, guess = recipe.local.optimizer, recipe.guess
-    if method.uses_displacement and optimizer != "sgd":
+    if method.uses_effective_steps and optimizer != "sgd":
         needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
         reason = f"{needs} divides by ‖a_i‖₁, and steps of {optimizer} are no fixed combination of gradients"
         yield (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfed.types import Local, Means, Part, Report, State, Stepped, Tilt, Who
+from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +34,10 @@ class Plain(Part):
     sent: ClassVar[int] = 1
     received: ClassVar[int] = 1
     full_gradient: ClassVar[bool] = False
-    uses_displacement: ClassVar[bool] = False
+    uses_effective_steps: ClassVar[bool] = False
 
     @property
-    def strength(self) -> float:
+    def prox_mu(self) -> float:
         return 0.0
 
     def vectors(self, alike: bool) -> tuple[str, ...]:
@@ -49,10 +49,10 @@ class Plain(Part):
     def begin_shared(self, w: Tensor) -> State:
         return {}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         return Tilt()
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
         return Report({"delta": local.delta})
 
     def share(self, shared: State, means: Means) -> State:
@@ -69,8 +69,8 @@ class ServerStep(Part):
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
-        return Stepped(w - self.server_lr * means.delta, state, self.server_lr)
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+        return ServerUpdate(w - self.server_lr * means.delta, state, self.server_lr)
 
 
 LOCAL, SERVER = Plain, ServerStep

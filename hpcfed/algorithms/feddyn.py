@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Local, Means, Part, Report, State, Stepped, Tilt, Who
+from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,13 +43,13 @@ class DynamicRegularizer(Plain):
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         return Tilt(shift=-client["h"], mu=self._alpha_of(who))
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
         return Report({"delta": local.delta}, {"h": client["h"] + self._alpha_of(who) * local.delta})
 
-    def _alpha_of(self, who: Who) -> float:
+    def _alpha_of(self, who: ClientInfo) -> float:
         return self.alpha * (who.mean_samples / max(who.num_samples, 1) if self.alpha_scale == "samples" else 1.0)
 
 
@@ -61,9 +61,9 @@ class DynamicServer(Part):
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         h = state["h"] + self.alpha * means.fraction * means.delta
-        return Stepped(w - means.delta - h / self.alpha, {"h": h})
+        return ServerUpdate(w - means.delta - h / self.alpha, {"h": h})
 
 
 LOCAL, SERVER = DynamicRegularizer, DynamicServer

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Means, Part, State, Stepped
+from hpcfed.types import Means, Part, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,9 +52,9 @@ class Extrapolation(Epsilon):
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         eta_g = self.server_lr(means)
-        return Stepped(w - eta_g * means.delta, state, eta_g)
+        return ServerUpdate(w - eta_g * means.delta, state, eta_g)
 
     def server_lr(self, means: Means) -> float:
         """η_g of the round; 1 where nothing moved and ε is 0."""

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
 from hpcfed.algorithms.fedexp import Epsilon
-from hpcfed.types import Means, State, Stepped
+from hpcfed.types import Means, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +37,12 @@ class ExtrapolatedMomentum(Epsilon):
     def begin(self, w: Tensor) -> State:
         return {"v": w.new_zeros(w.shape), "M": w.new_zeros(())}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         v = means.delta + self.beta * state["v"]
         discounted = means.mean_delta_sq + self.beta / 2 * state["M"]
         below = 2.0 * (float(v.dot(v)) + self.eps_of(means))
         eta_g = float(discounted) / below if below > 0 else 1.0
-        return Stepped(w - eta_g * v, {"v": v, "M": discounted}, eta_g)
+        return ServerUpdate(w - eta_g * v, {"v": v, "M": discounted}, eta_g)
 
 
 LOCAL, SERVER = Plain, ExtrapolatedMomentum

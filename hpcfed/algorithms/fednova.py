@@ -4,7 +4,7 @@ because it took more steps.
     client i:   as FedAvg, with ``mu`` as FedProx, with ``local.momentum`` as FedAvgCM
     server:     v ← β v + τ_eff Σ_{i∈S} p_i Δ_i / ‖a_i‖₁;      w ← w − η_g v
 
-    ‖a_i‖₁     displacement of client i, over −η, if all its gradients were 1:  τ_i for SGD,
+    ‖a_i‖₁     effective steps: how far client i moves, over −η, if all its gradients are 1:  τ_i for SGD,
                Σ_k (1 − ρ^(τ_i−k)) / (1 − ρ) with momentum ρ,  Σ_k (1 − ημ)^k with a proximal term
     τ_eff      ``tau_eff``: "norm" Σ p_i ‖a_i‖₁,  "steps" Σ p_i τ_i,  "auto" steps with a proximal term, else norm
     β          ``beta``, momentum at the server             η_g   ``server_lr``             μ   ``mu``
@@ -45,13 +45,13 @@ class PerStep(Part):
 
     tau_eff: Literal["auto", "norm", "steps"] = "auto"
 
-    def factors(self, displacements: np.ndarray, steps: np.ndarray, shares: np.ndarray, strength: float) -> np.ndarray:
-        by_steps = self.tau_eff == "steps" or (self.tau_eff == "auto" and strength > 0)
-        if not by_steps and displacements.min() == displacements.max():
-            return np.ones_like(displacements)
-        tau_eff = float(shares @ (steps if by_steps else displacements))
-        moved = displacements > 0  # a client without samples has Δ_i = 0, whatever its factor
-        return np.divide(tau_eff, displacements, out=np.ones_like(displacements), where=moved)
+    def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
+        by_steps = self.tau_eff == "steps" or (self.tau_eff == "auto" and prox_mu > 0)
+        if not by_steps and effective_steps.min() == effective_steps.max():
+            return np.ones_like(effective_steps)
+        tau_eff = float(shares @ (steps if by_steps else effective_steps))
+        moved = effective_steps > 0  # a client without samples has Δ_i = 0, whatever its factor
+        return np.divide(tau_eff, effective_steps, out=np.ones_like(effective_steps), where=moved)
 
 
 class NovaMomentum(Momentum):

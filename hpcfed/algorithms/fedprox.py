@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import State, Tilt, Who
+from hpcfed.types import ClientInfo, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,10 +31,10 @@ class Prox(Plain):
     mu: float = Field(ge=0)
 
     @property
-    def strength(self) -> float:
+    def prox_mu(self) -> float:
         return self.mu
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         return Tilt(mu=self.mu)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Local, Means, Part, Report, State, Stepped, Tilt, Who
+from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +48,10 @@ class Reflection(Plain):
     def begin(self, w: Tensor) -> State:
         return {"z": w}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         return Tilt(mu=1 / self.s, anchor=2 * w - client["z"], from_anchor=True)
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
         z = client["z"] - 2 * local.delta
         return Report({"delta": local.delta} if self.variant == "all" else {"residual": w - z}, {"z": z})
 
@@ -64,10 +64,10 @@ class SplitServer(Part):
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         if self.variant == "all":
-            return Stepped(w - 2 * means.fraction * means.delta, state)
-        return Stepped(w - means.vectors["residual"], state)
+            return ServerUpdate(w - 2 * means.fraction * means.delta, state)
+        return ServerUpdate(w - means.vectors["residual"], state)
 
 
 LOCAL, SERVER = Reflection, SplitServer

@@ -4,7 +4,7 @@
                 Ψ_i = c − Δ_i / (‖a_i‖₁ η);      c_i ← c_i − Ψ_i
     server:     w ← w − η_g Δ̄;      c ← c − q(S) Ψ̄,      so that c = Σ_i q_i c_i over all clients
 
-    ‖a_i‖₁     displacement of client i, over −η, if all its gradients were 1: τ_i for plain SGD
+    ‖a_i‖₁     effective steps: how far client i moves, over −η, if all its gradients are 1: τ_i for plain SGD
     η_g        ``server_lr``
     q(S)       |S|/N with uniform weights
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_serializer
 
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Local, Means, Report, State, Tilt, Who
+from hpcfed.types import ClientInfo, LocalResult, Means, Report, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class ControlVariates(Plain):
     weights: ClassVar[Literal["samples", "uniform"]] = "uniform"
     sent: ClassVar[int] = 2
     received: ClassVar[int] = 2
-    uses_displacement: ClassVar[bool] = True
+    uses_effective_steps: ClassVar[bool] = True
 
     c_scale: Literal["none", "samples"] = "none"
 
@@ -62,30 +62,30 @@ class ControlVariates(Plain):
     def begin_shared(self, w: Tensor) -> State:
         return {"c": w.new_zeros(w.shape)}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         c = shared["c"] if self.c_scale == "none" else shared["c"] / _relative_size(who)
         return Tilt(shift=c - client["c"])
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
-        psi = _psi(shared["c"], local.delta, local.displacement, local.lr)
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
+        psi = _psi(shared["c"], local.delta, local.effective_steps, local.lr)
         counted = psi if self.c_scale == "none" else psi * _relative_size(who)
         return Report({"delta": local.delta, "psi": counted}, {"c": client["c"] - psi})
 
     def share(self, shared: State, means: Means) -> State:
         psi = means.vectors.get("psi")
         if psi is None:
-            psi = _psi(shared["c"], means.delta, means.displacement, means.lr)
+            psi = _psi(shared["c"], means.delta, means.effective_steps, means.lr)
         return {"c": shared["c"] - means.fraction * psi}
 
 
-def _relative_size(who: Who) -> float:
+def _relative_size(who: ClientInfo) -> float:
     """s_i = n_i N / n; of a client without samples that of one sample, since c is divided by it."""
     return max(who.num_samples, 1) / who.mean_samples
 
 
-def _psi(c: Tensor, delta: Tensor, displacement: float | None, lr: float) -> Tensor:
+def _psi(c: Tensor, delta: Tensor, effective_steps: float | None, lr: float) -> Tensor:
     """c − Δ / (‖a‖₁ η); 0 for a client that took no step and so learned nothing."""
-    return c - delta / (displacement * lr) if displacement else c.new_zeros(c.shape)
+    return c - delta / (effective_steps * lr) if effective_steps else c.new_zeros(c.shape)
 
 
 LOCAL, SERVER = ControlVariates, ServerStep

@@ -21,7 +21,7 @@ from hpcfed.errors import InputError
 from hpcfed.parts import Parts
 from hpcfed.run_folder.folder import RunFolder, identity
 from hpcfed.simulation import Simulation
-from hpcfed.types import Ask
+from hpcfed.types import Request
 
 
 class Checkpoints:
@@ -62,11 +62,11 @@ class Checkpoints:
         """What the last checkpoint took to write."""
         return self._writer.seconds
 
-    def asks(self) -> Ask:
+    def asks(self) -> Request:
         """Return what this rank asks of all: a checkpoint by rank 0's clock, or help because it could not write one."""
-        asks = Ask.NOTHING if self._writer.failure is None else Ask.HELP
+        asks = Request.NOTHING if self._writer.failure is None else Request.HELP
         if self._period is not None and self._world.is_root and time.monotonic() - self._last >= self._period:
-            asks |= Ask.CHECKPOINT
+            asks |= Request.CHECKPOINT
         return asks
 
     def restore(self, say: Callable[[str], None]) -> tuple[int, Mapping[str, Any]]:
@@ -129,7 +129,7 @@ class Checkpoints:
         return vectors + min(num_clients, in_a_round * self._recipe.rounds) * self._layout.record_bytes
 
     def after(
-        self, round: int, asks: Ask, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
+        self, round: int, asks: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
     ) -> None:
         """Do what is due after a round: make the last checkpoint valid, begin the next.
 
@@ -144,13 +144,13 @@ class Checkpoints:
         Raises:
             EnvironmentFailure: a checkpoint cannot be written, on any rank.
         """
-        if Ask.HELP in asks:
+        if Request.HELP in asks:
             self._raise_failure()
         self._settle(written)
         every = self._recipe.checkpoint.every
         if every == 0 and not early:
             return
-        self._is_due |= last or Ask.CHECKPOINT in asks or (isinstance(every, int) and round % every == 0)
+        self._is_due |= last or Request.CHECKPOINT in asks or (isinstance(every, int) and round % every == 0)
         if last:
             self.finish()
         if self._is_due and (last or self._saved_round <= max(written, self.done)):  # the one before must be valid

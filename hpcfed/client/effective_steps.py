@@ -17,7 +17,7 @@ from functools import lru_cache
 
 
 @lru_cache(maxsize=1 << 14)
-def displacement(steps: int, guessed: float, *, lr: float, momentum: float, mu: float) -> float:
+def effective_steps(steps: int, guessed: float, *, lr: float, momentum: float, mu: float) -> float:
     """Return ‖a_i‖₁ of a client that takes `steps` steps and then guesses `guessed` more (``inf`` for the limit)."""
     x = v = 0.0
     for _ in range(steps):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.client.augment import augmented
-from hpcfed.client.effective_steps import displacement
+from hpcfed.client.effective_steps import effective_steps
 from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
@@ -29,7 +29,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream, torch_seed
-from hpcfed.types import Local, Tilt
+from hpcfed.types import LocalResult, Tilt
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Engine(Protocol):
     """
 
     together: int
-    inseparable: int
+    group_size: int
     placement_counts: bool
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[LocalResult]:
         """Train clients from the server's model `w`, (d,) on the model's device; yield what each came to, in order.
 
         A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and whatever the model
@@ -88,11 +88,11 @@ class Stepping:
             return begun[-1] if begun else self.section.lr
         return self.section.lr * self.section.lr_decay ** (round - 1)
 
-    def displacement(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:
+    def effective_steps(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:
         """Return ‖a_i‖₁ of a client whose tilt has this μ; None for an optimizer that has none."""
         if self.section.optimizer != "sgd":
             return None
-        return displacement(steps, guessed, lr=self.lr(round), momentum=self.section.momentum, mu=mu)
+        return effective_steps(steps, guessed, lr=self.lr(round), momentum=self.section.momentum, mu=mu)
 
     def scales(self, mu: float) -> tuple[float, float]:
         """Return by what y is multiplied when it joins the gradient, before a clip and after it."""
@@ -113,7 +113,7 @@ class SequentialSolver:
         streams: what the minibatches, and what the model draws, come from.
     """
 
-    together = inseparable = 1
+    together = group_size = 1
     placement_counts = False
 
     def __init__(
@@ -139,7 +139,7 @@ class SequentialSolver:
         self._delta = torch.empty_like(model.vector)
         self._optimizer = optimizer_for(section, model.vector)
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
         return (self._solve(w, task, round) for task in tasks)
 
@@ -147,7 +147,7 @@ class SequentialSolver:
         """Compute a gradient, and forget it."""
         self._add_gradient(x, y)
 
-    def _solve(self, w: Tensor, task: Task, round: int) -> Local:
+    def _solve(self, w: Tensor, task: Task, round: int) -> LocalResult:
         y, tilt = self._model.vector, task.tilt
         lr = self._stepping.lr(round)
         constant = constant_of(tilt, w)
@@ -166,7 +166,7 @@ class SequentialSolver:
         self._model.check_buffers()
         torch.sub(w, y, out=self._delta)
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
-        return Local(self._delta, task.steps, loss_sum, lr)
+        return LocalResult(self._delta, task.steps, loss_sum, lr)
 
     def _batches(self, task: Task, round: int) -> Iterator[Samples]:
         """Yield the minibatches of one client in one round, augmented where the recipe says so."""

@@ -16,7 +16,7 @@ import psutil
 from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
 from hpcfed.doctor.launch import Job, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.ranks.devices import Seat, take_seat, visible_devices
+from hpcfed.ranks.devices import DeviceSlot, take_device_slot, visible_devices
 
 if TYPE_CHECKING:
     from hpcfed.doctor.probe import Measured
@@ -110,7 +110,7 @@ def gather(world: World, *, measure: bool) -> Facts:
     world.together(_load_libraries)
     from hpcfed.doctor.probe import measure_all
 
-    ranks = tuple(world.gather(_this_rank(world, take_seat("auto", world))))
+    ranks = tuple(world.gather(_this_rank(world, take_device_slot("auto", world))))
     described = world.describe()
     surroundings = world.on_root(lambda: _surroundings(described))
     measured = measure_all(world, surroundings["working"]) if measure else None
@@ -143,12 +143,12 @@ def _load_libraries() -> None:
         ) from None
 
 
-def _this_rank(world: World, seat: Seat) -> Rank:
+def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
     """Return this rank's facts; called on every rank."""
 
     from hpcfed.record import environment
 
-    recorded = environment(world, seat.device, "exact")
+    recorded = environment(world, device_slot.device, "exact")
     memory = psutil.virtual_memory()
     shm = Path("/dev/shm")
     shm_size = shutil.disk_usage(shm) if shm.is_dir() else None
@@ -166,7 +166,7 @@ def _this_rank(world: World, seat: Seat) -> Rank:
         memory_free_bytes=memory.available,
         shm_bytes=shm_size.total if shm_size else None,
         shm_free_bytes=shm_size.free if shm_size else None,
-        gpu=_gpu(seat),
+        gpu=_gpu(device_slot),
         gpu_driver=DRIVER.exists(),
         mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)).exists(),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -188,14 +188,14 @@ def _torch_build() -> str:
     return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
 
 
-def _gpu(seat: Seat) -> Gpu | None:
-    if seat.index is None:
+def _gpu(device_slot: DeviceSlot) -> Gpu | None:
+    if device_slot.index is None:
         return None
     import torch
 
-    properties = torch.cuda.get_device_properties(seat.index)
+    properties = torch.cuda.get_device_properties(device_slot.index)
     visible = visible_devices()
-    return Gpu(properties.name, visible[seat.index], properties.total_memory, len(visible))
+    return Gpu(properties.name, visible[device_slot.index], properties.total_memory, len(visible))
 
 
 def _cores() -> tuple[int, ...]:

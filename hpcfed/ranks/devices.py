@@ -34,7 +34,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Seat:
+class DeviceSlot:
     """A rank's place on its node.
 
     Attributes:
@@ -55,7 +55,7 @@ class Seat:
         return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
 
 
-def assign(table: Sequence[Seen]) -> list[Seat]:
+def assign(table: Sequence[Seen]) -> list[DeviceSlot]:
     """Return every rank's seat, given what each rank sees, (P,).
 
     A rank takes the device that the fewest have taken so far, of those it sees; ranks that see fewer choose first, then
@@ -71,7 +71,7 @@ def assign(table: Sequence[Seen]) -> list[Seat]:
             chosen[rank] = index
     on_node = Counter(seen.node for seen in table)
     return [
-        Seat(
+        DeviceSlot(
             index=index,
             sharing=on_node[seen.node] if index is None else taken[seen.node, seen.devices[index]],
             neighbours=on_node[seen.node],
@@ -102,7 +102,7 @@ def visible_devices() -> tuple[str, ...]:
     return names(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
 
 
-def take_seat(wanted: str, world: World) -> Seat:
+def take_device_slot(wanted: str, world: World) -> DeviceSlot:
     """Return this rank's seat, its device ready for deterministic work; called on every rank.
 
     Args:
@@ -112,9 +112,9 @@ def take_seat(wanted: str, world: World) -> Seat:
         InputError: ``cuda`` was asked for and some rank sees no GPU.
         EnvironmentFailure: a rank cannot use the GPU it would get.
     """
-    seat = assign(world.gather(world.together(lambda: _look(wanted, world))))[world.rank]
-    world.together(lambda: _prepare(seat, world))
-    return seat
+    device_slot = assign(world.gather(world.together(lambda: _look(wanted, world))))[world.rank]
+    world.together(lambda: _prepare(device_slot, world))
+    return device_slot
 
 
 def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:
@@ -160,8 +160,8 @@ def _look(wanted: str, world: World) -> Seen:
         raise _unusable(error, world) from None
 
 
-def _prepare(seat: Seat, world: World) -> None:
-    if seat.index is None:
+def _prepare(device_slot: DeviceSlot, world: World) -> None:
+    if device_slot.index is None:
         return
     import torch
 
@@ -169,7 +169,7 @@ def _prepare(seat: Seat, world: World) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
-        torch.cuda.set_device(seat.index)
+        torch.cuda.set_device(device_slot.index)
         torch.cuda.mem_get_info()  # the first to need the device itself
     except RuntimeError as error:
         raise _unusable(error, world) from None

@@ -169,11 +169,11 @@ class Placement:
         home: rank where each client's state is, (N,): at home, or where it was trained last.
     """
 
-    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, inseparable: int = 1):
+    def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, group_size: int = 1):
         self.home = home
         self.balanced = balanced and num_ranks > 1
-        self._num_ranks, self._inseparable = num_ranks, inseparable
-        self._cost = Cost(together=together // inseparable)
+        self._num_ranks, self._inseparable = num_ranks, group_size
+        self._cost = Cost(together=together // group_size)
         self._speeds, self._rounds = [1.0] * num_ranks, 0
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 

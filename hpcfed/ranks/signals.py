@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: the first is heeded at the end of the round, the second at once.
+"""Signals that ask a run to stop: the first is catch_signals at the end of the round, the second at once.
 
 Python runs a signal's handler between two of its own instructions, so not while a rank waits inside MPI. The number of
 every signal also goes to a pipe at the moment it comes, and a thread reads it there.
@@ -24,31 +24,31 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """The last one comes when a terminal is closed; under ``nohup`` it is ignored, and stays so."""
 
 
-class Heard:
+class Signals:
     """What has been heard so far: the first signal's name."""
 
     def __init__(self) -> None:
         self.name: str | None = None
 
 
-_heeding: list[Heard] = []
-"""What a block of `heeded` hears that others lie in: a sweep's, around those of its runs."""
+_heeding: list[Signals] = []
+"""What a block of `catch_signals` hears that others lie in: a sweep's, around those of its runs."""
 
 
 @contextmanager
-def heeded(world: World) -> Iterator[Heard]:
+def catch_signals(world: World) -> Iterator[Signals]:
     """Note the first of the signals that ask to stop; end all ranks at the second. Only in a process's main thread.
 
     A block inside another hears what that one does, and has heard.
     """
-    heard = _heeding[0] if _heeding else Heard()
+    caught = _heeding[0] if _heeding else Signals()
     if _heeding or threading.current_thread() is not threading.main_thread():
-        yield heard
+        yield caught
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:
-        listener = start(threading.Thread(target=_listen, args=(reading, heard, world), name="signals", daemon=True))
+        listener = start(threading.Thread(target=_listen, args=(reading, caught, world), name="signals", daemon=True))
     except EnvironmentFailure:
         os.close(reading)
         os.close(writing)
@@ -56,9 +56,9 @@ def heeded(world: World) -> Iterator[Heard]:
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
     before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING if number not in ignored}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    _heeding.append(heard)
+    _heeding.append(caught)
     try:
-        yield heard
+        yield caught
     finally:
         _heeding.clear()
         signal.set_wakeup_fd(wakeup)
@@ -72,16 +72,16 @@ def _noted_elsewhere(number: int, frame: FrameType | None) -> None:
     """Keep a signal from ending the process; its number is on its way through the pipe."""
 
 
-def _listen(reading: int, heard: Heard, world: World) -> None:
+def _listen(reading: int, caught: Signals, world: World) -> None:
     since = 0.0
     while numbers := os.read(reading, 1):
         if numbers[0] not in ASKING:
             continue
         name = signal.Signals(numbers[0]).name
-        if heard.name is None:
-            heard.name, since = name, time.monotonic()
+        if caught.name is None:
+            caught.name, since = name, time.monotonic()
         elif time.monotonic() - since > ECHO:
             world.end_at_once(
-                128 + numbers[0], f"hpcfed: {name} after {heard.name}: leaving at once, rank {world.rank}"
+                128 + numbers[0], f"hpcfed: {name} after {caught.name}: leaving at once, rank {world.rank}"
             )
     os.close(reading)

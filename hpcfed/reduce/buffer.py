@@ -59,7 +59,7 @@ class Sums:
             early.
         delta_sq, loss_sum: (S,) float64.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
-        asks: (P,) int64, what each rank asks of all (`hpcfed.types.Ask`).
+        asks: (P,) int64, what each rank asks of all (`hpcfed.types.Request`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
         local_seconds: (P,) float64, spent in local work.
     """

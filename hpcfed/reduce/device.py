@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.ranks.devices import Seat, takes_gpu_memory
+from hpcfed.ranks.devices import DeviceSlot, takes_gpu_memory
 from hpcfed.ranks.world import World
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ FOR_EVER = timedelta(days=365)
 START = timedelta(minutes=5)
 
 
-def device_sum(wanted: str, seat: Seat, world: World) -> SumInPlace | None:
+def device_sum(wanted: str, device_slot: DeviceSlot, world: World) -> SumInPlace | None:
     """Return what sums the device's memory over ranks; None where sums pass through the host's memory.
 
     Args:
@@ -36,17 +36,17 @@ def device_sum(wanted: str, seat: Seat, world: World) -> SumInPlace | None:
     Raises:
         InputError: what was asked for is not there.
     """
-    if wanted != "nccl" or seat.index is None:
-        return world.sum_in_place if takes_gpu_memory(wanted, seat.device, world) else None
-    if seat.sharing > 1:
-        got = f"{seat.sharing} ranks on one"
+    if wanted != "nccl" or device_slot.index is None:
+        return world.sum_in_place if takes_gpu_memory(wanted, device_slot.device, world) else None
+    if device_slot.sharing > 1:
+        got = f"{device_slot.sharing} ranks on one"
         remedy = "start a rank for each GPU, or set gpu_reduce: auto"
         raise InputError("gpu_reduce: nccl", expected="a GPU for each rank", got=got, remedy=remedy)
     from torch import distributed
 
     if not distributed.is_nccl_available():
         raise InputError("gpu_reduce: nccl", expected="a torch with NCCL", got="none", remedy="set gpu_reduce: auto")
-    return DistributedSum(world, seat.device)
+    return DistributedSum(world, device_slot.device)
 
 
 class DistributedSum:

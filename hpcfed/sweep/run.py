@@ -16,8 +16,8 @@ from hpcfed.config.load import dump_yaml
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.output import Output
-from hpcfed.ranks.devices import Seat, take_seat
-from hpcfed.ranks.signals import Heard, heeded
+from hpcfed.ranks.devices import DeviceSlot, take_device_slot
+from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
@@ -81,12 +81,12 @@ def run_sweep(
         world.on_root(lambda: prepare(plan, claims, redo))
         wanted = sorted({unit.recipe.device for unit in plan.units})
         left = world.on_root(lambda: not all(standing.decided for standing in stand(plan, claims).values()))
-        seats: dict[str, Seat] = {device: take_seat(device, world) for device in wanted} if left else {}
+        seats: dict[str, DeviceSlot] = {device: take_device_slot(device, world) for device in wanted} if left else {}
         teller = Teller(plan, claims, world, groups, speaks=world.is_root and not quiet)
-        with heeded(world) as heard:
-            _pull_all(plan, claims, group, seats, heard, teller)
-            teller.wait_for_others(heard)
-        stopped = any(world.gather(heard.name is not None or (group.is_root and claims.asked_to_stop())))
+        with catch_signals(world) as caught:
+            _pull_all(plan, claims, group, seats, caught, teller)
+            teller.wait_for_others(caught)
+        stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
         return stopped and world.on_root(lambda: not all(one.decided for one in stand(plan, claims).values()))
 
@@ -194,9 +194,9 @@ class Teller:
             told += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
         self._say(told)
 
-    def wait_for_others(self, heard: Heard) -> None:
+    def wait_for_others(self, caught: Signals) -> None:
         """Go on telling until the other groups of this job have ended their runs."""
-        while self.speaks and any(s.held and s.vouched for s in self._own().values()) and heard.name is None:
+        while self.speaks and any(s.held and s.vouched for s in self._own().values()) and caught.name is None:
             time.sleep(POLL)
             self.tell()
 
@@ -219,9 +219,9 @@ class Teller:
 class _Between(Reporter):
     """Says nothing of a run's rounds, but has the sweep tell of itself, and hears when another group is to stop."""
 
-    def __init__(self, unit: Unit, teller: Teller, heard: Heard, *, listens: bool):
+    def __init__(self, unit: Unit, teller: Teller, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
-        self._teller, self._heard, self._listens, self._looked = teller, heard, listens, time.monotonic()
+        self._teller, self._heard, self._listens, self._looked = teller, caught, listens, time.monotonic()
 
     def update(self, row: Mapping[str, Any]) -> None:
         self._teller.tell()
@@ -235,31 +235,31 @@ def _pull_all(
     plan: Plan,
     claims: Claims,
     group: World,
-    seats: Mapping[str, Seat],
-    heard: Heard,
+    seats: Mapping[str, DeviceSlot],
+    caught: Signals,
     teller: Teller,
 ) -> None:
     """Run one unit after another, as this group, until there is none left for it or it is asked to stop."""
     teller.begin()
     avoided: set[str] = set()  # runs that another job holds, although its claim seemed dead
 
-    pull = partial(_next, plan, claims, heard, avoided)
+    pull = partial(_next, plan, claims, caught, avoided)
     while (taken := group.on_root(partial(_files, plan, pull))) is not None:
         unit, number = taken
         began = time.monotonic()
-        ending, message = _run(unit, number, claims, group, seats, heard, teller)
+        ending, message = _run(unit, number, claims, group, seats, caught, teller)
         if ending == "busy":
             avoided.add(unit.name)
         end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
         group.on_root(partial(_files, plan, end))
         teller.tell(now=True)
-        if ending == "stopped" or any(group.gather(heard.name is not None)):
+        if ending == "stopped" or any(group.gather(caught.name is not None)):
             group.on_root(partial(_files, plan, claims.ask_to_stop))
 
 
-def _next(plan: Plan, claims: Claims, heard: Heard, avoided: set[str]) -> tuple[Unit, int] | None:
+def _next(plan: Plan, claims: Claims, caught: Signals, avoided: set[str]) -> tuple[Unit, int] | None:
     """Claim the next run; wait for those whose holders may be dead. None: nothing is left, or this job stops."""
-    while heard.name is None and not claims.asked_to_stop():
+    while caught.name is None and not claims.asked_to_stop():
         standing = stand(plan, claims)
         for unit in plan.units:
             if standing[unit.name].open and unit.name not in avoided:
@@ -277,8 +277,8 @@ def _run(
     number: int,
     claims: Claims,
     group: World,
-    seats: Mapping[str, Seat],
-    heard: Heard,
+    seats: Mapping[str, DeviceSlot],
+    caught: Signals,
     teller: Teller,
 ) -> tuple[str, str]:
     """Run one unit on all ranks of the group; return how it ended, and what was said."""
@@ -287,7 +287,7 @@ def _run(
     folder, recipe = RunFolder(unit.recipe.output), unit.recipe
     beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
     try:
-        with beating, group.united(), _Between(unit, teller, heard, listens=group.is_root) as reporter:
+        with beating, group.united(), _Between(unit, teller, caught, listens=group.is_root) as reporter:
             if not group.on_root(lambda: folder.is_finished(recipe)):
                 train(recipe, folder, reporter, group, seats[recipe.device])
     except HpcfedError as error:

@@ -12,15 +12,15 @@ from torch import Tensor, float64
 
 from hpcfed.errors import InputError
 from hpcfed.types import (
-    Local,
+    ClientInfo,
     LocalMethod,
+    LocalResult,
     Means,
     Method,
     Report,
+    ServerUpdate,
     State,
-    Stepped,
     Tilt,
-    Who,
 )
 from hpcfed.user_code.blame import defined_at
 
@@ -91,7 +91,7 @@ class _CheckedLocal(_Checked):
         self._shared = self._signature("begin_shared", state)
         return state
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: Who) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
         tilt = self._part.tilt(w, shared, client, who)
         self._check_kind("tilt", tilt, Tilt)
         for what, vector in (("shift", tilt.shift), ("anchor", tilt.anchor)):
@@ -101,7 +101,7 @@ class _CheckedLocal(_Checked):
             self._refuse("tilt", "its mu", "a number", f"a {type(tilt.mu).__name__}")
         return tilt
 
-    def report(self, local: Local, w: Tensor, shared: State, client: State, who: Who) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
         report = self._part.report(local, w, shared, client, who)
         self._check_kind("report", report, Report)
         self._signature("report", report.vectors)
@@ -124,9 +124,9 @@ class _CheckedServer(_Checked):
         self._state = self._signature("begin", state)
         return state
 
-    def step(self, w: Tensor, state: State, means: Means) -> Stepped:
+    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
         stepped = self._part.step(w, state, means)
-        self._check_kind("step", stepped, Stepped)
+        self._check_kind("step", stepped, ServerUpdate)
         self._check_vector("step", "its w", stepped.w, w, float64)
         if self._state is not None:
             self._check_state("step", stepped.state, self._state)
@@ -136,8 +136,8 @@ class _CheckedServer(_Checked):
 
 
 class _CheckedNormalization(_Checked):
-    def factors(self, displacements: np.ndarray, steps: np.ndarray, shares: np.ndarray, strength: float) -> np.ndarray:
-        factors = self._part.factors(displacements, steps, shares, strength)
+    def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
+        factors = self._part.factors(effective_steps, steps, shares, prox_mu)
         if np.shape(factors) != steps.shape:
             self._refuse("factors", "its answer", f"shape {steps.shape}", f"shape {np.shape(factors)}")
         if not all(map(math.isfinite, np.asarray(factors, dtype=float))):

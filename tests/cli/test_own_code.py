@@ -19,7 +19,7 @@ from tests.mpi.recipes import small, write_recipe, write_small
 
 OWN = """
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Method, Part, Stepped
+from hpcfed.types import Method, Part, ServerUpdate
 
 
 class Step(Part):
@@ -28,7 +28,7 @@ class Step(Part):
 
     def step(self, w, state, means):
         from late import GAIN
-        return Stepped(w - GAIN * means.delta, state, GAIN)
+        return ServerUpdate(w - GAIN * means.delta, state, GAIN)
 
 
 def make():

@@ -67,7 +67,7 @@ def test_its_resolved_recipe_keeps_its_keys(world, place):
 
 WRONG = """
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Method, Report, Stepped
+from hpcfed.types import Method, Report, ServerUpdate
 
 
 class Forgetful(Plain):
@@ -112,7 +112,7 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
 
 ERRING = """
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Method, Part, Report, Stepped, Tilt
+from hpcfed.types import Method, Part, Report, ServerUpdate, Tilt
 
 
 class Begins(Plain):
@@ -152,27 +152,27 @@ class Steps(ServerStep):
 
 class Short(ServerStep):
     def step(self, w, state, means):  # Short
-        return Stepped(w[1:], state)
+        return ServerUpdate(w[1:], state)
 
 
 class Single(ServerStep):
     def step(self, w, state, means):  # Single
-        return Stepped(w.float())
+        return ServerUpdate(w.float())
 
 
 class Rate(ServerStep):
     def step(self, w, state, means):  # Rate
-        return Stepped(w, state, means.delta.norm())
+        return ServerUpdate(w, state, means.delta.norm())
 
 
 class Grows(ServerStep):
     def step(self, w, state, means):  # Grows
-        return Stepped(w, {**state, "v": w})
+        return ServerUpdate(w, {**state, "v": w})
 
 
 class Reads(ServerStep):
     def step(self, w, state, means):
-        return Stepped(w - float(open("nowhere").read()))
+        return ServerUpdate(w - float(open("nowhere").read()))
 
 
 class Full(ServerStep):
@@ -199,7 +199,7 @@ def made(client="Plain", rule="ServerStep"):
         ({"client": "Shifts"}, "# Shifts", ": Shifts.tilt: its shift: expected a tensor of shape (144,) in"),
         ({"client": "Reports"}, "dleta", "in report: AttributeError: 'Local' object has no attribute 'dleta'"),
         ({"client": "Shares"}, "cohort_size", "in share: IndexError: "),
-        ({"rule": "Steps"}, "# Steps", ": Steps.step: its answer: expected a Stepped, got a Tensor"),
+        ({"rule": "Steps"}, "# Steps", ": Steps.step: its answer: expected a ServerUpdate, got a Tensor"),
         ({"rule": "Short"}, "# Short", ": Short.step: its w: expected a tensor of shape (144,) in torch.float64, got"),
         ({"rule": "Single"}, "# Single", "in torch.float64, got a tensor of shape (144,) in torch.float32"),
         ({"rule": "Rate"}, "# Rate", ": Rate.step: its server_lr: expected a number or None, got a Tensor"),

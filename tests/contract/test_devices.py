@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from hpcfed.errors import InputError
-from hpcfed.ranks.devices import Seat, Seen, assign, names, take_seat, takes_gpu_memory
+from hpcfed.ranks.devices import DeviceSlot, Seen, assign, names, take_device_slot, takes_gpu_memory
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.device import DistributedSum, device_sum
@@ -50,17 +50,17 @@ TABLES: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[int | None], lis
 def test_each_rank_takes_its_device(table: str) -> None:
     seen, indices, sharing = TABLES[table]
     seats = assign([Seen(*row) for row in seen])
-    assert [seat.index for seat in seats] == indices
-    assert [seat.sharing for seat in seats] == sharing
+    assert [device_slot.index for device_slot in seats] == indices
+    assert [device_slot.sharing for device_slot in seats] == sharing
     nodes = Counter(node for node, _ in seen)
-    assert [seat.neighbours for seat in seats] == [nodes[node] for node, _ in seen]
+    assert [device_slot.neighbours for device_slot in seats] == [nodes[node] for node, _ in seen]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 8, 13])
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 def test_the_load_is_even(num_ranks: int, num_devices: int) -> None:
     seats = assign([Seen("n1", tuple(f"GPU-{index}" for index in range(num_devices)))] * num_ranks)
-    load = Counter(seat.index for seat in seats)
+    load = Counter(device_slot.index for device_slot in seats)
     assert max(load.values()) - min(load[index] for index in range(num_devices)) <= 1
 
 
@@ -84,16 +84,16 @@ def test_a_device_has_one_name_on_all_ranks(visible: str | None, uuids: list[str
 
 
 def test_ranks_of_this_machine_share_its_cpu(world):
-    assert take_seat("cpu", world) == Seat(None, world.size, world.size)
-    assert take_seat("cpu", world).device == torch.device("cpu")
+    assert take_device_slot("cpu", world) == DeviceSlot(None, world.size, world.size)
+    assert take_device_slot("cpu", world).device == torch.device("cpu")
 
 
 def test_a_gpu_that_is_not_there_is_missed_on_every_rank(world):
     if torch.cuda.is_available():
-        assert take_seat("cuda", world).index is not None
+        assert take_device_slot("cuda", world).index is not None
     else:
         with pytest.raises(InputError, match=r"rank 0 on .*: device: cuda: expected a GPU, got none"):
-            take_seat("cuda", world)
+            take_device_slot("cuda", world)
 
 
 class _Told(World):
@@ -132,16 +132,16 @@ def test_this_mpi_says_what_it_does_with_gpu_memory(comm, world):
 
 def test_nccl_needs_a_gpu_for_each_rank_and_a_torch_that_has_it() -> None:
     with pytest.raises(InputError, match="gpu_reduce: nccl: expected a GPU for each rank, got 2 ranks on one"):
-        device_sum("nccl", Seat(0, 2, 2), World())
+        device_sum("nccl", DeviceSlot(0, 2, 2), World())
     if distributed.is_nccl_available():
-        assert isinstance(device_sum("nccl", Seat(0, 1, 1), World()), DistributedSum)
+        assert isinstance(device_sum("nccl", DeviceSlot(0, 1, 1), World()), DistributedSum)
     else:
         with pytest.raises(InputError, match="gpu_reduce: nccl: expected a torch with NCCL, got none"):
-            device_sum("nccl", Seat(0, 1, 1), World())
+            device_sum("nccl", DeviceSlot(0, 1, 1), World())
 
 
 def test_a_cpu_has_no_need_of_nccl() -> None:
-    assert device_sum("nccl", Seat(None, 1, 1), World()) is None
+    assert device_sum("nccl", DeviceSlot(None, 1, 1), World()) is None
 
 
 @pytest.mark.parametrize("through", ["MPI", "torch.distributed"])

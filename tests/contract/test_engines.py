@@ -121,7 +121,7 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
             for (delta, loss), (own_delta, own_loss) in zip(
                 together[first:last], solved(engine, w, tasks[first:last]), strict=True
             ):
-                if engine.inseparable == 1:
+                if engine.group_size == 1:
                     assert torch.equal(delta, own_delta)
                     assert loss == own_loss
         sequential, other = built(which, local | {"engine": "sequential"}, dtype)
@@ -149,7 +149,7 @@ def test_products_by_onednn(monkeypatch, name, local, least):
         for (delta, loss), (own_delta, own_loss) in zip(
             together[first:last], solved(engine, w, tasks[first:last]), strict=True
         ):
-            assert engine.inseparable > 1 or (torch.equal(delta, own_delta) and loss == own_loss)
+            assert engine.group_size > 1 or (torch.equal(delta, own_delta) and loss == own_loss)
     for (delta, loss), (their_delta, their_loss) in zip(together, solved(by_blas, w, tasks), strict=True):
         torch.testing.assert_close(delta, their_delta, rtol=2e-4, atol=2e-5)  # rounding of seven float32 steps
         assert loss == pytest.approx(their_loss, rel=1e-5)
@@ -195,9 +195,9 @@ def test_a_machine_that_mixes_clients_is_found_out():
     local, like = Local(batch_size=5, steps=1), (torch.zeros(1, 60), torch.zeros(1, dtype=torch.int64))
     network = Mixing([True], loss_for(LossSection(), "classification", []), Blas())
     held = StackedSolver(model, network, local, 0, like, movable=False)
-    assert (held.together, held.inseparable) == (1, 1)
+    assert (held.together, held.group_size) == (1, 1)
     moved = StackedSolver(model, network, local, 0, like, movable=True)
-    assert moved.inseparable == moved.together > 1
+    assert moved.group_size == moved.together > 1
     assert held.placement_counts
     assert moved.placement_counts
 

@@ -20,13 +20,13 @@ from hpcfed.algorithms._client_average import evaluated_model, following_iterate
 from hpcfed.config.recipe import Algorithm
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
-from hpcfed.types import Local, Means, Method, State, Stepped, Who
+from hpcfed.types import ClientInfo, LocalResult, Means, Method, ServerUpdate, State
 from tests.mpi.recipes import METHODS, small, write_small
 
 D = 37
 ENTRIES = 96 + 16 + 32 + 16
 """d of the small model: its four parameter tensors, each padded to 64 bytes."""
-WHO = Who(client=3, num_samples=20, mean_samples=16.0)
+WHO = ClientInfo(client=3, num_samples=20, mean_samples=16.0)
 
 
 def method(name: str) -> Method:
@@ -41,9 +41,9 @@ def draw(seed: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def means(vectors: tuple[str, ...], round: int, displacement: float | None = None) -> Means:
+def means(vectors: tuple[str, ...], round: int, effective_steps: float | None = None) -> Means:
     drawn = {name: draw(round * 10 + place, torch.float64) for place, name in enumerate(vectors)}
-    known = {"lr": 0.1, "displacement": displacement}
+    known = {"lr": 0.1, "effective_steps": effective_steps}
     return Means(drawn, mean_delta_sq=3.5 * D, delta_sq=D, fraction=0.4, cohort_size=2, round=round, **known)
 
 
@@ -77,7 +77,7 @@ def test_the_server_step_is_pure_and_keeps_dtype_and_shape(name):
         told = means(chosen.local.vectors(alike=False), round)
         before = w.clone(), copied(state), copied(told.vectors)
         stepped, again = chosen.server.step(w, state, told), chosen.server.step(w, state, told)
-        assert isinstance(stepped, Stepped)
+        assert isinstance(stepped, ServerUpdate)
         assert torch.equal(w, before[0])
         assert same(state, before[1])
         assert same(told.vectors, before[2])
@@ -99,7 +99,7 @@ def test_what_the_server_keeps_for_clients_follows_purely(name, alike):
     shared = local.begin_shared(w)
     assert is_plain(shared, torch.float64)
     for round in (1, 2, 3):
-        told = means(local.vectors(alike), round, displacement=4.0 if alike else None)
+        told = means(local.vectors(alike), round, effective_steps=4.0 if alike else None)
         before = copied(shared), copied(told.vectors)
         after, again = local.share(shared, told), local.share(shared, told)
         assert same(shared, before[0])
@@ -114,7 +114,7 @@ def test_what_the_server_keeps_for_clients_follows_purely(name, alike):
 @pytest.mark.parametrize("name", names())
 def test_the_client_changes_nothing_it_was_given(name, dtype):
     chosen = method(name)
-    w, local = draw(1, dtype), Local(draw(2, dtype), steps=4, loss_sum=1.0, lr=0.1, displacement=4.0)
+    w, local = draw(1, dtype), LocalResult(draw(2, dtype), steps=4, loss_sum=1.0, lr=0.1, effective_steps=4.0)
     server, client = chosen.local.begin_shared(w), chosen.local.begin(w)
     assert bool(client) == chosen.local.stateful
     for _ in range(2):
@@ -235,12 +235,12 @@ def test_scaffold_of_feddyns_code_where_clients_differ_in_size():
     for number in range(1, 4):
         reports, models, change = [], [], torch.zeros(D, dtype=torch.float64)
         for k, size in enumerate(sizes):
-            who = Who(k, int(size), sizes.mean())
+            who = ClientInfo(k, int(size), sizes.mean())
             y, z, shift = w, theirs, local.tilt(w, shared, states[k], who).shift
             for _ in range(steps):
                 y = y - lr * (k + 1) * (y - optima[k]) - lr * shift
                 z = z - lr * (k + 1) * (z - optima[k]) - lr * (cloud / weights[k] - own[k])
-            reports.append(local.report(Local(w - y, steps, 0.0, lr, float(steps)), w, shared, states[k], who))
+            reports.append(local.report(LocalResult(w - y, steps, 0.0, lr, float(steps)), w, shared, states[k], who))
             states[k] = reports[-1].state
             new = own[k] - cloud + (theirs - z) / steps / lr
             change, own[k] = change + (new - own[k]) * weights[k], new

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcfed.ranks.signals import heeded
+from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.world import World
 from tests.launch import HPCFED, LEAKED, ROOT
 from tests.mpi.recipes import write_recipe, write_small
@@ -18,14 +18,14 @@ from tests.mpi.recipes import write_recipe, write_small
 def test_a_closed_terminal_does_not_end_a_run_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with heeded(World()) as heard:
+        with catch_signals(World()) as caught:
             for number in (signal.SIGHUP, signal.SIGUSR1):
                 signal.raise_signal(number)
-            while heard.name is None:
+            while caught.name is None:
                 time.sleep(0.001)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert heard.name == "SIGUSR1"
+    assert caught.name == "SIGUSR1"
 
 
 def test_a_signal_after_the_end_changes_no_exit_code(tmp_path: Path) -> None:

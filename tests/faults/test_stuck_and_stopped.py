@@ -52,10 +52,10 @@ def test_a_second_signal_ends_the_job_at_once(waits, place):
     def twice() -> None:
         stuck = int(_awaited(place.path / "deed").read_text())
         time.sleep(0.5)
-        heard = [pid for pid in _ranks() if (pid != stuck) == waits]
+        caught = [pid for pid in _ranks() if (pid != stuck) == waits]
         with suppress(ProcessLookupError):
-            while psutil.pid_exists(heard[0]):  # the second, by the rank's clock, may be a later one of these
-                os.kill(heard[0], signal.SIGTERM)
+            while psutil.pid_exists(caught[0]):  # the second, by the rank's clock, may be a later one of these
+                os.kill(caught[0], signal.SIGTERM)
                 time.sleep(AFTER_AN_ECHO)
 
     with _meanwhile(twice):

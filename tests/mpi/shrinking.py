@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcfed.algorithms.feddyn import DynamicRegularizer
-from hpcfed.types import Method, Part, Report, Stepped
+from hpcfed.types import Method, Part, Report, ServerUpdate
 
 SHRINKS = 1e-18
 """By more than two words of float64 sums leave room for."""
@@ -30,7 +30,7 @@ class Undone(Part):
         return {"scale": w.new_ones(())}
 
     def step(self, w, state, means):
-        return Stepped(w - means.delta / state["scale"], {"scale": state["scale"] * SHRINKS})
+        return ServerUpdate(w - means.delta / state["scale"], {"scale": state["scale"] * SHRINKS})
 
 
 def method() -> Method:

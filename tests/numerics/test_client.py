@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hpcfed.client.effective_steps import displacement, guess_factor
+from hpcfed.client.effective_steps import effective_steps, guess_factor
 from hpcfed.client.optimizers import Adam, Optimizer, Sgd, Yogi, optimizer_for
 from hpcfed.config.recipe import Local
 
@@ -96,14 +96,14 @@ def test_zero_gradients_are_what_a_guess_of_sgd_saves():
 def test_displacement_has_the_papers_closed_forms(steps):
     plain = {"lr": 0.1, "momentum": 0.0, "mu": 0.0}
     rho, mu = 0.9, 0.7
-    assert displacement(steps, 0, **plain) == steps
+    assert effective_steps(steps, 0, **plain) == steps
     momentum = sum((1 - rho ** (steps - k)) / (1 - rho) for k in range(steps))
-    assert displacement(steps, 0, **plain | {"momentum": rho}) == pytest.approx(momentum, rel=1e-13)
+    assert effective_steps(steps, 0, **plain | {"momentum": rho}) == pytest.approx(momentum, rel=1e-13)
     proximal = sum((1 - 0.1 * mu) ** k for k in range(steps))
-    assert displacement(steps, 0, **plain | {"mu": mu}) == pytest.approx(proximal, rel=1e-13)
+    assert effective_steps(steps, 0, **plain | {"mu": mu}) == pytest.approx(proximal, rel=1e-13)
     for guessed in (3, math.inf):  # GeL, eq. (6)
         gel = sum((1 - rho ** (steps + guessed - k)) / (1 - rho) for k in range(steps))
-        assert displacement(steps, guessed, **plain | {"momentum": rho}) == pytest.approx(gel, rel=1e-13)
+        assert effective_steps(steps, guessed, **plain | {"momentum": rho}) == pytest.approx(gel, rel=1e-13)
 
 
 def test_displacement_is_what_the_solver_does_to_gradients_of_one():
@@ -113,7 +113,7 @@ def test_displacement_is_what_the_solver_does_to_gradients_of_one():
     for _ in range(5):
         optimizer.step(y, 1.0 + mu * y, lr)
     optimizer.guess(y, lr, 2)
-    assert displacement(5, 2, lr=lr, momentum=0.9, mu=mu) == pytest.approx(-float(y) / lr, rel=1e-13)
+    assert effective_steps(5, 2, lr=lr, momentum=0.9, mu=mu) == pytest.approx(-float(y) / lr, rel=1e-13)
 
 
 def test_no_guess_changes_nothing():

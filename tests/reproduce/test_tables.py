@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.client.effective_steps import displacement
+from hpcfed.client.effective_steps import effective_steps
 from hpcfed.cohort import Cohort
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments
@@ -106,7 +106,7 @@ def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
     steps, guessed, momentum = 5, 7, 0.9
     ours = coefficients(steps, guessed, momentum)
     np.testing.assert_allclose(ours, coefficients(steps + guessed, 0, momentum)[:steps])  # as figure 3 says
-    effective = displacement(steps, guessed, lr=0.1, momentum=momentum, mu=0.0)
+    effective = effective_steps(steps, guessed, lr=0.1, momentum=momentum, mu=0.0)
     assert ours.sum() == pytest.approx(effective)
     alike, shares = np.full(4, 5), np.full(4, 0.25)
     equal = Cohort(np.arange(4), shares, 1.0, alike, np.zeros(4), alike)

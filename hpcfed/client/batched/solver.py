@@ -23,7 +23,7 @@ from hpcfed.data.batches import visits
 from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.rng import Purpose, stream
-from hpcfed.types import Local, Tilt
+from hpcfed.types import LocalResult, Tilt
 
 STACK_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
 """Parameters of the clients that are trained together: on a CPU, what its caches still hold."""
@@ -63,12 +63,12 @@ class StackedSolver:
         else:
             self._descent = FlatDescent(network, model, section, self.together)
         self._rooms: dict[int, Tensor] = {}
-        self.inseparable, self.placement_counts = 1, False
+        self.group_size, self.placement_counts = 1, False
         if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
             self.placement_counts = True
-            self.inseparable, self.together = (self.together, self.together) if movable else (1, 1)
+            self.group_size, self.together = (self.together, self.together) if movable else (1, 1)
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[Local]:
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[LocalResult]:
         """Train clients, those in a row that share a μ together; see `Engine`."""
         for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
             row = list(alike)
@@ -76,7 +76,7 @@ class StackedSolver:
                 yield from self._solve(w, row[first : first + self.together], round)
 
     @torch.no_grad()
-    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> list[Local]:
+    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> list[LocalResult]:
         """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
         lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
         places = sorted(range(size), key=lambda place: _order(tasks[place]))
@@ -92,7 +92,7 @@ class StackedSolver:
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
         told = zip(places, rows, self._delta[:size].unbind(), _sums(losses.double().cpu().numpy(), rows), strict=True)
-        of_place = {place: Local(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in told}
+        of_place = {place: LocalResult(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in told}
         return [of_place[place] for place in range(size)]
 
     def _start(self, w: Tensor, rows: Sequence[Task]) -> None:
