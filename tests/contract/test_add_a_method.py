@@ -197,7 +197,7 @@ def made(client="Plain", rule="ServerStep"):
         ({"client": "Kept"}, "# Kept", ": Kept.begin: its 'c': expected a tensor, got a float"),
         ({"client": "Tilts"}, "# Tilts", ": Tilts.tilt: its answer: expected a Tilt, got a Tensor"),
         ({"client": "Shifts"}, "# Shifts", ": Shifts.tilt: its shift: expected a tensor of shape (144,) in"),
-        ({"client": "Reports"}, "dleta", "in report: AttributeError: 'Local' object has no attribute 'dleta'"),
+        ({"client": "Reports"}, "dleta", "in report: AttributeError: 'LocalResult' object has no attribute 'dleta'"),
         ({"client": "Shares"}, "cohort_size", "in share: IndexError: "),
         ({"rule": "Steps"}, "# Steps", ": Steps.step: its answer: expected a ServerUpdate, got a Tensor"),
         ({"rule": "Short"}, "# Short", ": Short.step: its w: expected a tensor of shape (144,) in torch.float64, got"),
