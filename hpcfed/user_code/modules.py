@@ -71,7 +71,7 @@ def is_own(file: str) -> bool:
 def _libraries() -> tuple[str, ...]:
     """Folders of Python itself, of its packages, and of this one."""
     python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = Path(__file__).parent
+    ours = Path(__file__).parents[1]
     folders = [*python, str(ours), str(ours.with_name("data_prep"))]
     return tuple({f"{folder}{os.sep}" for path in folders for folder in (path, os.path.realpath(path))})
 

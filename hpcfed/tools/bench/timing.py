@@ -23,7 +23,7 @@ from hpcfed.ranks.threads import start
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.tools.bench.phases import median_ms
 
-BARE = Path(__file__).resolve().parents[2] / "jobs" / "bench" / "bare.py"
+BARE = Path(__file__).resolve().parents[3] / "jobs" / "bench" / "bare.py"
 SIDE_BY_SIDE = """
 import json, subprocess, sys
 sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
