@@ -71,8 +71,8 @@ class LocalResult:
         steps: minibatch gradients computed, τ_i.
         loss_sum: sum over those steps of the minibatch loss, before the tilt.
         lr: η_l of the round.
-        effective_steps: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods that do not
-            ask for it, and for client optimizers that have none (Adam, Yogi).
+        effective_steps: ‖a_i‖₁: Δ_i is η_l ‖a_i‖₁ times an average of the client's gradients. None for methods that do
+            not ask for it, and for client optimizers that have none (Adam, Yogi).
     """
 
     delta: Tensor

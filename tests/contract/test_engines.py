@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from hpcfed.client import matmul, stacked
+from hpcfed.client.batched import matmul
+from hpcfed.client.batched import solver as stacked
 from hpcfed.client.batched.gradients import Perceptron, perceptron_of
 from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.solver import StackedSolver

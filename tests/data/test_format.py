@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.data import format as federation_format
+from hpcfed.data import federation as federation_format
 from hpcfed.data.federation import MEMBERS, Federation, Normalization
 from hpcfed.data.storage import ACCESS
 from hpcfed.errors import EnvironmentFailure, InputError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.data import format as federation_format
+from hpcfed.data import federation as federation_format
 from hpcfed.data import shards as shards_module
 from hpcfed.data.cache import ALIGNED, Held
 from hpcfed.data.federation import Federation

@@ -15,7 +15,7 @@ from hpcfed.cite import bibtex
 from hpcfed.cli.report import print_table
 from hpcfed.errors import InputError, Stopped
 from hpcfed.report import compare, write_comparison
-from hpcfed.watch.follow import find_runs
+from hpcfed.watch.follow import Watch
 from hpcfed.watch.view import plain, view
 from tests.fuzz.mutations import mutated
 from tests.mpi.recipes import small, write_small
@@ -79,11 +79,11 @@ def _report(run: Path) -> None:
 
 
 def _watch(run: Path, screen: Console) -> None:
-    followed = find_runs([run])
-    for one in followed:
-        one.look()
+    watch = Watch([run])
+    watch.look()
+    for one in watch.runs:
         plain(one)
-    screen.print(view(followed, 100, 40))
+    screen.print(view(watch.runs, 100, 40))
 
 
 def _load(run: Path) -> None:
