@@ -77,6 +77,11 @@ class Cohorts:
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
         return Cohort(clients, shares, counts, fraction, steps, self._guessed(steps), work)
 
+    @property
+    def most_participants(self) -> int:
+        """Clients that can have taken part by the last round, expected under Bernoulli sampling."""
+        return min(len(self._sizes), math.ceil(self.draws * len(self._sizes) - 1e-9))
+
     def idle(self, ranks: int) -> str:
         """Return a remark on ranks that wait in every round, for there are more of them than a cohort's clients."""
         size = self.draws * len(self._sizes) / self._recipe.rounds
@@ -98,11 +103,7 @@ class Cohorts:
             schedule = _read_schedule(section.schedule, "cohort.schedule", self._recipe.rounds, self._check_cohort)
             each = sum(map(len, schedule)) / num_clients
             return lambda round: np.array(schedule[round - 1], dtype=np.int64), each
-        size = num_clients
-        if section.size is not None:
-            size = section.size
-        elif section.fraction is not None:
-            size = max(1, round(section.fraction * num_clients))
+        size = section.size_in(num_clients) or num_clients
         if size > num_clients:
             raise InputError(
                 "cohort.size",

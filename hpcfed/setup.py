@@ -186,7 +186,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     again = cohorts.draws > 1 or recipe.evaluate.train.every > 0 or recipe.evaluate.clients.every > 0
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     home = homes(federation.sizes, world.size)
-    balanced = balances(recipe, method)
+    balanced = recipe.balances(method.local.stateful)
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
     like = _zeros(1, federation, dtype, device)
     seed = recipe.seed.batches
@@ -271,11 +271,6 @@ def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | N
         raise InputError(what, where=where, got=f"a {federation.task} federation", remedy=remedy)
     if recipe.local.augment is not None:
         image_shape(() if tokens else federation.feature_shape, "local.augment")
-
-
-def balances(recipe: Recipe, method: Method) -> bool:
-    """Return whether cohorts are spread over ranks by work; of its own accord where no state has to move for it."""
-    return recipe.placement == "balanced" or (recipe.placement == "auto" and not method.local.stateful)
 
 
 def _room(device: torch.device, sharing: int) -> int:

@@ -124,9 +124,7 @@ class Checkpoints:
         vectors = sum(tensor.nbytes for tensor in self.simulation.replicated().values())
         if not self._parts.method.local.stateful:
             return vectors
-        section, num_clients = self._recipe.cohort, self._parts.federation.num_clients
-        in_a_round = section.size or num_clients
-        return vectors + min(num_clients, in_a_round * self._recipe.rounds) * self._layout.record_bytes
+        return vectors + self._parts.cohorts.most_participants * self._layout.record_bytes
 
     def after(
         self, round: int, asks: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool

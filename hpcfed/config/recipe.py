@@ -158,6 +158,14 @@ class Cohort(Section):
             raise ValueError("'sampling: bernoulli' beside 'stream: authors'")
         return self
 
+    def size_in(self, num_clients: int) -> int | None:
+        """Return |S| in a federation of N clients, expected under Bernoulli sampling; None with a schedule."""
+        if self.schedule is not None:
+            return None
+        if self.fraction is not None:
+            return max(1, round(self.fraction * num_clients))
+        return self.size or num_clients
+
 
 class Augment(Section):
     """How training images are changed at random, after normalisation: shifted and mirrored.
@@ -308,6 +316,10 @@ class Recipe(Section):
     placement: Literal["auto", "static", "balanced"] = "auto"
     python_path: list[Path] = Field(default_factory=list)
     output: Path
+
+    def balances(self, stateful: bool) -> bool:
+        """Return whether cohorts are spread over ranks by work; `auto` balances only stateless methods."""
+        return self.placement == "balanced" or (self.placement == "auto" and not stateful)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Recipe:

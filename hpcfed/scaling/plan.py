@@ -43,7 +43,8 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Se
     Raises:
         InputError: the cohort cannot grow with the ranks, or outgrows the federation.
     """
-    base = _cohort_size(recipe, num_clients)
+    scheduled = recipe.budget is not None and recipe.budget.schedule is not None
+    base = None if scheduled else recipe.cohort.size_in(num_clients)
     if base is None:
         if mode == "weak":
             raise InputError("--mode weak", expected="a cohort of some size or fraction", got="a schedule")
@@ -70,24 +71,14 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
         section = Cohort(size=cohort, sampling=recipe.cohort.sampling)
         recipe = recipe.model_copy(update={"cohort": section})
     method = algorithms.build(recipe.algorithm, recipe.python_path)
-    stays = recipe.placement == "static" or method.local.stateful
+    balanced = recipe.balances(method.local.stateful)
     drawn = Cohorts(recipe, sizes, recipe.weights or method.local.weights)
     home, slowest, average = homes(sizes, ranks), [], []
     for round in range(1, min(DRAWN, recipe.rounds) + 1):
         members = drawn.round(round)
         at_home = home[members.clients]
-        where = at_home if stays else spread(members.work, at_home, ranks)
+        where = spread(members.work, at_home, ranks) if balanced else at_home
         per_rank = np.bincount(where, weights=members.work, minlength=ranks)
         slowest.append(per_rank.max())
         average.append(per_rank.mean())
     return Load(float(np.mean(slowest)), float(np.mean(average)))
-
-
-def _cohort_size(recipe: Recipe, num_clients: int) -> int | None:
-    """Return the size of the recipe's cohorts, None where a schedule says who takes part or how long."""
-    section = recipe.cohort
-    if section.schedule is not None or (recipe.budget is not None and recipe.budget.schedule is not None):
-        return None
-    if section.fraction is not None:
-        return max(1, round(section.fraction * num_clients))
-    return section.size or num_clients

@@ -26,7 +26,7 @@ from hpcfed.ranks.placement import homes, spread
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.setup import assemble, balances
+from hpcfed.setup import assemble
 from hpcfed.simulation import Simulation
 
 CLIENTS, ROUNDS = 2, 6
@@ -134,7 +134,7 @@ def estimate(
     seconds = recipe.rounds * round_seconds + _evaluations(recipe, parts) * measured.evaluate_seconds / ranks
     hours = seeds * seconds / 3600
     on_gpu = measured.device_bytes is not None
-    states = _participants(recipe, parts, whole) * state
+    states = (whole.most_participants if parts.method.local.stateful else 0) * state
     share = (states + _data_bytes(recipe, parts)) // ranks
     return Estimate(
         measured=measured,
@@ -200,7 +200,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
         cohort = cohorts.round(round)
         at_home = home[cohort.clients]
-        where = spread(cohort.work, at_home, ranks) if balances(recipe, parts.method) else at_home
+        where = spread(cohort.work, at_home, ranks) if recipe.balances(parts.method.local.stateful) else at_home
         load = np.bincount(where, weights=cohort.work, minlength=ranks)
         slowest.append(load.max())
         average.append(load.mean())
@@ -214,13 +214,6 @@ def _evaluations(recipe: Recipe, parts: Parts) -> float:
     if not train or not parts.federation.num_test:
         return tests
     return tests + recipe.rounds / train * float(parts.federation.sizes.sum()) / parts.federation.num_test
-
-
-def _participants(recipe: Recipe, parts: Parts, cohorts: Cohorts) -> int:
-    """Return how many clients can have a state by the last round."""
-    if not parts.method.local.stateful:
-        return 0
-    return min(parts.federation.num_clients, len(cohorts.round(1).clients) * recipe.rounds)
 
 
 def _data_bytes(recipe: Recipe, parts: Parts) -> int:
