@@ -88,7 +88,7 @@ def _allreduce_seconds(world: World, size: int) -> float:
 
 
 def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
-    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None where writing fails."""
+    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None if writing fails."""
     content = np.random.default_rng(0).bytes(WRITTEN)  # incompressible
     try:
         with tempfile.TemporaryDirectory(dir=folder.path, prefix=".hpcfed-doctor-") as scratch:

@@ -19,7 +19,7 @@ from hpcfed.errors import InputError
 PREFERRED_SPLITS = ("test", "train")
 MEASURES = ("accuracy", "loss")
 DIGITS = 18
-"""Most digits of a round number."""
+"""Maximum digits of a round number."""
 
 
 @dataclass(frozen=True)

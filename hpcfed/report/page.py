@@ -20,7 +20,7 @@ from hpcfed.report.write import MARKER
 from hpcfed.version import __version__
 
 TITLED = 4
-"""Most groups that the title names."""
+"""Maximum number of groups in the title."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ PERCENT = ticker.FuncFormatter(lambda value, _: f"{round(100 * value, 9):g} %")
 DISTINCT = math.lcm(len(LIGHT.groups), len(DASHES))
 """Number of groups with distinguishable lines."""
 LINE, ROOM = 0.2, 4
-"""Inches of a line of the legend, and how many lines fit a figure of normal height; with more it grows."""
+"""Inches of a line of the legend, and how many lines fit a figure before it grows."""
 
 
 @dataclass(frozen=True)

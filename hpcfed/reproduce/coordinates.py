@@ -1,4 +1,4 @@
-"""Metrics that record the coordinates of w in the plane: the test set of unit vectors a has them as outputs aᵀw."""
+"""Metrics for the two coordinates of w: outputs of the model w ↦ aᵀw on a test set of the plane's unit vectors a."""
 
 from __future__ import annotations
 

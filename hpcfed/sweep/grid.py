@@ -23,7 +23,7 @@ NUMBER = re.compile(DECIMAL)
 POWER = re.compile(rf"({DECIMAL})\*\*({DECIMAL})")
 NOT_SWEPT = {"seed": "use --seeds", "seeds": "use --seeds", "output": "use --output", "name": "name the recipe"}
 MOST = 1000
-"""Most values of one grid."""
+"""Maximum number of values of one grid."""
 SHOWN = 4
 """Significant digits of a number in labels and folder names."""
 

@@ -19,7 +19,7 @@ from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
 
 LONGEST = 120
-"""Most characters of a run's name; file systems limit names."""
+"""Maximum length of a run's name; file systems limit names."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hpcfed.sweep.select import Candidate, Row, Rule, candidates, remarks
 from hpcfed.sweep.table import read_results, result_records, summary_records, write_tables
 
 SHOWN = 10
-"""Most configurations shown in the terminal."""
+"""Maximum number of configurations shown in the terminal."""
 
 
 @dataclass(frozen=True)

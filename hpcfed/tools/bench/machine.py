@@ -1,4 +1,4 @@
-"""The machine of a result."""
+"""The machine and the versions recorded with a benchmark's result."""
 
 from __future__ import annotations
 
