@@ -132,7 +132,7 @@ class Claims:
         return {run: self._standing(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
     def take(self, run: str, digest: str, standing: Standing) -> int | None:
-        """Claim an open run; return the claim's number, None if another process was faster, or the run counts as lost."""
+        """Claim an open run; return its number, None if another process was faster or the run counts as lost."""
         number = standing.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
         self._folder.mkdir(parents=True, exist_ok=True)
