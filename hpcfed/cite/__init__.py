@@ -1,4 +1,4 @@
-"""What to cite for a run: BibTeX for exactly the methods, data and models that its recipe names."""
+"""The references of a run: BibTeX for exactly the methods, data and models that its recipe names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PARTS = {
     "fedexp": FEDEXP,
     "fedexp-m": FEDEXP,
 }
-"""Of a product's parts; plain, none and step are FedAvg's."""
+"""References of a method's parts; plain, none and step are FedAvg's."""
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -78,17 +78,17 @@ DATA = {
     "fedprox-synthetic": (FEDPROX,),
     "leaf-synthetic": (LEAF,),
 }
-"""By the name in the federation file; ``emnist-letters`` and its kin count as ``emnist``."""
+"""References by the name in the federation file; ``emnist-letters`` and its kin count as ``emnist``."""
 
 Reason = tuple[str, tuple[str, ...]]
-"""What was used, in words, and the keys of its references: none where there is none that we know."""
+"""An item that the run used, in words, and the keys of its references; empty if none is known."""
 
 
 def bibtex(run: Path) -> str:
-    """Return a run's references as BibTeX, each below what it is for.
+    """Return a run's references as BibTeX, each below the items that it is for.
 
     Raises:
-        InputError: the folder is no run's.
+        InputError: not a run folder.
     """
     if not (run / RECIPE).is_file():
         raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
@@ -107,7 +107,7 @@ def bibtex(run: Path) -> str:
 
 
 def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield what a recipe uses: its method, guess, clients' optimizer, evaluated model and network."""
+    """Yield the items of a recipe: its method, guess, clients' optimizer, evaluated model and network."""
     algorithm, local = recipe.get("algorithm") or {}, recipe.get("local") or {}
     name = method_name({"algorithm": algorithm})
     parts = [str(algorithm[role]) for role in ("local", "normalize", "server") if algorithm.get(role)]
@@ -131,7 +131,7 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
-    """Yield the data set and its partition, as the federation file tells them, where it still is."""
+    """Yield the data set and its partition, as the federation file names them, or that the file is missing."""
     try:
         with Federation.open(Path(str(recipe.get("data")))) as federation:
             name, scheme = federation.name, federation.partition.get("scheme")
@@ -144,13 +144,13 @@ def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def references() -> dict[str, str]:
-    """Return our bibliography, key → entry."""
+    """Return the bibliography, key → entry."""
     text = files(__name__).joinpath("references.bib").read_text(encoding="utf-8")
     return {match[1]: match[0] for match in re.finditer(r"^@\w+\{([^,]+),\n.*?^\}", text, re.MULTILINE | re.DOTALL)}
 
 
 def _ourselves(environment: Mapping[str, Any]) -> str:
-    """Return the entry of hpcfed in the version that ran."""
+    """Return the entry of hpcfed in the version of the run."""
     version, started = environment.get("hpcfed"), str(environment.get("started", ""))
     fields = {
         "title": "{hpcfed}: Federated Learning on {HPC} Clusters",

@@ -1,1 +1,1 @@
-"""What this machine and this MPI offer: facts, a few measurements, and what looks slow or wrong."""
+"""Diagnosis of the machine and the MPI: facts, short measurements, and findings on what is slow or wrong."""

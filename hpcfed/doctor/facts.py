@@ -1,4 +1,4 @@
-"""What ``doctor`` knows of a job: plain data, gathered once and judged by `hpcfed.doctor.findings`."""
+"""The facts of a job: plain data, gathered once and judged by `hpcfed.doctor.findings`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 DRIVER = Path("/proc/driver/nvidia/version")
 MPS_PIPES = "/tmp/nvidia-mps"
-"""Where the daemon of NVIDIA's Multi-Process Service listens unless CUDA_MPS_PIPE_DIRECTORY says otherwise."""
+"""Default directory of the daemon of NVIDIA's Multi-Process Service, without CUDA_MPS_PIPE_DIRECTORY."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that a run gives to a rank, and how many GPUs torch shows to that rank."""
+    """The GPU that a run assigns to a rank; `visible` counts the GPUs that torch sees on that rank."""
 
     name: str
     uuid: str
@@ -39,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank found.
+    """Facts of one rank.
 
     `versions` maps hpcfed, Python and packages to versions; `threads` maps torch and each thread pool of the process
     to its size; `cores` are the numbers of the logical cores that the rank may use, `host_cores` counts its host's.
@@ -73,15 +73,15 @@ class Host:
 
     @property
     def cores(self) -> frozenset[int]:
-        """The cores that at least one of the ranks may use."""
+        """Union of the cores that the ranks may use."""
         return frozenset[int]().union(*(rank.cores for rank in self.ranks))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything ``doctor`` found, the same on every rank; `measured` is None without measurements.
+    """All facts of a job, the same on every rank; `measured` is None without measurements.
 
-    `hdf5_locking` is the variable HDF5_USE_FILE_LOCKING, and `btl` OMPI_MCA_btl, as rank 0 has them.
+    `hdf5_locking` and `btl` are the values of HDF5_USE_FILE_LOCKING and OMPI_MCA_btl on rank 0.
     """
 
     ranks: tuple[Rank, ...]
@@ -102,10 +102,10 @@ class Facts:
 
 
 def gather(world: World, *, measure: bool) -> Facts:
-    """Look around on every rank, and measure if asked; called on every rank, which all get the same facts.
+    """Gather the facts of every rank, optionally with measurements; called on every rank, same result on all.
 
     Raises:
-        EnvironmentFailure: on some rank torch or h5py cannot be loaded, or the GPU it would get cannot be used.
+        EnvironmentFailure: on some rank torch or h5py cannot be loaded, or its GPU cannot be used.
     """
     world.together(_load_libraries)
     from hpcfed.doctor.probe import measure_all
@@ -118,7 +118,7 @@ def gather(world: World, *, measure: bool) -> Facts:
 
 
 def _surroundings(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that rank 0 finds for all."""
+    """Return the facts that rank 0 gathers for all ranks."""
     return {
         "mpi": find_mpi(described),
         "launcher": find_launcher(os.environ),
@@ -134,7 +134,7 @@ def _load_libraries() -> None:
     try:
         import h5py  # noqa: F401
         import torch  # noqa: F401
-    except (ImportError, OSError) as error:  # OSError: a shared library of theirs is missing
+    except (ImportError, OSError) as error:  # OSError: one of their shared libraries is missing
         raise EnvironmentFailure(
             f"{sys.executable} cannot load what a run needs",
             where=os.uname().nodename,

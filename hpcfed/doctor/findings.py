@@ -1,7 +1,7 @@
-"""What looks slow or wrong: pure functions from facts to findings, each with its remedy.
+"""Findings on what is slow or wrong: pure functions of the facts, each finding with its remedy.
 
 A check of a host yields `(what, remedy)`; equal ones of several hosts become one finding. A threshold on a measurement
-stands where it is used, with its reason.
+is defined with its reason.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from hpcfed.doctor.facts import Facts, Host, Rank
 
 Found = tuple[str, str]
-"""What is the matter, and what to do about it."""
+"""(what is slow or wrong, its remedy)."""
 
 PROCESS_BYTES = 512 * 2**20
 """Memory of one rank with torch loaded and a small model."""
 SHM_BYTES = 32 * 2**20
 """Shared memory of one rank for messages to ranks of the same host."""
 ROOM_BYTES = 2**30
-"""Room for a run's record and models."""
+"""Free disk space for a run's record and models."""
 LITTLE_TIME = 600.0
-"""Seconds before the end of a job that are worth a word."""
+"""Seconds before the end of a job below which it is reported."""
 SLOW_RANK = 0.5
 """Speed, relative to the fastest rank, below which a rank makes every round wait for it."""
 SLOW_ALLREDUCE_S = 1e-3
 """Seconds for 8 bytes: TCP between two hosts takes 0.1 ms; a millisecond means ranks that wait for a core."""
 SLOW_LINK_GB_PER_S = 0.125
-"""Gigabytes a second of a large Allreduce: what a 1 Gbit/s Ethernet carries."""
+"""Gigabytes a second of a large Allreduce: the bandwidth of 1 Gbit/s Ethernet."""
 SLOW_FILE_S = 0.2
 """Seconds for one small file: a run writes several as it begins and ends."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something slow or wrong: where, what, and what to do about it."""
+    """Something slow or wrong: where, what, and its remedy."""
 
     where: str
     what: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 def find(facts: Facts) -> list[Finding]:
-    """Return all that looks slow or wrong, hosts first."""
+    """Return all findings, hosts first."""
     found: dict[Found, list[str]] = {}
     for host in facts.hosts:
         for check in HOST_CHECKS:
@@ -125,7 +125,7 @@ def _gpus(host: Host) -> Iterator[Found]:
 
 
 def _mixed(facts: Facts) -> Iterator[Found]:
-    """What differs between ranks although the result depends on it."""
+    """Differences between ranks that affect the result."""
     kinds: dict[str, Callable[[Rank], str | None]] = {
         "instruction sets": lambda rank: rank.instructions,
         "CPU models": lambda rank: rank.cpu,

@@ -1,4 +1,4 @@
-"""The folders of a run: room, file system, whether they can be written and locked."""
+"""The folders of a run: free space, file system, and whether files can be written and locked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcfed.errors import EnvironmentFailure
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder as rank 0 sees it; `problem` says why it cannot be written and is empty where it can."""
+    """A folder as rank 0 sees it; `problem` says why it cannot be written, "" if it can."""
 
     path: str
     filesystem: str
@@ -26,7 +26,7 @@ class Folder:
 
 
 def temporary_folder() -> Path:
-    """Return the folder for temporary files, the first of TMPDIR, /tmp, … that can be written, else /tmp."""
+    """Return the folder for temporary files, the first writable one of TMPDIR, /tmp, …, else /tmp."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -34,7 +34,7 @@ def temporary_folder() -> Path:
 
 
 def examine_folder(path: Path) -> Folder:
-    """Look at a folder, and try a file of no name in it: can it be written, can it be locked?
+    """Examine a folder, writing and locking a nameless file in it.
 
     Raises:
         EnvironmentFailure: there is no such folder, or its file system does not answer.
@@ -58,7 +58,7 @@ def examine_folder(path: Path) -> Folder:
 
 
 def _can_lock(file: int) -> bool:
-    """Tell whether the file system grants the kind of lock that HDF5 asks for."""
+    """Return whether the file system grants the kind of lock that HDF5 requests."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,7 +1,7 @@
-"""Who started the ranks, with which MPI, inside which SLURM job.
+"""The launcher of the ranks, the MPI library, and the SLURM job.
 
-The MPI library is asked in a process of its own, which does not start MPI: so ``doctor`` can say what is wrong with a
-library that cannot be loaded, and a world of one stays free of MPI.
+The MPI library is queried in a separate process, which does not start MPI: so ``doctor`` can report a library that
+cannot be loaded, and a world of one stays free of MPI.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PATIENCE = 20.0
-"""Seconds a library or a launcher has to name its version; a cold parallel file system takes several."""
+"""Seconds for a library or a launcher to report its version; a cold parallel file system takes several."""
 
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
@@ -26,15 +26,15 @@ LAUNCHERS = (
     ("PMIX_RANK", "PMIx"),
     ("PMI_RANK", "PMI"),
 )
-"""A variable that each launcher sets, and its name; a launcher inside an srun step comes before srun."""
+"""A variable that each launcher sets, and the launcher's name; one inside an srun step comes before srun."""
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """The MPI library that mpi4py loads, and the ``mpirun`` that is first on the PATH.
+    """The MPI library that mpi4py loads, and the first ``mpirun`` on the PATH.
 
-    `problem` says why no library can be loaded; what is not known is None. `threads` is the level the library granted
-    (``multiple`` is the most), `reads_gpu_memory` whether it takes buffers in CUDA memory: known where MPI was started.
+    `problem` says why no library can be loaded; unknown values are None. `threads` is the level the library granted
+    (``multiple`` is the most), `reads_gpu_memory` whether it takes buffers in CUDA memory: both need a started MPI.
     """
 
     library: str | None
@@ -51,7 +51,7 @@ class Mpi:
 
 @dataclass(frozen=True)
 class Job:
-    """A SLURM job: `tasks` of the step that runs, None outside a step; `seconds_left` None where SLURM does not say."""
+    """A SLURM job; `tasks` of the running step, None outside a step; `seconds_left` None if SLURM does not say."""
 
     id: str
     nodes: int | None
@@ -61,10 +61,10 @@ class Job:
 
 
 def find_mpi(described: Mapping[str, Any]) -> Mpi:
-    """Ask mpi4py which library it loads, and the PATH for an mpirun.
+    """Query the library that mpi4py loads, and the mpirun on the PATH.
 
     Args:
-        described: `World.describe` of the world that runs.
+        described: `World.describe` of the running world.
     """
     mpirun = shutil.which("mpirun")
     mpirun_vendor = vendor_of(_output([mpirun, "--version"])[1]) if mpirun else None
@@ -88,7 +88,7 @@ def find_mpi(described: Mapping[str, Any]) -> Mpi:
 
 
 def vendor_of(text: str) -> str | None:
-    """Return whose MPI wrote this version text: of a library, or of an ``mpirun``."""
+    """Return the vendor of an MPI from the version text of a library or an ``mpirun``."""
     lower = text.lower()
     known = {
         "open mpi": "Open MPI",
@@ -104,10 +104,10 @@ def vendor_of(text: str) -> str | None:
 
 
 def abi_of(path: str, library: str) -> str | None:
-    """Return the binary interface of an MPI library from its file's name and its version text.
+    """Return the binary interface (ABI) of an MPI library from its file's name and its version text.
 
-    ``libmpi_abi`` is the standard's own, new in MPI 5.0; ``libmpi.so.12`` is the one that MPICH, Intel MPI,
-    MVAPICH and Cray MPICH agreed on; ``libmpi.so.40`` that of Open MPI 2 to 5.
+    ``libmpi_abi`` is the standard's own, new in MPI 5.0; ``libmpi.so.12`` is common to MPICH, Intel MPI, MVAPICH and
+    Cray MPICH; ``libmpi.so.40`` is that of Open MPI 2 to 5.
     """
     if "libmpi_abi" in path:
         return "MPI standard"
@@ -125,7 +125,7 @@ def find_launcher(variables: Mapping[str, str]) -> str | None:
 
 
 def find_job(variables: Mapping[str, str]) -> Job | None:
-    """Return the SLURM job that environment variables tell of, None outside one."""
+    """Return the SLURM job that the environment variables describe, None outside one."""
     if "SLURM_JOB_ID" not in variables:
         return None
     end = _number(variables, "SLURM_JOB_END_TIME")
@@ -144,7 +144,7 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
 
 
 def _output(command: list[str]) -> tuple[bool, str]:
-    """Return whether a command ended well, and what it wrote to stdout if so, else to stderr."""
+    """Return whether a command succeeded, and its stdout if so, else its stderr."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE

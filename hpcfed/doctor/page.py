@@ -1,4 +1,4 @@
-"""The report of ``doctor`` as text: what was found, what was measured, what looks slow or wrong."""
+"""The report of ``doctor`` as text: facts, measurements, findings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hpcfed.errors import sentence
 from hpcfed.io.console import Console
 
 GPU_MEMORY = {True: "takes CUDA memory", False: "takes no CUDA memory", None: None}
-"""What is said of an MPI that reads GPU memory, or does not, or does not tell."""
+"""Text for an MPI that reads GPU memory, does not, or does not say."""
 
 
 def show(facts: Facts, findings: Sequence[Finding], console: Console) -> None:
-    """Print the facts as one table, the GPU map as another where there are GPUs, and the findings as lines."""
+    """Print the facts as a table, a map of GPUs if there are any, and the findings as lines."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

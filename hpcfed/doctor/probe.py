@@ -1,7 +1,7 @@
-"""A few measurements, under two seconds together: what a round is made of, not a benchmark.
+"""Short measurements, under two seconds together: the operations of a round, not a benchmark.
 
-Arithmetic and copies are timed on all ranks at once, as they happen in a round, and the best of several is kept: it
-says what the machine can do, whatever else ran meanwhile. Collectives and files are medians: they say what to expect.
+Arithmetic and copies are timed on all ranks at once, as in a round; the best of several repetitions shows what the
+machine can do, whatever else was running. Collectives and files are medians: they show what to expect.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from hpcfed.ranks.world import World
 
 SMALL, LARGE = 8, 16 * 2**20
-"""Bytes of the Allreduces: one number, and a model of two million parameters in the exact reduction's int64."""
+"""Bytes of the Allreduces: one number, and a model of two million parameters as int64 for the exact reduction."""
 REPEATS = {SMALL: 51, LARGE: 5}
 ORDER = 512
-"""Rows and columns of the matrices: 1 MiB each, so that three stay in the cache."""
+"""Rows and columns of the matrices: 1 MiB each, so that three fit in the cache."""
 COPIED = 32 * 2**20
-"""Bytes of a copy: beyond most caches."""
+"""Bytes of a copy, larger than most caches."""
 WRITTEN = 8 * 2**20
 FILES = 5
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements: rates of each rank, in their order, an Allreduce of 8 bytes and one of 16 MiB, and files.
+    """Measurements: rates of each rank, in rank order, an Allreduce of 8 bytes and one of 16 MiB, and files.
 
-    A gflop is 1e9 operations (a multiplication and an addition are two), a gigabyte 1e9 bytes. What cannot be measured
-    is None: an Allreduce of one rank, files in a folder that cannot be written.
+    A gflop is 1e9 operations (a multiplication and an addition are two), a gigabyte 1e9 bytes. None: not measurable,
+    as an Allreduce on one rank, or files in a folder that cannot be written.
     """
 
     gflops: tuple[float, ...]
@@ -51,12 +51,12 @@ class Measured:
 
 
 def measure_all(world: World, working: Folder) -> Measured:
-    """Measure on every rank, with torch on one thread; called on every rank, which all get the same."""
+    """Measure on every rank, with torch on one thread; called on every rank, same result on all."""
     torch.set_num_threads(1)
     a, b = torch.rand(ORDER, ORDER), torch.rand(ORDER, ORDER)
     product = torch.empty(ORDER, ORDER)
     source, target = torch.ones(COPIED, dtype=torch.uint8), torch.empty(COPIED, dtype=torch.uint8)
-    world.gather(None)  # all begin together
+    world.gather(None)  # all start together
     gflops = 2 * ORDER**3 / 1e9 / _shortest(lambda: torch.mm(a, b, out=product))
     copied = COPIED / 1e9 / _shortest(lambda: target.copy_(source))
     rates = world.gather((gflops, copied))
@@ -73,7 +73,7 @@ def measure_all(world: World, working: Folder) -> Measured:
 
 
 def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: int = 3) -> float:
-    """Return the shortest of the times that `work` takes, repeated for a while."""
+    """Return the shortest time of `work` over repetitions during `for_seconds`, at least `at_least` of them."""
     times: list[float] = []
     end = time.perf_counter() + for_seconds
     while len(times) < at_least or time.perf_counter() < end:
@@ -83,13 +83,13 @@ def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: i
 
 def _allreduce_seconds(world: World, size: int) -> float:
     buffer = np.zeros(size // 8, dtype=np.int64)
-    world.sum_in_place(buffer)  # the first one sets up connections
+    world.sum_in_place(buffer)  # the first call sets up connections
     return world.broadcast(median(_seconds(lambda: world.sum_in_place(buffer)) for _ in range(REPEATS[size])))
 
 
 def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
-    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None where writing fails."""
-    content = np.random.default_rng(0).bytes(WRITTEN)  # nothing that a file system could compress
+    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None if writing fails."""
+    content = np.random.default_rng(0).bytes(WRITTEN)  # incompressible
     try:
         with tempfile.TemporaryDirectory(dir=folder.path, prefix=".hpcfed-doctor-") as scratch:
             large, small = Path(scratch) / "large", Path(scratch) / "small"

@@ -1,4 +1,4 @@
-"""Figures and one self-contained page from run folders, finished or still going; reads files and nothing alive."""
+"""Reports: figures, tables and one self-contained HTML page from run folders, finished or still running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Comparison", "compare", "make_report", "write_comparison"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what draws when it is first asked for: other parts only read run folders."""
+    """Import the drawing modules on first use: other packages only read run folders and need no matplotlib."""
     if name in __all__:
         from hpcfed.report import comparison
 

@@ -1,7 +1,7 @@
-"""How well each client is served: a run's ``clients.csv``, and the distribution over clients at its last evaluation.
+"""Per-client results: a run's ``clients.csv``, and the distribution over clients at its last evaluation.
 
-One line a round, model, split and client: ``round, client, split, model, loss, accuracy, n``. Other columns are left
-alone, missing ones (``split``, ``model``) are as if there were one of them, and a line still being written is left out.
+The file has one line per round, model, split and client: ``round, client, split, model, loss, accuracy, n``. Other
+columns are ignored, a missing ``split`` or ``model`` counts as one single value, and a half-written line is skipped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from hpcfed.errors import InputError
 PREFERRED_SPLITS = ("test", "train")
 MEASURES = ("accuracy", "loss")
 DIGITS = 18
-"""Of a round's number, at most."""
+"""Maximum digits of a round number."""
 
 
 @dataclass(frozen=True)
 class Clients:
-    """The last round of ``clients.csv`` that is about `split`: clients' test sets where there are any.
+    """The last evaluation of clients in ``clients.csv``, on `split`: clients' test sets if the file has them.
 
-    `values` is, by model (``global``, and those that the recipe asked for besides), what was measured of each of C
-    clients in their order, (C,) float64: accuracies, or losses where the task has none.
+    `values` maps a model (``global``, and others that the recipe asked for) to one value for each of C clients, in
+    their order, (C,) float64: accuracies, or losses for tasks without accuracy.
     """
 
     round: int
@@ -37,14 +37,14 @@ class Clients:
 
     @property
     def main(self) -> np.ndarray:
-        """Values of the global model, or of the first one there is, (C,)."""
+        """Values of the global model, or of the first model in the file, (C,)."""
         return self.values.get("global", next(iter(self.values.values())))
 
 
 def read_clients(path: Path) -> Clients | None:
-    """Return what ``clients.csv`` says last, None where there is no such file or nothing in it yet.
+    """Return the last evaluation in ``clients.csv``; None if the file is missing or still empty.
 
-    Raises InputError: a line has no number where there should be one.
+    Raises InputError: a field that must be a number is not.
     """
     if not path.exists():
         return None
@@ -93,16 +93,16 @@ def _column(rows: Sequence[Mapping[str, str | None]], measure: str, path: Path) 
 
 @dataclass(frozen=True)
 class Fairness:
-    """Over the C clients of one run, all counting alike: mean, deviation, and the ends of the distribution."""
+    """Mean, deviation and both ends of the distribution over the C clients of one run, equally weighted."""
 
     mean: float
     std: float
-    worst_tenth: float  # mean over the ⌈C/10⌉ clients served worst
+    worst_tenth: float  # mean over the ⌈C/10⌉ clients with the worst values
     best_tenth: float
 
     @staticmethod
     def of(values: np.ndarray, *, higher_is_better: bool) -> Fairness:
-        """Return those of (C,) values, nan where no client has one.
+        """Return the fairness measures of (C,) values, nan if none of them is finite.
 
         Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Table 1.
         """
@@ -116,6 +116,6 @@ class Fairness:
 
 
 def from_worst(values: np.ndarray, *, higher_is_better: bool) -> np.ndarray:
-    """Return the finite ones of (C,) values from the worst to the best."""
+    """Return the finite values of (C,), from the worst to the best."""
     ordered = np.sort(values[np.isfinite(values)])
     return ordered if higher_is_better else ordered[::-1]

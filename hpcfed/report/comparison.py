@@ -1,4 +1,4 @@
-"""From run folders to a report: what is compared, and what is written."""
+"""The steps from run folders to a report: read, group, compute tables, write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcfed.report.write import choose_folder, write_report
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a report says: the runs in groups, and the tables that a reader looks at first."""
+    """Everything a report shows: the runs in groups, its settings, and the main tables."""
 
     runs: tuple[Run, ...]
     groups: tuple[Group, ...]
@@ -30,7 +30,7 @@ class Comparison:
     targets: tuple[float, ...]
     window: int
     baseline: Group
-    waiting: tuple[Path, ...]  # run folders that have no rounds yet, so are left out
+    waiting: tuple[Path, ...]  # run folders without rounds yet, which are left out
     results: tuple[tables.Table, ...]
     differences: tables.Table | None
 
@@ -38,12 +38,12 @@ class Comparison:
 def make_report(
     runs: Sequence[Path], output: Path | None = None, targets: Sequence[float] = (), *, figures: bool = True
 ) -> Path:
-    """Write ``report.html`` and, where asked for, ``figures/`` (PNG and PDF) from run folders; return the page's path.
+    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) from run folders; return the page's path.
 
     `output` defaults to the run's own folder for one run, and to ``report`` for several. `targets` are fractions for
-    accuracies, else losses; without any, the report chooses what even the worst run reached.
+    accuracies, else losses; by default the report chooses a target that even the worst run reached.
 
-    Raises InputError: a folder is no run or has no rounds yet, a target makes no sense, or `output` holds other files.
+    Raises InputError: a folder is no run or has no rounds yet, a target is out of range, or `output` holds other files.
     """
     return write_comparison(compare(runs, targets), output, figures=figures)
 
@@ -53,8 +53,8 @@ def compare(
 ) -> Comparison:
     """Read the run folders and compute the tables.
 
-    Values are means of `window` evaluations in a row; `baseline` is the label of the group that the others are held
-    against (by default FedAvg, or else the first).
+    Values are means of `window` consecutive evaluations; `baseline` is the label of the group that the others are
+    compared with (by default FedAvg, or else the first).
     """
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]
@@ -77,7 +77,7 @@ def compare(
 
 
 def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
-    """Write the page, and figures where asked for, into the folder that `make_report` describes; return the page."""
+    """Write the page, and optionally the figures, into `output` (defaults as in `make_report`); return its path."""
     folder = choose_folder(comparison.runs, None if output is None else Path(output))
     groups = comparison.groups
     scene = Scene(groups, comparison.criterion, comparison.targets, comparison.window, comparison.baseline)
@@ -122,7 +122,7 @@ def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
 
 
 def _goals(groups: Sequence[Group], criterion: Criterion, targets: Sequence[float]) -> tuple[tuple[float, ...], str]:
-    """Return the targets, given or chosen, and a sentence that says which."""
+    """Return the targets, the user's or the default one, and a sentence that says which."""
     is_accuracy = criterion.column.endswith("accuracy")
     for target in targets:
         if not math.isfinite(target) or target <= 0 or (is_accuracy and target > 1):

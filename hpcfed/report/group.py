@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed are repetitions of one experiment: grouped, named, and compared by recipe."""
+"""Groups of runs that differ only in their seed: how runs are grouped, and how groups are labelled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs whose recipes are equal but for `NOT_THE_EXPERIMENT`, in order of appearance (see `_labels`)."""
+    """Group runs whose recipes are equal outside `NOT_THE_EXPERIMENT`, in order of appearance (see `_labels`)."""
     repetitions: dict[str, list[Run]] = {}
     for run in runs:
         repetitions.setdefault(_experiment(run.recipe), []).append(run)
@@ -60,7 +60,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the dotted keys whose values are not the same in all mappings, with one value in text per mapping."""
+    """Return the dotted keys whose values differ between the mappings, with one value in text per mapping."""
     flat = [flatten(mapping) for mapping in mappings]
     keys = dict.fromkeys(key for entry in flat for key in entry)
     values = {key: [entry.get(key, ABSENT) for entry in flat] for key in keys}
@@ -79,14 +79,14 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def method_of(run: Run) -> str:
-    """Name a run's method; one of the user's own by the title that it gave itself, where the run recorded that."""
+    """Name a run's method; a user's own method by its recorded title, if any."""
     return method_name(run.recipe, str(run.environment.get("method") or ""))
 
 
 def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
     """Name the method as its paper does: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
 
-    `title` is what a method that came from a factory calls itself.
+    `title` is the recorded title of a method that a factory made.
     """
     algorithm = recipe.get("algorithm")
     if not isinstance(algorithm, Mapping):
@@ -101,7 +101,7 @@ def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
 
 
 def name_of(runs: Sequence[Run]) -> str | None:
-    """Return the name that repetitions share, a seed at its end left out; None where they have different ones."""
+    """Return the name that all runs share, without a seed at its end; None if their names differ."""
     names = {str(run.recipe.get("name") or "") for run in runs}
     if len(names) > 1:
         names = {_without_seed(str(run.recipe.get("name") or ""), run.seed) for run in runs}
@@ -109,7 +109,7 @@ def name_of(runs: Sequence[Run]) -> str | None:
 
 
 def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe without what may differ between the repetitions of one experiment."""
+    """Return the recipe without the keys that may differ between repetitions of one experiment."""
     return {key: value for key, value in recipe.items() if key not in NOT_THE_EXPERIMENT}
 
 
@@ -120,8 +120,9 @@ def _experiment(recipe: Mapping[str, Any]) -> str:
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Return a label for each group.
 
-    It is the method's name, or the runs', where these differ between groups: ``pooled (FedAvg)``, or just ``pooled``
-    where all groups have one method, or where the name says the method. Recipe keys tell apart what still is alike.
+    The label is the method's name; or, if run names differ between groups, name and method: ``pooled (FedAvg)``. The
+    name alone, ``pooled``, is enough if all groups have one method or the name contains it. Groups whose labels are
+    still equal get the recipe keys in which they differ.
     """
     methods, names = [method_of(group[0]) for group in groups], [name_of(group) for group in groups]
     if len({name for name in names if name}) < 2:
@@ -155,7 +156,7 @@ def _without_seed(name: str, seed: str) -> str:
 
 
 def _printable(text: str, length: int = 60) -> str:
-    """Keep a name to one line of what can be seen."""
+    """Strip unprintable characters and cut the text to `length`."""
     return "".join(character for character in text if character.isprintable()).strip()[:length]
 
 
@@ -165,7 +166,7 @@ def _with_keys(label: str, values: Mapping[str, str]) -> str:
 
 
 def _shortened(value: str, length: int = 24) -> str:
-    """Keep four digits of a fraction, the last name of a path, and the end of what is long still: they differ there."""
+    """Shorten a fraction to four digits, a path to its last name, and a long text to its end: there they differ."""
     if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", value):
         return f"{float(value):.4g}"
     value = value.rstrip("/").rpartition("/")[2] or value
@@ -173,7 +174,7 @@ def _shortened(value: str, length: int = 24) -> str:
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
-    """Tell apart the labels that three keys could not."""
+    """Number the labels that are still equal with three recipe keys."""
     totals, seen = Counter(labels), Counter[str]()
     unique = []
     for label in labels:

@@ -1,7 +1,7 @@
-"""The numbers a report compares: means over seeds, curves with their spread, and what it cost to reach a target.
+"""The numbers that a report compares: means over seeds, curves with their spread, and the cost of reaching a target.
 
-Standard deviations are the sample's (n − 1), over the runs of a group. A run that never reached a target is counted as
-such and is part of no mean.
+Standard deviations are the sample's (n − 1), over the runs of a group. A run that never reached a target is reported
+as such and enters no mean.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hpcfed.report.read import Run
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric that targets and the results table are about."""
+    """The metric of the targets and of the results table."""
 
     column: str
     title: str
     higher_is_better: bool
 
     def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
-        """Return (E,) bool: which of the values (E,) are at the target or better."""
+        """Return (E,) bool: whether each of the values (E,) is at the target or better."""
         return values >= target if self.higher_is_better else values <= target
 
     def best(self, values: Sequence[float] | np.ndarray) -> float:
@@ -44,7 +44,7 @@ CRITERIA = (
 
 
 def choose_criterion(runs: Iterable[Run]) -> Criterion:
-    """Return the first of `CRITERIA` that any run recorded; regression has no accuracy, some data no test set."""
+    """Return the first of `CRITERIA` that any run recorded: regression has no accuracy, some data no test set."""
     runs = list(runs)
     recorded = (item for item in CRITERIA if any(np.isfinite(run.column(item.column)).any() for run in runs))
     return next(recorded, CRITERIA[-1])
@@ -60,7 +60,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Return the spread of the finite values, None where there is none."""
+    """Return the spread of the finite values, None if none is finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -68,7 +68,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def moving(values: np.ndarray, window: int) -> np.ndarray:
-    """Return (T,) the means of the last `window` recorded values of (T,); nan at other rounds, and before there are."""
+    """Return (T,) means of the last `window` recorded values of (T,); nan elsewhere and before `window` of them."""
     recorded = np.flatnonzero(np.isfinite(values))
     means = np.full(len(values), np.nan)
     if len(recorded) >= window:
@@ -78,23 +78,23 @@ def moving(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def final(run: Run, column: str, window: int = 1) -> float:
-    """Return the mean of the last `window` recorded values of a column, or of all if fewer; nan where there is none."""
+    """Return the mean of the last `window` recorded values of a column, or of all if fewer; nan if none is recorded."""
     values = run.column(column)
     finite = values[np.isfinite(values)][-window:]
     return float(finite.mean()) if len(finite) else math.nan
 
 
 def best(run: Run, criterion: Criterion, window: int = 1) -> float:
-    """Return the best mean of `window` values in a row of the criterion, nan where there is none."""
+    """Return the best mean of `window` consecutive values of the criterion, nan with fewer values."""
     means = moving(run.column(criterion.column), window)
     finite = means[np.isfinite(means)]
     return criterion.best(finite) if len(finite) else math.nan
 
 
 def core_hours(runs: Sequence[Run]) -> float:
-    """Return what the runs' rounds took, ranks × threads × time; nan where one of these was not recorded.
+    """Return the core-hours of the runs' rounds, ranks × threads × time; nan if any factor was not recorded.
 
-    A run that was resumed counts as if all its rounds had run where the last ones did.
+    A resumed run counts as if all its rounds had run on the ranks and threads of the last ones.
     """
     hours = [_cores(run) * run.column("seconds.total").sum() / 3600 for run in runs]
     return float(sum(hours))
@@ -106,7 +106,7 @@ def _cores(run: Run) -> float:
 
 
 def mean_seconds(runs: Sequence[Run], timer: str) -> float:
-    """Return the mean over all rounds of the runs of a timer's seconds, nan where none was recorded."""
+    """Return a timer's mean seconds over all rounds of the runs, nan if none was recorded."""
     measured = spread(np.concatenate([run.column(f"seconds.{timer}") for run in runs]))
     return measured.mean if measured else math.nan
 
@@ -119,7 +119,7 @@ def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1
 
 @dataclass(frozen=True)
 class Reach:
-    """What it cost a group to reach a target: spreads over the `reached` of its `runs` runs, None where unknown."""
+    """Cost of reaching a target: spreads over the `reached` of a group's `runs` runs, None if unknown."""
 
     target: float
     reached: int
@@ -131,7 +131,7 @@ class Reach:
 
 
 def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
-    """Return what the group's runs spent up to the round in which they reached the target."""
+    """Return the cost of the group's runs up to the round in which they reached the target."""
     rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
     arrived = [(run, number) for run, number in rounds if number is not None]
     return Reach(
@@ -146,8 +146,8 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
 
 
 def default_target(groups: Sequence[Group], criterion: Criterion) -> float | None:
-    """Return what even the worst run ended with, rounded to what all of them reach: accuracy down to a whole percent,
-    a loss up to two digits. Runs that diverged, failed or still go count only when there are no others.
+    """Return the worst run's final value, rounded so that all runs reach it: accuracy down to a whole percent,
+    a loss up to two digits. Diverged, failed and unfinished runs count only if there are no others.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
@@ -166,12 +166,12 @@ def default_target(groups: Sequence[Group], criterion: Criterion) -> float | Non
 
 @dataclass(frozen=True)
 class Curve:
-    """A group's mean over its runs at the E rounds that all of them recorded, and each run's own course after that."""
+    """A group's mean over the E rounds that all its runs recorded, and the longer runs' own values after them."""
 
     x: np.ndarray  # (E,)
     mean: np.ndarray  # (E,)
     std: np.ndarray  # (E,), zero for a single run
-    tails: tuple[tuple[np.ndarray, np.ndarray], ...]  # (x, y) of the runs that went further than the others
+    tails: tuple[tuple[np.ndarray, np.ndarray], ...]  # (x, y) of the longer runs, after the last shared round
 
     def __bool__(self) -> bool:
         return len(self.x) > 0 or len(self.tails) > 0
@@ -180,8 +180,8 @@ class Curve:
 def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
     """Return `column` against the column `against` (``round``, ``params``, …), nulls left out.
 
-    With a `window` each run's values are averaged over so many evaluations first (see `moving`), over fewer where that
-    would leave out more than the first fifth of a run.
+    Each run's values are first averaged over `window` evaluations (see `moving`); the window shrinks if it would leave
+    out more than the first fifth of a run.
     """
     shared = min(run.num_rounds for run in group.runs)
     evaluations = min(np.isfinite(run.column(column)).sum() for run in group.runs)

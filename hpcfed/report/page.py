@@ -1,4 +1,4 @@
-"""One HTML page that holds everything: tables, figures that follow the screen, and how to run it all again."""
+"""The HTML page of a report: tables, figures in the reader's light or dark scheme, recipes; one file, no script."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hpcfed.report.write import MARKER
 from hpcfed.version import __version__
 
 TITLED = 4
-"""Groups that the title names, where there are more of them."""
+"""Maximum number of groups in the title."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: the name of its files, what it shows, and its ``svg`` element."""
+    """A figure on the page: the name of its files, its caption, and its ``svg`` element."""
 
     file: str
     caption: str
@@ -34,7 +34,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A heading of the page with its figures and a table, and whether the figures need the key to the groups."""
+    """A heading of the page with its figures and table; `has_keys`: the figures need the legend of the groups."""
 
     title: str
     pictures: tuple[Picture, ...]
@@ -43,7 +43,7 @@ class Chapter:
 
     @property
     def anchor(self) -> str:
-        """What a link to it is called."""
+        """The target of links to the chapter."""
         return self.title.lower().replace(" ", "-")
 
 
@@ -57,7 +57,7 @@ def render_page(
     waiting: Sequence[Path] = (),
     has_files: bool,
 ) -> str:
-    """Return the page's HTML: `results`, the chapters, and what ran; it needs no other file and no script."""
+    """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file or script."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hpcfed", "report"),
         autoescape=True,
@@ -99,7 +99,7 @@ def _key(index: int) -> tuple[str, str]:
 
 
 def _warnings(groups: Sequence[Group]) -> list[str]:
-    """What a reader must know before comparing."""
+    """Return what a reader must know before comparing the groups."""
     notes = []
     for group in groups:
         for status in ("unfinished", "diverged", "failed"):
@@ -115,7 +115,7 @@ def _warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def left_out(waiting: Sequence[Path]) -> list[str]:
-    """Say which runs of the folders are in no table, if any are not."""
+    """Say which run folders are left out of the tables, if any."""
     names = ", ".join(map(str, waiting[:3])) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
     return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
 

@@ -1,7 +1,7 @@
-"""Groups compared seed by seed: where runs of one seed have the same cohorts and batches, their differences vary less.
+"""Paired comparison of groups, seed by seed: shared cohorts and batches lower the variance of the differences.
 
-The interval is Student's, for the mean of n differences d: d̄ ± t · s/√n, where |T| ≤ t with the wanted probability for
-n − 1 degrees of freedom.
+The interval is Student's, for the mean of n differences d: d̄ ± t · s/√n, where |T| ≤ t with the chosen probability
+for n − 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of `count` paired differences, and half the width of its interval.
+    """Mean of `count` paired differences, and half the width of its confidence interval.
 
-    None for a single pair, and where all are equal: a deviation of zero says nothing of how sure the mean is.
+    `half_width` is None for a single pair, and for equal differences: a deviation of zero says nothing of the mean's
+    uncertainty.
     """
 
     mean: float
@@ -41,9 +42,9 @@ class Difference:
 
 
 def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
-    """Return the group that others are held against: the one called `wanted`, else FedAvg's, else the first.
+    """Return the group that the others are compared with: the one called `wanted`, else FedAvg's, else the first.
 
-    A group is called by its label, and by its runs' name or method where no other group has that.
+    `wanted` is a group's label, or its runs' name or method if no other group shares it.
 
     Raises InputError: no group is called so, or several are.
     """
@@ -59,10 +60,10 @@ def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
 
 
 def shared_draws(ours: Run, theirs: Run) -> str:
-    """Return what runs of one seed have in common: ``cohorts and batches``, ``cohorts`` or nothing.
+    """Return what two runs of one seed share: ``cohorts and batches``, ``cohorts`` or nothing.
 
-    Both come from the seed, the clients there are and the cohort's size; batches also from their own size. Runs whose
-    steps differ have the same batches as far as these go.
+    Cohorts follow from the seed, the clients and the cohort's size; batches also from the batch size. Runs with
+    different numbers of steps share the batches of the steps that both take.
     """
 
     def same(*keys: str) -> bool:
@@ -81,7 +82,7 @@ def _value(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
-    """Return (the baseline's run, the group's run) of every seed that both have exactly once."""
+    """Return (the baseline's run, the group's run) for every seed that each group has exactly once."""
     ours, theirs = _by_seed(baseline), _by_seed(group)
     return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
@@ -92,7 +93,7 @@ def _by_seed(group: Group) -> dict[str, Run]:
 
 
 def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> Difference | None:
-    """Return `value` of the group's run minus the baseline's, over the pairs that have both; None without any."""
+    """Return `value` of the group's run minus the baseline's, over the pairs with both values; None without any."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
     if not len(apart):

@@ -1,7 +1,7 @@
-"""The figures of a report: what each shows, and how it is drawn on the axes that `style` makes.
+"""The figures of a report: their contents, drawn on the axes of `style`.
 
-Lines are means over seeds with a band of ± one standard deviation. With a window they are moving averages, over the
-means as they were recorded in a paler line.
+Lines are means over seeds with a band of ± one standard deviation. With a window they are moving averages, over a
+paler line of the recorded means.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PERCENT = ticker.FuncFormatter(lambda value, _: f"{round(100 * value, 9):g} %")
 
 
 DISTINCT = math.lcm(len(LIGHT.groups), len(DASHES))
-"""Groups whose lines look different."""
+"""Number of groups with distinguishable lines."""
 LINE, ROOM = 0.2, 4
-"""Inches of a line of the legend, and how many of them a figure has room for; for more it grows."""
+"""Inches of a line of the legend, and how many lines fit a figure before it grows."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What all figures of a report are drawn from."""
+    """The common input of all figures of a report."""
 
     groups: Sequence[Group]
     criterion: Criterion
@@ -50,7 +50,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class LinePlot:
-    """`column` against the column `against`, one line a group; `caption` says in words what is seen."""
+    """`column` against the column `against`, one line per group."""
 
     file: str
     column: str
@@ -59,7 +59,7 @@ class LinePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure with a dotted line at every target, None where no run recorded the columns."""
+        """Return the figure, with a dotted line at every target; None if no run recorded the columns."""
         curves = [curve(group, self.column, self.against, scene.window) for group in scene.groups]
         if not any(curves):
             return None
@@ -81,14 +81,14 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class PathPlot:
-    """Two columns against each other, a point a round: where each group's first run went in the plane."""
+    """Two columns against each other, one point per round: the path of each group's first run in the plane."""
 
     file: str
     columns: tuple[str, str]
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None where no run recorded the columns."""
+        """Return the figure, None if no run recorded the columns."""
         paths = [[group.runs[0].column(column) for column in self.columns] for group in scene.groups]
         if not any(np.isfinite(path).all(axis=0).any() for path in paths):
             return None
@@ -110,7 +110,7 @@ class DifferencePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None where no two groups have a seed in common."""
+        """Return the figure, None if no two groups share a seed."""
         figure, axes = blank(medium)
         for index, group in enumerate(scene.groups):
             x, mean, half = difference_curve(
@@ -135,13 +135,13 @@ class DifferencePlot:
 
 @dataclass(frozen=True)
 class ClientsPlot:
-    """What clients got from the last evaluated model, from the one served worst to the one served best."""
+    """The last evaluated model's value on each client, from the worst to the best."""
 
     file: str
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None where no run measured its clients."""
+        """Return the figure, None if no run evaluated its clients."""
         figure, axes = blank(medium)
         measured = [[run.clients for run in group.runs if run.clients] for group in scene.groups]
         measures = [clients.measure for entry in measured for clients in entry]
@@ -163,24 +163,24 @@ class ClientsPlot:
         axes.xaxis.set_major_formatter(PERCENT)
         if is_accuracy:
             axes.yaxis.set_major_formatter(PERCENT)
-            axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # of the bands, what no accuracy can be is cut off
+            axes.set_ylim(top=min(axes.get_ylim()[1], 1.01))  # bands above 100 % accuracy are cut off
         _add_legend(figure, axes, medium)
         return figure
 
 
 @dataclass(frozen=True)
 class SecondsPlot:
-    """Mean seconds of a round by phase, one stacked bar a group.
+    """Mean seconds of a round by phase, one stacked bar per group.
 
-    Recorded are the local work of the slowest rank and the mean time that ranks wait for it; the bar begins with their
-    difference, the mean local work.
+    The record has the slowest rank's local work and the ranks' mean wait for it; the bar begins with their difference,
+    the mean local work.
     """
 
     file: str
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None without timings. It names its phases itself, in colours that are no group's."""
+        """Return the figure, None without timings. It has its own legend: phases, in colours that no group has."""
         seconds = np.nan_to_num(
             [[mean_seconds(group.runs, phase) for phase in PHASES] for group in scene.groups]
         )  # (G, phases)
@@ -229,7 +229,7 @@ def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
 
 
 def _plain(label: str) -> str:
-    """Keep a label from being read as mathematics, or (with a leading underscore) from being left out of the legend."""
+    """Escape a label that matplotlib would read as mathematics, or (leading underscore) leave out of the legend."""
     return ("\u200b" + label if label.startswith("_") else label).replace("$", r"\$")
 
 
@@ -282,7 +282,7 @@ def _scale_vertical(axes: Axes, curves: Sequence[Curve], *, is_percentage: bool)
 
 
 def _focus(axes: Axes) -> None:
-    """Show the differences after the steep first tenth of the rounds whole; the ones before may leave the picture."""
+    """Fit the axes to the differences after the steep first tenth of the rounds; earlier ones may be cut off."""
     courses = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines]
     late = np.concatenate([course[len(course) // 10 :] for course in courses])
     margin = 0.6 * (max(late.max(), 0.0) - min(late.min(), 0.0)) or 1e-3
@@ -290,7 +290,7 @@ def _focus(axes: Axes) -> None:
 
 
 def _add_legend(figure: Figure, axes: Axes, medium: Medium) -> None:
-    """Put the legend above the axes, in as many columns as its labels leave room for; the page has one of its own."""
+    """Put the legend above the axes, in as many columns as fit; the page has its own legend."""
     if not medium.legend:
         return
     handles, labels = axes.get_legend_handles_labels()

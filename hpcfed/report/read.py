@@ -1,6 +1,6 @@
-"""Run folders, read from disk: the recipe, the environment, how the run ended, and one column of numbers per metric.
+"""Run folders read from disk: recipe, environment, status, and one column of numbers per metric.
 
-A run may still be going: then its record may end in half a line, and it has no ``result.json`` yet.
+A run may still be in progress: its record may end in half a line, and it has no ``result.json`` yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, is_own, r
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
 WORDS = ("name", "factory", "optimizer", "model")
-"""What is text in any section that has it."""
+"""Keys that hold text in every section."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Run:
     folder: Path
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]  # empty when the run recorded none
-    status: str  # finished, stopped, diverged, failed; unfinished: no result yet, or one that is older than the record
+    status: str  # finished, stopped, diverged, failed; unfinished: no result, or one older than the record
     columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
-    clients: Clients | None  # how well each client was served at last, where the recipe asked for that
+    clients: Clients | None  # the last evaluation of clients, if the recipe asked for it
 
     @property
     def num_rounds(self) -> int:
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def seed(self) -> str:
-        """The seed in words: ``0``, or ``model 0, cohort 1, batches 2`` where the streams have their own."""
+        """The seed in words: ``0``, or ``model 0, cohort 1, batches 2`` if the streams have separate seeds."""
         seed = self.recipe.get("seed", "–")
         if not isinstance(seed, Mapping):
             return str(seed)
@@ -50,7 +50,7 @@ class Run:
 
     def column(self, name: str) -> np.ndarray:
         """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, ``params`` (sent up plus sent down), or
-        ``seconds`` (since the first round began, waits in a queue left out); nan where the record does not have it.
+        ``seconds`` (since the first round began, without waits in a queue); nan if the record does not have it.
         """
         if name == "round":
             return np.arange(1, self.num_rounds + 1, dtype=np.float64)
@@ -63,20 +63,20 @@ class Run:
 
     @property
     def own_metrics(self) -> list[str]:
-        """The columns of the recipe's own metrics, those of the test set and of the training set."""
+        """The columns of the recipe's own metrics, on the test set and on the training set."""
         return [name for name in self.columns if is_own(name)]
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read every run that the folders stand for (see `find_runs`).
+    """Read every run that `find_runs` finds in the folders.
 
-    Raises InputError: not a run folder, no rounds yet, a file that is damaged.
+    Raises InputError: not a run folder, no rounds yet, a damaged file.
     """
     return [read_run(folder) for folder in find_runs(folders)[0]]
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the run folders that folders stand for, each once, and apart those inside them that have no rounds yet.
+    """Return the run folders in or at the named folders, each once; and separately those found without rounds yet.
 
     Raises InputError: there is no run, or none has rounds.
     """
@@ -84,7 +84,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     waiting: dict[Path, Path] = {}
     for folder in folders:
         for run in run_folders(folder):
-            has_rounds = run == folder or count_rounds(run / RECORD)  # one that is named itself says what it lacks
+            has_rounds = run == folder or count_rounds(run / RECORD)  # a folder the user named fails when it is read
             (found if has_rounds else waiting).setdefault(run.resolve(), run)
     if waiting and not found:
         remedy = "wait for the first round of one"
@@ -93,8 +93,8 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders that a folder stands for: itself; or those in it, a run for each of its seeds included;
-    or a sweep's. One counts as soon as its recipe is there.
+    """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or a sweep's
+    runs. A folder counts as a run as soon as it has a recipe.
 
     Raises InputError: there is none, or the folder cannot be read.
     """
@@ -132,7 +132,7 @@ def _seeds_in(folder: Path) -> list[Path]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, numbers in names in the order of their values; none where it does not exist."""
+    """Return the folders in a folder, numbers in names sorted by value; none if it does not exist."""
     if not folder.exists():
         return []
     inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
@@ -142,7 +142,7 @@ def _folders_in(folder: Path) -> list[Path]:
 def read_run(folder: Path) -> Run:
     """Read one run folder, finished or not.
 
-    Raises InputError: a file of it is missing or damaged, or no round is recorded yet.
+    Raises InputError: a file is missing or damaged, or no round is recorded yet.
     """
     recipe = read_recipe(folder / RECIPE)
     columns = read_record(folder / RECORD)
@@ -169,7 +169,7 @@ def read_record(path: Path) -> dict[str, np.ndarray]:
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
-    """How the run ended. A run that was resumed has outgrown its old result, unless it diverged and cannot resume."""
+    """Return the run's status. A record longer than its result means a resumed run, unless it diverged (no resume)."""
     status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
     outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
     return "unfinished" if outgrown else status

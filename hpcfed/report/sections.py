@@ -1,4 +1,4 @@
-"""Which figures a report has, in the order of its page."""
+"""The sections of a report, with their figures, in the order of the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AGAINST = {
     "gradients": ("gradients", "minibatch gradients computed"),
     "seconds": ("seconds", "time, without waits in a queue"),
 }
-"""Horizontal columns: how they are called in a file's name, and in a caption."""
+"""Columns of the horizontal axis, with their names in file names and in captions."""
 
 
 def _against_all(column: str, what: str) -> Iterator[LinePlot]:
@@ -86,7 +86,7 @@ TIME = Section("Time", (SecondsPlot("seconds", "Where the time of a round goes."
 
 
 def own_metrics(runs: Sequence[Run]) -> Section:
-    """Return the section of the metrics that recipes have of their own; it is empty where none has any."""
+    """Return the section of the recipes' own metrics; empty without any."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
     plots = []
     for column in columns:
@@ -100,7 +100,7 @@ SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, TIME)
 
 
 def files_of(sections: Sequence[Section]) -> tuple[str, ...]:
-    """Return the names of all files that these sections' figures can have."""
+    """Return the names of all files that the figures of these sections can have."""
     return tuple(
         f"{plot.file}{suffix}" for section in sections for plot in section.plots for suffix in (".png", ".pdf")
     )

@@ -1,8 +1,8 @@
-"""How figures look, for paper and on the page, drawn without any display or global state.
+"""The look of figures, in files and on the page, drawn without a display or global state.
 
-Groups keep their colour (after Okabe and Ito's palette for colour-blind readers) and their dash in all figures: lines
-stay apart where they coincide, and in grey. On the page a figure is drawn once, its colours replaced by the page's
-variables, so that it follows the reader's light or dark screen.
+Each group keeps its colour (after Okabe and Ito's palette for colour-blind readers) and its dash in all figures, so
+lines stay apart where they coincide, and in grey. For the page a figure is drawn once, its colours replaced by the
+page's variables, so that it follows the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of the background, of text, of lines that only help, of the groups in turn, and of a round's phases."""
+    """Colours of the background, text, helper lines (grid, axes), groups in turn, and phases of a round."""
 
     background: str
     text: str
@@ -66,7 +66,7 @@ DARK = Theme(
 
 @dataclass(frozen=True)
 class Medium:
-    """Where a figure is shown: its size in inches and its text's in points; whether it names its lines itself."""
+    """Where a figure is shown: its size in inches, its font size in points, and whether it has its own legend."""
 
     width: float
     height: float
@@ -79,13 +79,13 @@ PAGE = Medium(4.6, 2.9, 9.6, legend=False)
 
 
 def blank(medium: Medium, height: float | None = None) -> tuple[Figure, Axes]:
-    """Return a figure of the light theme with empty axes; `height` in inches, where it isn't the medium's."""
+    """Return a figure of the light theme with empty axes; `height` in inches, the medium's by default."""
     figure, ((axes,),) = panels(medium, 1, 1, height)
     return figure, axes
 
 
 def panels(medium: Medium, rows: int, columns: int, height: float | None = None) -> tuple[Figure, np.ndarray]:
-    """Return a figure likewise, with `rows` × `columns` empty axes."""
+    """Return a figure of the light theme with `rows` × `columns` empty axes."""
     style: dict[Any, Any] = {
         "figure.facecolor": LIGHT.background,
         "axes.facecolor": LIGHT.background,
@@ -109,21 +109,21 @@ def panels(medium: Medium, rows: int, columns: int, height: float | None = None)
 
 
 def to_files(figure: Figure) -> dict[str, bytes]:
-    """Return the figure as ``.png`` and ``.pdf``, the same bytes for the same figure."""
+    """Return the figure as ``.png`` and ``.pdf``; equal figures give equal bytes."""
     found = {}
     for suffix, metadata in ((".png", {"Software": "hpcfed report"}), (".pdf", {"CreationDate": None})):
         buffer = io.BytesIO()
         with mpl.rc_context({"pdf.fonttype": 42}):
             figure.savefig(buffer, format=suffix[1:], dpi=DPI, metadata=metadata)
         found[suffix] = buffer.getvalue()
-        figure.set_layout_engine("none")  # what was found for the first one holds
+        figure.set_layout_engine("none")  # the second file keeps the layout of the first
     return found
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """Return the figure as an ``svg`` element for the page: its text is text, its colours are the page's variables.
+    """Return the figure as an ``svg`` element for the page: text stays text, colours become the page's variables.
 
-    `name` begins its identifiers, so that they are unique on a page.
+    Its identifiers begin with `name`, so that they are unique on a page.
     """
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -131,7 +131,7 @@ def to_svg(figure: Figure, name: str) -> str:
     drawn = ElementTree.fromstring(buffer.getvalue())
     for parent in list(drawn.iter()):
         for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):  # a style here would be the whole page's
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):  # a style would apply to the whole page
                 parent.remove(child)
     for element in drawn.iter():
         element.tag = element.tag.rpartition("}")[2]
@@ -141,7 +141,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def _of_page(key: str, text: str, name: str) -> str:
-    """Return an attribute's text with identifiers of this figure alone, the page's colours and the page's font."""
+    """Return an attribute's text with unique identifiers and the page's colours and font."""
     if key == "id":
         return f"{name}-{text}"
     if key.endswith("href") or key == "clip-path":

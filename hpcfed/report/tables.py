@@ -1,4 +1,4 @@
-"""The tables of a report in plain text, the same for the page and for the terminal."""
+"""The tables of a report as plain text, the same on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Table:
 
 
 def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
-    """One row a group: how it ended, final and best value of the criterion, and what all its rounds cost."""
+    """One row per group: its status, final and best value of the criterion, and the cost of all its rounds."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     header = ("Method", "Seeds", "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
     note = f"Final and best: means of {window} evaluations in a row." if window > 1 else ""
@@ -82,7 +82,7 @@ def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
 def targets_table(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int, note: str
 ) -> Table:
-    """One row a target and group: rounds, parameters, gradients and seconds that its runs spent to reach the target."""
+    """One row per target and group: rounds, parameters, gradients and seconds spent to reach the target."""
     header = ("Method", "Target", "Rounds", "Params sent", "Gradients", "Time")
     rows = [_reach_row(group, criterion, reach(group, criterion, goal, window)) for goal in targets for group in groups]
     return Table("Cost to reach a target", header, tuple(rows), note)
@@ -102,7 +102,7 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach) -> tuple[str, ..
 def differences_table(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> Table | None:
-    """One row a group: its mean paired differences from the baseline; None where no seed is in two groups."""
+    """One row per group: its mean paired differences from the baseline; None if no two groups share a seed."""
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
     shared: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ def differences_table(
 
 
 def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
-    """Say what the two runs of a pair had in common; of whom, where that is not so of all."""
+    """Say what the two runs of a pair have in common; by group if groups differ."""
     said = []
     for what, labels in shared.items():
         of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"
@@ -144,7 +144,7 @@ def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Ru
 
 
 def _difference(value: Difference | None, text: Callable[[float], str], num_pairs: int) -> str:
-    """Write ``+0.79 [+0.21, +1.37]``, and how many of the pairs it is about where it is not all of them."""
+    """Write ``+0.79 [+0.21, +1.37]``, and the number of pairs if it is not all of them."""
     if value is None:
         return ABSENT
     words = text(value.mean)
@@ -154,7 +154,7 @@ def _difference(value: Difference | None, text: Callable[[float], str], num_pair
 
 
 def clients_table(groups: Sequence[Group]) -> Table | None:
-    """One row a group and model: mean, deviation and both ends over clients; None where no run measured its clients."""
+    """One row per group and model: mean, deviation and both ends over clients; None if no run evaluated its clients."""
     rows: list[tuple[str, ...]] = []
     for group in groups:
         measured = [run.clients for run in group.runs if run.clients]
@@ -181,7 +181,7 @@ def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
 
 
 def timing_table(groups: Sequence[Group]) -> Table:
-    """One row a group: mean seconds of a round by phase, imbalance, where it ran, and its core-hours."""
+    """One row per group: mean seconds of a round by phase, imbalance, ranks × threads, and core-hours."""
     rows = []
     for group in groups:
         seconds = [_cell(spread([mean_seconds(group.runs, timer)]), seconds_text, 1) for timer in TIMERS]
@@ -200,14 +200,14 @@ def timing_table(groups: Sequence[Group]) -> Table:
 
 
 def _places(group: Group) -> str:
-    """Return where the group's runs ran, ``4 × 1``, each once."""
+    """Return the ranks × threads of the group's runs, ``4 × 1``, each once."""
     keys = ("ranks", "threads_per_rank")
     places = {tuple(str(run.environment.get(key, ABSENT)) for key in keys): None for run in group.runs}
     return ", ".join(" × ".join(place) for place in places)
 
 
 def recipes_table(groups: Sequence[Group]) -> Table:
-    """One row for every recipe key whose value is not the same in all groups."""
+    """One row per recipe key whose value differs between groups."""
     apart = differences([experiment_recipe(group.recipe) for group in groups])
     rows = tuple((key, *values) for key, values in apart.items())
     note = "All other keys are equal." if len(groups) > 1 else ""
@@ -215,7 +215,7 @@ def recipes_table(groups: Sequence[Group]) -> Table:
 
 
 def environment_table(groups: Sequence[Group]) -> Table:
-    """One row a run: its folder, seed, and what of the environment is not the same for all runs."""
+    """One row per run: its folder, its seed, and the parts of the environment that differ between runs."""
     runs = [(group, run) for group in groups for run in group.runs]
     apart = differences([run.environment for _, run in runs])
     rows = [
@@ -228,7 +228,7 @@ def environment_table(groups: Sequence[Group]) -> Table:
 
 
 def _cell(value: Spread | None, text: Format, num_runs: int) -> str:
-    """Write a value, and say when it is not a mean over all runs of the group: ``2 of 3: 41 ± 2``."""
+    """Write a value, and how many runs it is a mean of if not all of the group's: ``2 of 3: 41 ± 2``."""
     if value is None:
         return ABSENT
     return text(value) if value.count == num_runs else f"{value.count} of {num_runs}: {text(value)}"

@@ -1,4 +1,4 @@
-"""Numbers of a report in words: units, digits, and deviations."""
+"""Numbers of a report as text: units, digits, and deviations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rounds_difference_text(value: float) -> str:
 
 
 def hours_text(value: Spread) -> str:
-    """``0.0123``, ``1.25``, ``312``: three digits."""
+    """``0.0123``, ``1.25``, ``312``: three significant digits."""
     return f"{value.mean:.3g}" if value.mean < 1000 else f"{value.mean:,.0f}"
 
 
@@ -43,7 +43,7 @@ def rounds_text(value: Spread) -> str:
 
 
 def count_text(value: Spread) -> str:
-    """``797.4 ± 3.1 M``: an SI prefix, chosen by the mean, from ten thousand on."""
+    """``797.4 ± 3.1 M``: from ten thousand on with an SI prefix, chosen by the mean."""
     exponent = 3 * int(math.log10(value.mean) // 3) if value.mean >= 10_000 else 0
     digits = 1 if exponent else 0
     text = _with_deviation(value, lambda number: f"{number / 10**exponent:.{digits}f}")
@@ -62,5 +62,5 @@ def seconds_text(value: Spread) -> str:
 
 
 def _with_deviation(value: Spread, text: Callable[[float], str]) -> str:
-    """Write mean ± deviation, without the deviation for a single value or when it is zero."""
+    """Write mean ± deviation; the mean alone for a single value or a deviation of zero."""
     return f"{text(value.mean)} ± {text(value.std)}" if value.std else text(value.mean)

@@ -1,4 +1,4 @@
-"""Where a report may be written, and writing its files whole or not at all."""
+"""Writing a report: which folders may hold one, and its files, each written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.report.read import Run, is_run_folder
 
 PAGE, FIGURES = "report.html", "figures"
-MARKER = '<meta name="generator" content="hpcfed report'  # near the top of every page of ours
+MARKER = '<meta name="generator" content="hpcfed report'  # near the top of every page of a report
 BEGUN = f'<!DOCTYPE html>{MARKER}"><title>hpcfed report</title><p>Not finished: hpcfed report has to be called again.\n'
 DEFAULT_FOLDER = Path("report")
 ANOTHER = "name an empty or new folder with --output"
@@ -20,9 +20,9 @@ ANOTHER = "name an empty or new folder with --output"
 def choose_folder(runs: Sequence[Run], output: Path | None) -> Path:
     """Return the folder for the report: `output`, else the run's own for a single run, else ``report``.
 
-    Nothing is made yet: what is killed while it draws leaves nothing.
+    Nothing is created here: a process killed while it draws leaves nothing behind.
 
-    Raises InputError: it holds files that are not a report of ours, or it cannot be written.
+    Raises InputError: the folder holds files that are not a report, or cannot be written.
     """
     own = runs[0].folder if len(runs) == 1 else None
     folder = output or own or DEFAULT_FOLDER
@@ -53,14 +53,14 @@ def _check_is_ours(folder: Path) -> None:
 
 
 def _is_remains(entry: Path) -> bool:
-    """Whether a report that was killed may have left this: a page under its temporary name, a folder without files."""
+    """Whether a killed report may have left this entry: a temporary page, or an empty folder of figures."""
     if entry.is_dir():
         return entry.name == FIGURES and not any(entry.iterdir())
     return entry.match(_temporary(PAGE))
 
 
 def _temporary(name: str) -> str:
-    """Return a pattern of the names under which `write_whole` begins a file."""
+    """Return a pattern of the temporary names that `write_whole` uses for a file."""
     return f".{name}.*.tmp"
 
 
@@ -70,7 +70,7 @@ def _is_our_page(page: Path) -> bool:
 
 
 def _check_writable(folder: Path) -> None:
-    """Check the folder, or the one in which it will have to be made."""
+    """Check that the folder, or its nearest existing parent, can be written."""
     place = next(above for above in (folder, *folder.absolute().parents) if above.exists())
     if not place.is_dir():
         raise InputError("Not a directory", where=str(place), remedy="name a folder that can be written with --output")
@@ -81,10 +81,10 @@ def _check_writable(folder: Path) -> None:
 
 
 def write_report(folder: Path, page: str, figures: Mapping[str, bytes], known: Sequence[str]) -> Path:
-    """Write the `figures`, name → content, and then the page, and return the page's path.
+    """Write the `figures`, name → content, and then the page; return the page's path.
 
-    Where there is no page yet, one that says so comes first: it marks the folder as ours, whatever ends the writing.
-    Figures of an earlier report, which are `known` by name but not drawn this time, are removed.
+    If there is no page yet, a placeholder comes first: it marks the folder as a report's even if writing is cut short.
+    Figures of an earlier report (file names in `known`) that were not drawn this time are removed.
 
     Raises EnvironmentFailure: the disk refuses.
     """

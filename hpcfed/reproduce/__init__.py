@@ -1,1 +1,1 @@
-"""The papers' experiments, one YAML file each under ``experiments``: prepared, run, and set beside the paper."""
+"""Reproduction of the papers' experiments, one YAML file each in ``experiments``: data, runs, comparison."""

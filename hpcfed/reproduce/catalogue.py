@@ -1,4 +1,4 @@
-"""All experiments there are, and which of them a table or figure of a paper is made of."""
+"""The catalogue of experiments, and the tables and figures of papers that they make up."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FOLDER = "experiments"
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """Return every experiment by its name, in the order of papers and files.
+    """Return every experiment by name, in the order of papers and files.
 
     Raises:
-        InputError: a file is not what `Experiment` describes.
+        InputError: a file does not fit the schema `Experiment`.
     """
     found = {}
     root = resources.files("hpcfed.reproduce") / FOLDER
@@ -31,10 +31,10 @@ def experiments() -> dict[str, Experiment]:
 
 
 def read(file: Traversable, paper: str) -> Experiment:
-    """Read one experiment's file.
+    """Read an experiment's file.
 
     Raises:
-        InputError: naming the key, what was expected and what was found.
+        InputError: the file does not fit; the message names the key, the expected and the actual value.
     """
     with resources.as_file(file) as path:
         content = {"name": f"{paper}-{path.stem}", "paper": paper, **read_yaml(path)}
@@ -42,12 +42,12 @@ def read(file: Traversable, paper: str) -> Experiment:
 
 
 def find(name: str) -> list[Experiment]:
-    """Return what is named: an experiment, its file, or a paper's table or figure, with the cases that it is made of.
+    """Return the experiments of a name: one experiment, a file, or a paper's table or figure, limited to its cases.
 
-    A file says itself which ``paper`` it belongs to, unless its folder is named so.
+    A file states the ``paper`` it belongs to; the default is the name of its folder.
 
     Raises:
-        InputError: nothing has that name, or the file is not what `Experiment` describes.
+        InputError: nothing has that name, or the file does not fit the schema `Experiment`.
     """
     if name.endswith((".yaml", ".yml")):
         return [read(Path(name), Path(name).resolve().parent.name)]

@@ -19,13 +19,13 @@ SHARES = (0.4, 0.6, 0.8)
 
 
 def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, share: float) -> np.ndarray:
-    """Return (N,) the fewest classes that hold at least `share` of each client's samples.
+    """Return (N,) the smallest number of classes that hold at least `share` of each client's samples.
 
     Args:
-        labels: (n,) of all samples, those of a client adjacent.
-        offsets: (N+1,) where each client's begin.
-        num_classes: labels are below it.
-        share: of a client's samples, in (0, 1].
+        labels: (n,) of all samples, sorted by client.
+        offsets: (N+1,) start of each client's samples.
+        num_classes: upper bound of the labels, exclusive.
+        share: fraction of a client's samples, in (0, 1].
     """
     counts = []
     for start, end in itertools.pairwise(offsets):
@@ -35,7 +35,7 @@ def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, shar
 
 
 def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tuple[Table, list[Path]]:
-    """Return the table of all prepared cases, and the figures written into `folder`, one a share."""
+    """Return the table of all prepared cases, and the figures written into `folder`, one per share."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {case.title: _of_file(places.federation(case.data, 0)) for case in experiment.cases.values()}
     rows = []

@@ -1,4 +1,4 @@
-"""GeL's figure 3 and the constants of its convergence bound: what the steps and guesses of the drawn cohorts are worth.
+"""GeL's figure 3 and the constants of its convergence bound: weights of the drawn cohorts' steps and guesses.
 
     a_i = (1 − ρ^(τ'_i+τ_i), …, 1 − ρ^(τ'_i+1)) / (1 − ρ)        eq. (6)
     w_i = p_i ‖a_i‖₁ / τ_eff,      τ_eff = Σ p_i ‖a_i‖₁
@@ -28,7 +28,7 @@ from hpcfed.reproduce.plan import Layout
 
 
 def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
-    """Return a_i, (τ_i,): the weight of each of a client's gradients in Δ_i / η, of which the sum is ‖a_i‖₁."""
+    """Return a_i, (τ_i,): the weight of each of a client's gradients in Δ_i / η; their sum is ‖a_i‖₁."""
     left = guessed + steps - np.arange(steps)
     powers = np.zeros(steps) if math.isinf(guessed) else momentum**left
     return (1 - powers) / (1 - momentum)
@@ -48,7 +48,7 @@ def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, flo
 
 
 def compare_coefficients(experiment: Experiment, layout: Layout, folder: Path) -> tuple[Table, list[Path]]:
-    """Return the table of the constants' means over the rounds of all settings, and each case's figure in `folder`."""
+    """Return the constants' means over the rounds of each setting, as a table, and a figure per case in `folder`."""
     rows = []
     for number, setting in enumerate(layout.settings):
         recipe = next(unit.recipe for unit in layout.plan.units if unit.point == number)
@@ -66,7 +66,7 @@ def compare_coefficients(experiment: Experiment, layout: Layout, folder: Path) -
 
 
 def _draw(name: str, recipe: dict, folder: Path) -> Path:
-    """Draw the numerators of a client of half the largest budget: without guesses, with them, and with all steps."""
+    """Draw the numerators of a client with half the largest budget: without guesses, with them, and with all steps."""
     momentum, asked, steps = recipe["local"]["momentum"], recipe["local"]["steps"], recipe["budget"]["high"] // 2
     lines: Sequence[tuple[str, np.ndarray]] = (
         (f"FedAvgCM, {steps} steps", coefficients(steps, 0, momentum)),

@@ -1,4 +1,4 @@
-"""The coordinates of a model w ↦ aᵀw in the plane, as metrics: a test set of unit vectors a has them as outputs."""
+"""Metrics for the two coordinates of w: outputs of the model w ↦ aᵀw on a test set of the plane's unit vectors a."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def first(output: Tensor, target: Tensor) -> tuple[float, int]:
-    """Return w_1, the answer to the first unit vector."""
+    """Return w_1, the output on the first unit vector."""
     return float(output[0]), 1
 
 
 def second(output: Tensor, target: Tensor) -> tuple[float, int]:
-    """Return w_2, the answer to the second and last one."""
+    """Return w_2, the output on the second and last one."""
     return float(output[-1]), 1

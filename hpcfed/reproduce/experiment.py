@@ -1,8 +1,8 @@
-"""What an experiment of a paper consists of, as its file under ``experiments/<paper>/`` declares it.
+"""The schema of a paper's experiment, a YAML file in ``experiments/<paper>/``.
 
-An experiment is cases (what data, at what setting) × methods × seeds. The recipe of a run is the experiment's, with the
-case's, the method's and the case's own for that method merged over it, in this order. A file without anything to run
-(``measure.kind: classes``) only looks at data.
+An experiment is cases (data at a setting) × methods × seeds. The recipe of a run is the experiment's, overridden by the
+case's, the method's, and the case's keys for that method, in this order. A file without methods
+(``measure.kind: classes``) only examines data.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ WHOLE = ("model", "algorithm")
 NO_NUMBERS: dict[str, Any] = {"paper": {}, "paper_beyond": {}}
 Content = dict[str, Any]
 Number = int | float | str
-"""A number of a paper; in words where it is a bound, such as ``1000+``."""
+"""A number of a paper; text for a bound, such as ``1000+``."""
 
 
 class Data(Section):
-    """How ``hpcfed prepare`` makes a case's federation.
+    """The data of a case, as arguments of ``hpcfed prepare``.
 
     Attributes:
         source: a name of `data_prep.catalogue.SOURCES`.
-        raw: the folder of the source's files, inside that of all raw data; "" for a source without files.
-        partition, clients: as the command takes them.
+        raw: the folder of the source's files, inside the folder of all raw data; "" for a source without files.
+        partition, clients: as in the command.
         options: of the source and the partition.
-        seed: None for the source's own; ``run`` draws the data anew for every seed of the experiment.
-        test: what becomes the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d
-            numbers), or the regression's ``solution`` of least norm for it: then the test loss of a linear model is
-            ‖w − w*‖²/2d.
-        start: the initial parameters of a linear model: all ``0``, or the d weights; None for the usual random ones.
+        seed: None for the source's default; ``run`` draws the data anew for every seed of the experiment.
+        test: the test set: the source's ``own``, or all ``training`` samples pooled; or a point w* (d numbers), or
+            ``solution``, the regression's of least norm: then the test loss of a linear model is ‖w − w*‖²/2d.
+        start: the initial parameters of a linear model: all ``0``, or the d weights; None for random ones.
     """
 
     source: str
@@ -53,25 +52,26 @@ class Data(Section):
 
 
 class Goal(Section):
-    """A target that is not a number: what the method `of` has reached at `round`, with the same seed."""
+    """A target set by a method: the value of `of` at `round`, with the same seed."""
 
     of: str
     round: int
 
 
 class Case(Section):
-    """A setting of the experiment, a block of rows in the table and a panel of the figure.
+    """A setting of the experiment: a block of rows in the table, a panel of the figure.
 
     Attributes:
         title: in the paper's words.
-        data: how it is made.
-        recipe: merged over the experiment's.
-        methods: recipe keys that a method has in this case alone.
-        grids: in place of the methods' own.
-        only: methods that take part; default: all.
+        data: see `Data`.
+        recipe: overrides the experiment's.
+        methods: method → its recipe keys in this case alone.
+        grids: method → grids that replace its own.
+        only: the methods of this case; default: all.
         targets: of the measured column.
-        paper: method → the paper's numbers: one a target, or the one final value, or the base-10 logarithms it chose.
-        paper_beyond: method → the paper's percentage points, where `Measure.beyond` asks for them.
+        paper: method → the paper's numbers: one per target, or the final value, or the base-10 logarithms of the tuned
+            values.
+        paper_beyond: method → the paper's percentage points for `Measure.beyond`.
     """
 
     title: str
@@ -89,11 +89,11 @@ class Entry(Section):
     """A method of the experiment.
 
     Attributes:
-        title: as tables and figures call it.
-        recipe: merged over the experiment's and the case's.
-        models: how many models it sends a round and client, each way: SCAFFOLD two.
-        reference: the method whose rounds its own are divided by; default: the experiment's.
-        grids: key → values, as ``hpcfed sweep --grid`` takes them; what is compared is then the best of them.
+        title: in tables and figures.
+        recipe: overrides the experiment's and the case's.
+        models: models sent per round and client, each way: 2 for SCAFFOLD.
+        reference: the method by whose rounds its own are divided; default: the experiment's.
+        grids: key → values, as in ``hpcfed sweep --grid``; the best point is compared.
     """
 
     title: str
@@ -104,21 +104,22 @@ class Entry(Section):
 
 
 class Measure(Section):
-    """What is measured, and drawn.
+    """What is measured and drawn.
 
     Attributes:
         kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
-            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6). Of no runs:
-            ``classes``, how many fill a client's data; ``coefficients``, what GeL's steps and guesses weigh.
+            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6). Without runs:
+            ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
+            guesses.
         column: of the record.
-        last, window: evaluations that are averaged, at the end, and as a moving average for targets.
-        unit: what the paper counts up to a target: rounds, or models that are sent.
-        reference: the method whose numbers the others' are divided by; "" for no such column.
-        beyond: whether to tell how far beyond the target a method's reference is once the method gets there.
-        savings: whether to tell what a method's reference saves until the target, in bytes sent and gradients.
-        intervals: whether ± is the 95 % confidence interval of the mean over seeds, in place of their deviation.
-        figures: columns of the record that are drawn against rounds, a figure a case.
-        cells: the column that heat maps of two grids show; default: the measured one.
+        last, window: number of evaluations to average, at the end, and as a moving average for targets.
+        unit: the paper's unit for reaching a target: rounds, or models sent.
+        reference: the method by whose numbers the others' are divided; "" for no such column.
+        beyond: whether to show how far beyond the target a method's reference is once the method gets there.
+        savings: whether to show what a method's reference saves until the target, in bytes sent and gradients.
+        intervals: whether ± is the 95 % confidence interval of the mean over seeds, instead of their deviation.
+        figures: columns of the record to draw against rounds, one figure per case.
+        cells: the column in the heat maps of two grids; default: the measured one.
     """
 
     kind: Literal["rounds", "final", "best", "tuned", "projections", "classes", "coefficients"]
@@ -135,7 +136,7 @@ class Measure(Section):
 
 
 class Images(Section):
-    """What the small variant is made of instead where CIFAR-10 is at hand; see `Small`, whose cases it shares."""
+    """The small variant on CIFAR-10 images, used if the files are available; fields and cases as in `Small`."""
 
     says: str
     seeds: int | None = None
@@ -145,16 +146,16 @@ class Images(Section):
 
 
 class Small(Section):
-    """The variant that takes minutes on two cores: the protocol on smaller data.
+    """The variant that takes minutes on two cores: the same protocol on smaller data.
 
     Attributes:
-        says: what is smaller, for the reader of its table.
-        cases: those that it has; default: all.
+        says: what is smaller, as a note below its table.
+        cases: its cases; default: all.
         seeds: default: the experiment's.
         data: keys that replace those of every case's data.
-        recipe: merged over all else.
+        recipe: overrides all other recipes.
         targets: in place of the cases' own.
-        images: another variant, of images.
+        images: a second variant, on images.
     """
 
     says: str
@@ -166,27 +167,27 @@ class Small(Section):
     images: Images | None = None
 
     def of(self, case: Case) -> Case:
-        """Return the case in small; the paper's numbers, which are for its own data, are left out."""
+        """Return the small version of a case, without the paper's numbers, which hold for the paper's data."""
         data = Data.model_validate({**case.data.model_dump(), **self.data})
         return case.model_copy(update={"data": data, "targets": self.targets or case.targets, **NO_NUMBERS})
 
 
 class Cost(Section):
-    """What it takes, in words: the paper's scale and the small one."""
+    """The cost in words, at the paper's scale and at the small one."""
 
     full: str
     small: str = ""
 
 
 class Experiment(Section):
-    """One file under ``experiments/<paper>/``.
+    """An experiment, one file in ``experiments/<paper>/``.
 
     Attributes:
         name: ``<paper>-<file>``.
-        title, note: what it shows, and what differs from the paper and why.
-        shows: table or figure of the paper → the cases it is made of; none: all.
-        seeds: how many, from 0.
-        small: None where no smaller data keeps the protocol.
+        title, note: what it shows, and how and why it differs from the paper.
+        shows: table or figure of the paper → its cases; all cases if the list is empty.
+        seeds: their number; they count from 0.
+        small: None if no smaller data preserves the protocol.
     """
 
     name: str
@@ -225,11 +226,11 @@ class Experiment(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether it is made of runs."""
+        """Whether the experiment trains models."""
         return self.measure.kind not in ("classes", "coefficients")
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
-        """Return the experiment at its ``full`` or ``small`` scale; of `images` where it has such a variant.
+        """Return the experiment at ``full`` or ``small`` scale; with `images`, the image variant if it has one.
 
         Raises:
             InputError: it has no small variant.
@@ -249,11 +250,11 @@ class Experiment(Section):
         return self.model_copy(update=changes)
 
     def limited(self, names: list[str]) -> Experiment:
-        """Return the experiment with these of its cases; all where none is named."""
+        """Return the experiment with only the named cases; with all if `names` is empty."""
         return self.model_copy(update={"cases": {n: c for n, c in self.cases.items() if not names or n in names}})
 
     def methods_of(self, case: Case) -> dict[str, Entry]:
-        """Return the methods that take part in a case."""
+        """Return the methods of a case."""
         return {name: entry for name, entry in self.methods.items() if not case.only or name in case.only}
 
     def recipe_of(self, case: Case, method: str, scale: str) -> Content:
@@ -268,9 +269,9 @@ class Experiment(Section):
 
 
 def merge(first: Content, second: Content) -> Content:
-    """Return `first` with what `second` says over it, section by section; null takes a key away.
+    """Return `first` overridden by `second`, section by section; null removes a key.
 
-    A section of `WHOLE` in which `second` names something new is replaced.
+    A section of `WHOLE` is replaced as a whole if `second` gives it a name.
     """
     merged = dict(first)
     for key, value in second.items():

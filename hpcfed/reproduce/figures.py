@@ -1,6 +1,6 @@
-"""The paper's figures from our runs: a column of the record against rounds, a line a method, a picture a case.
+"""The paper's figures from new runs: a column of the record against rounds, a line per method, a figure per case.
 
-Where two grids are tuned, also a heat map for each method (FedExP's figure 1, GeL's figure 7).
+Two tuned grids also give a heat map for each method (FedExP's figure 1, GeL's figure 7).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.select import Candidate, Rule
 
 AGAINST = " against "
-"""In a figure's name: what it is drawn against, where that is not rounds; another coordinate, and it is a path."""
+"""Separates the columns of both axes in a figure's name (default: rounds); against a coordinate, a path is drawn."""
 
 
 def draw(experiment: Experiment, measured: Sequence[Measured], folder: Path) -> list[Path]:
-    """Write each case's figures as PNG and PDF, and return the PNG files; none where nothing was run.
+    """Write each case's figures as PNG and PDF, and return the PNG files; none without runs.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -45,7 +45,7 @@ def draw(experiment: Experiment, measured: Sequence[Measured], folder: Path) -> 
 def _figures(
     experiment: Experiment, name: str, case: Case, settings: Sequence[Measured]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of a case's files; of a grid, the best point of each method is drawn."""
+    """Yield name and content of a case's files; a tuned method is drawn at the best point of its grid."""
     if experiment.measure.kind == "tuned":
         grids = {
             method: [one for one in settings if one.setting.method == method] for method in experiment.methods_of(case)
@@ -75,9 +75,9 @@ def _figures(
 
 
 def heat_map(experiment: Experiment, grid: Sequence[Measured]) -> Mapping[str, bytes]:
-    """Return the picture of a method's two grids by file name, its cells the mean of ``measure.cells`` at the end.
+    """Return the heat map of a method's two grids by file name; a cell is the final mean of ``measure.cells``.
 
-    The outlined cell is the best by the measured column. Nothing where there are not two grids, or no runs.
+    The outlined cell is the best by the measured column. Empty without two grids or without runs.
     """
     points = tuple(one.setting.point for one in grid)
     if not points or len(points[0].keys) != 2:

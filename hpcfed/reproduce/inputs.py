@@ -1,4 +1,4 @@
-"""What the runs of an experiment start from: federation files, and the zeros of its linear models."""
+"""The inputs of an experiment's runs: federation files, and the initial parameters of its linear models."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hpcfed.reproduce.experiment import Data, Experiment
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are: `output` of all experiments, and `raw`, with a folder of files for each data set; or None."""
+    """Folders: `output` of all experiments, and `raw`, which has one subfolder per data set; None without raw data."""
 
     output: Path
     raw: Path | None = None
 
     def federation(self, data: Data, seed: int) -> Path:
-        """Return the file of a case's federation; one for all seeds, unless each draws its own."""
+        """Return the file of a case's federation; one for all seeds, unless each seed draws its own data."""
         wanted = data.model_dump(exclude={"start", "raw"}) | {"seed": seed if data.seed == "run" else data.seed}
         words = [data.source, data.partition, *(str(value) for value in data.options.values())]
         words += [str(data.clients or ""), str(seed) if data.seed == "run" else ""]
@@ -38,19 +38,19 @@ class Places:
         return self.output / "data" / f"{readable}-{digest}.h5"
 
     def start(self, data: Data, seed: int) -> Path | None:
-        """Return the file of the initial parameters, None where they are the usual ones."""
+        """Return the file of the initial parameters, None for random ones."""
         return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
 
     def raw_of(self, data: Data) -> Path | None:
-        """Return the folder in `raw` with a source's files; None where there is none."""
+        """Return the subfolder of `raw` with a source's files, None if there is none."""
         return self._folder(data.raw)
 
     def has_raw(self, name: str) -> bool:
-        """Tell whether `raw` has a folder of that name."""
+        """Return whether `raw` has a subfolder of that name."""
         return self._folder(name) is not None
 
     def _folder(self, name: str) -> Path | None:
-        """Return the folder of that name in `raw`, in whatever spelling."""
+        """Return the subfolder of `raw` of that name, ignoring case and punctuation."""
         if self.raw is None or not self.raw.is_dir():
             return None
         named = [child for child in sorted(self.raw.iterdir()) if child.is_dir() and _plain(child.name) == name]
@@ -62,29 +62,29 @@ def _plain(name: str) -> str:
 
 
 def missing(data: Data, places: Places) -> str:
-    """Return in words what lacks for a case's data; nothing where it is prepared, is made, or its folder is there."""
+    """Say which files a case's data lacks; "" if it is prepared, synthetic, or its raw folder exists."""
     if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
         return ""
     return f"{data.source} (put its files into {places.raw or 'RAW'}/{data.raw})"
 
 
 def lacking(experiment: Experiment, places: Places) -> dict[str, str]:
-    """Return case → what lacks, for the cases that cannot be run."""
+    """Return case → missing files, for the cases that cannot run."""
     found = {name: missing(case.data, places) for name, case in experiment.cases.items()}
     return {name: words for name, words in found.items() if words}
 
 
 def is_prepared(experiment: Experiment, case: str, places: Places) -> bool:
-    """Tell whether the federations of a case are there, for all seeds."""
+    """Return whether a case's federations exist, for all seeds."""
     data = experiment.cases[case].data
     return all(places.federation(data, seed).exists() for seed in range(experiment.seeds))
 
 
 def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
-    """Make a case's files where they are not there yet, and yield what was made.
+    """Make a case's missing files, and yield a line for each.
 
     Raises:
-        InputError: the raw files are not what they should be, or not there.
+        InputError: the raw files are missing or malformed.
         EnvironmentFailure: the disk refuses.
     """
     path, start = places.federation(data, seed), places.start(data, seed)
@@ -110,7 +110,7 @@ def _takes(data: Data, key: str) -> bool:
 
 
 def _clients(data: Data) -> int | None:
-    """Return the number of clients for the partition, None where the source makes them."""
+    """Return the number of clients for the partition, None if the source itself makes the clients."""
     return None if _takes(data, "clients") else data.clients
 
 
@@ -128,7 +128,7 @@ def _load(data: Data, seed: int, places: Places) -> Dataset:
 
 
 def _with_test(dataset: Dataset, data: Data) -> Dataset:
-    """Return the data set with the test set that the case measures on."""
+    """Return the data set with the case's test set (`Data.test`)."""
     if data.test == "own":
         return dataset
     if data.test == "training":
@@ -142,7 +142,7 @@ def _with_test(dataset: Dataset, data: Data) -> Dataset:
 
 
 def _start(dataset: Dataset, data: Data) -> bytes:
-    """Return the parameters of a linear model, with a bias where it classifies, as a safetensors file."""
+    """Return the parameters of a linear model as a safetensors file; classifiers also have a bias."""
     features = int(np.prod(dataset.x.shape[1:]))
     if dataset.num_classes is not None:
         shape, kind = (dataset.num_classes, features), np.dtype(np.float32)

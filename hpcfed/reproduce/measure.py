@@ -1,4 +1,4 @@
-"""What the runs of an experiment have come to: rounds to a target, final values, and the best of a grid."""
+"""The results of an experiment's runs: rounds to a target, final values, and the best of a grid."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hpcfed.run_folder.rounds import RECORD
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of one setting that have a record, by seed.
+    """The runs of one setting that have a record.
 
     Attributes:
-        setting: what was run.
+        setting: the method, case and point.
         title: of the method.
-        runs: seed → its run.
+        runs: seed → run.
     """
 
     setting: Setting
@@ -32,24 +32,24 @@ class Measured:
 
     @property
     def rounds(self) -> int:
-        """The rounds that even the shortest run has; 0 where a seed has none."""
+        """The rounds of the shortest run; 0 if a seed has no run."""
         if len(self.runs) < len(self.setting.folders):
             return 0
         return min(run.num_rounds for run in self.runs.values())
 
     @property
     def group(self) -> Group:
-        """As figures want it."""
+        """The runs as a group of a report, for its figures."""
         return Group(self.title, tuple(self.runs.values()))
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What it took a setting's runs to get to a target.
+    """The cost of reaching a target, for a setting's runs.
 
     Attributes:
-        rounds, params, gradients: over the runs that got there; None where none did.
-        arrived, runs: how many did, of how many.
+        rounds, params, gradients: over the runs that reached it; None if none did.
+        arrived, runs: number of runs that reached it, and of all runs.
     """
 
     rounds: Spread | None
@@ -60,12 +60,12 @@ class Reached:
 
     @property
     def mean(self) -> float:
-        """Mean rounds, nan unless all runs got there."""
+        """Mean rounds, nan unless all runs reached the target."""
         return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
 
 
 def read_settings(experiment: Experiment, layout: Layout) -> list[Measured]:
-    """Return what there is of each setting.
+    """Return the recorded runs of each setting.
 
     Raises:
         InputError: a record is damaged.
@@ -82,7 +82,7 @@ def _has_rounds(folder: Path) -> bool:
 
 
 def criterion_of(experiment: Experiment) -> Criterion:
-    """Return how the measured column is compared."""
+    """Return the criterion of the measured column."""
     column = experiment.measure.column
     known = {one.column: one for one in CRITERIA}
     title = column.replace("train_", "training ").replace("_", " ")
@@ -90,7 +90,7 @@ def criterion_of(experiment: Experiment) -> Criterion:
 
 
 def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], target: float | Goal) -> Reached:
-    """Return what it took a setting to get to a target, which may be another method's value with the same seed."""
+    """Return a setting's cost of reaching a target, which may be another method's value with the same seed."""
     criterion, window = criterion_of(experiment), experiment.measure.window
     rounds: list[float] = []
     params: list[float] = []
@@ -107,7 +107,7 @@ def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], 
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
-    """Return the mean of runs and their deviation, or half the mean's 95 % interval where the experiment tells that."""
+    """Return the mean over runs with its deviation, or half its 95 % interval if the experiment asks for it."""
     found = spread(values)
     if found is None or found.std is None or not experiment.measure.intervals:
         return found
@@ -115,9 +115,9 @@ def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None
 
 
 def beyond(experiment: Experiment, one: Measured, reference: Measured, target: float) -> Spread | None:
-    """Return how much better than the target a setting's reference is when the setting gets there, over the seeds.
+    """Return how much better than the target a setting's reference is when the setting reaches it, over the seeds.
 
-    None unless every seed got there, with a reference of as many rounds.
+    None unless every seed reached it, and its reference has at least as many rounds.
     """
     criterion, window = criterion_of(experiment), experiment.measure.window
     found = []
@@ -132,7 +132,7 @@ def beyond(experiment: Experiment, one: Measured, reference: Measured, target: f
 
 
 def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterion: Criterion) -> float:
-    """Return a target; nan for one that a method has set before all points of its grid are that far."""
+    """Return a target's value; nan while the runs of the method that sets it have not all reached its round."""
     if isinstance(target, float | int):
         return target
     runs = [one.runs.get(seed) for one in of_case if one.setting.method == target.of]
@@ -144,7 +144,7 @@ def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterio
 
 
 def tuned_to(settings: Sequence[Measured], costs: Sequence[Reached]) -> dict[str, int]:
-    """Return method → the place of its setting: of a grid the point with most runs at a target, and soonest."""
+    """Return method → index of its best setting: most runs at the target, then fewest rounds."""
     places: dict[str, int] = {}
     for place, one in enumerate(settings):
         known = places.setdefault(one.setting.method, place)
@@ -158,7 +158,7 @@ def _cost(reached: Reached) -> tuple[int, float]:
 
 
 def final_of(experiment: Experiment, one: Measured) -> Spread | None:
-    """Return the mean of the last evaluations of the measured column, or the best one, over the runs."""
+    """Return the mean over the runs of the measured column's last evaluations, or of its best one."""
     if experiment.measure.kind == "best":
         return over_seeds(
             experiment, (best(run, criterion_of(experiment), experiment.measure.window) for run in one.runs.values())
@@ -169,7 +169,7 @@ def final_of(experiment: Experiment, one: Measured) -> Spread | None:
 
 
 def best_of(experiment: Experiment, grid: Sequence[Measured]) -> list[Measured]:
-    """Return the points of a grid whose runs all finished with a number, the best first."""
+    """Return the points of a grid whose runs all finished with a finite value, the best first."""
     criterion = criterion_of(experiment)
     scores = [(final_of(experiment, one), one) for one in grid]
     whole = [(value.mean, one) for value, one in scores if value and value.count == len(one.setting.folders)]

@@ -1,4 +1,4 @@
-"""From an experiment to the runs of a sweep, so that it goes on where it was left, on any number of ranks and jobs."""
+"""An experiment's runs as a sweep, resumable on any number of ranks and in any number of jobs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hpcfed.sweep.grid import Point, parse_grids, points
 from hpcfed.sweep.plan import Plan, Unit
 
 STEPS_OF_AVERAGE = "average_client"
-"""In ``local.steps``: as many as ``local.epochs`` are for a client of average size."""
+"""Value of ``local.steps``: the steps that ``local.epochs`` take on a client of average size."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One method in one case, at one point of its grids; its folders are those of its seeds."""
+    """One method in one case, at one point of its grids; `folders` are its runs, one per seed."""
 
     case: str
     method: str
@@ -33,7 +33,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Layout:
-    """An experiment's runs: as a sweep has them, and by setting."""
+    """An experiment's runs: as a sweep's plan, and by setting."""
 
     plan: Plan
     settings: tuple[Setting, ...]
@@ -53,15 +53,15 @@ def lay_out(
     to_targets: bool = False,
     methods: Sequence[str] = (),
 ) -> Layout:
-    """Return the runs of an experiment, whose data is prepared.
+    """Return the runs of an experiment with prepared data.
 
     Args:
-        experiment: at the scale, with the cases whose data is there.
+        experiment: at its scale, limited to the cases with data.
         scale: ``full`` or ``small``.
-        places: where the data is, and the runs go.
-        rounds: limits all runs; None for as many as the experiment has.
-        to_targets: whether a run ends once it has its case's highest test accuracy.
-        methods: these alone; all where none is named.
+        places: folders of data and runs.
+        rounds: limit for all runs; None for the experiment's own number.
+        to_targets: whether a run ends at its case's highest target of test accuracy.
+        methods: the methods to run; all if empty.
 
     Raises:
         InputError: a recipe cannot be run.
@@ -116,7 +116,7 @@ def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, ru
 
 
 def _local(local: Content, data: Path) -> Content:
-    """Return ``local`` with a number of steps, 1 epoch being ⌈n̄/B⌉ of them, where it is that of an average client."""
+    """Return ``local`` with `STEPS_OF_AVERAGE` replaced by a number: ⌈n̄/B⌉ steps per epoch."""
     if local.get("steps") != STEPS_OF_AVERAGE:
         return local
     with Federation.open(data) as federation:

@@ -1,6 +1,6 @@
-"""FedExP's condition (6) and what follows from it, measured on the rounds of a run whose minimum w* is known.
+"""FedExP's condition (6) and its consequences, measured on the rounds of a run with known minimum w*.
 
-With uniform weights and D_t = ‖w^t − w*‖², the record of a run holds all that is needed:
+With uniform weights and D_t = ‖w^t − w*‖², all terms are in a run's record:
 
     ⟨w − w*, Δ̄⟩ = (D_t − D_{t+1} + η_g² ‖Δ̄‖²) / 2η_g                                    eq. (7)
     residual    = mean ‖w_i − w*‖² / D_t = 1 + (mean ‖Δ_i‖² − 2⟨w − w*, Δ̄⟩) / D_t
@@ -33,7 +33,7 @@ from hpcfed.reproduce.measure import Measured
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 SLACK = 1e-9
-"""Relative error that rounding leaves in a comparison."""
+"""Relative rounding error allowed in a comparison."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Projections:
 
     Attributes:
         distance: ‖w − w*‖² after each round.
-        residual: mean ‖w_i − w*‖² over ‖w − w*‖², of the model that the round began with; at most 1 where (6) holds.
-        optimal, used: the step η_opt that would have led closest to w*, and the η_g that was taken.
-        falls: whether the distance fell.
+        residual: mean ‖w_i − w*‖² over ‖w − w*‖², of the model at the round's start; at most 1 where (6) holds.
+        optimal, used: η_opt, the server step that comes closest to w*, and η_g, the one taken.
+        falls: whether the distance decreased.
     """
 
     distance: np.ndarray
@@ -55,7 +55,7 @@ class Projections:
 
     @property
     def holds(self) -> np.ndarray:
-        """Whether condition (6) does."""
+        """Whether condition (6) holds."""
         return self.residual <= 1 + SLACK
 
     @property
@@ -65,17 +65,17 @@ class Projections:
 
     @property
     def within(self) -> np.ndarray:
-        """Whether η_g is at most η_opt, or 1."""
+        """Whether η_g is at most η_opt, or is 1."""
         return (self.used <= self.optimal * (1 + SLACK)) | (self.used == 1)
 
 
 def projections(first: float, distance: np.ndarray, columns: Mapping[str, np.ndarray]) -> Projections:
-    """Return what a run's rounds show.
+    """Return the terms of each round.
 
     Args:
         first: ‖w⁰ − w*‖².
         distance: (T,) after each round.
-        columns: ``server_lr`` (all 1 where a method has none), ``delta_sq`` and ``mean_delta_sq``, each (T,).
+        columns: ``server_lr`` (nan counts as 1), ``delta_sq`` and ``mean_delta_sq``, each (T,).
     """
     before = np.concatenate([[first], distance[:-1]])
     used = np.nan_to_num(columns["server_lr"], nan=1.0)
@@ -87,7 +87,7 @@ def projections(first: float, distance: np.ndarray, columns: Mapping[str, np.nda
 def compare_projections(
     experiment: Experiment, measured: Sequence[Measured], places: Places, folder: Path
 ) -> tuple[Table, list[Path]]:
-    """Return in how many rounds each statement held, and each case's picture of residuals, written into `folder`."""
+    """Return the number of rounds in which each statement held, and each case's figure of residuals, in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     rows, pictures = [], []
     for name, case in experiment.cases.items():

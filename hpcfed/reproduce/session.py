@@ -1,4 +1,4 @@
-"""One call of ``hpcfed reproduce``: prepare what is there to prepare, run what has not run, show what there is."""
+"""One call of ``hpcfed reproduce``: prepare the available data, run the missing runs, write the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcfed.sweep.run import Redo, run_sweep, stand
 
 @dataclass(frozen=True)
 class Shown:
-    """What an experiment has come to: its table, and the files that hold it and its figures."""
+    """An experiment's results: its table, and the files of the table and the figures."""
 
     table: Table
     files: Sequence[Path]
@@ -33,16 +33,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class Session:
-    """How much of the experiments is done in this call.
+    """The settings of one call.
 
     Attributes:
         world: all ranks of the job.
-        places: where data and runs are.
+        places: folders of data and runs.
         scale: ``full`` or ``small``.
         rounds, to_targets: see `lay_out`.
-        methods: those that are run, all where none is named; the table shows all that were run ever.
-        groups: of ranks, a run each at a time; None for one a rank.
-        redo: what becomes of runs that are there already, but not as they would be made now.
+        methods: the methods to run, all if empty; the table shows earlier runs of all methods.
+        groups: number of groups of ranks, with one run each at a time; None for one per rank.
+        redo: treatment of existing runs that differ from what would run now.
     """
 
     world: World
@@ -55,10 +55,10 @@ class Session:
     redo: Redo = field(default_factory=Redo)
 
     def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
-        """Return the experiments with the cases whose data is there, or is `prepared` already; name the others.
+        """Return the experiments limited to cases whose data is available, or already `prepared`; print the others.
 
         Raises:
-            InputError: there is none.
+            InputError: none is left.
         """
         found = []
         for experiment in experiments:
@@ -77,10 +77,10 @@ class Session:
         return found
 
     def prepare(self, experiment: Experiment) -> Experiment:
-        """Make the federations of all cases, on rank 0 alone; return the experiment with those that could be made.
+        """Make the federations of all cases, on rank 0 only; return the experiment with the cases that succeeded.
 
         Raises:
-            InputError: none could.
+            InputError: none did.
         """
         kept, refused = [], []
         for name, case in experiment.cases.items():
@@ -98,11 +98,11 @@ class Session:
         return experiment.limited(kept)
 
     def run(self, experiment: Experiment) -> bool:
-        """Run what is left of an experiment, whose data is prepared, on all ranks; return whether it was stopped early.
+        """Run what is left of an experiment with prepared data, on all ranks; return whether it was stopped early.
 
         Raises:
             InputError: a recipe cannot be run.
-            EnvironmentFailure: runs came to nothing.
+            EnvironmentFailure: runs were refused, failed or lost.
         """
         if not experiment.trains:
             return False
@@ -114,7 +114,7 @@ class Session:
         return stopped
 
     def show(self, experiment: Experiment) -> Shown:
-        """Write the table and the figures into the experiment's folder, on rank 0 alone.
+        """Write the table and the figures into the experiment's folder, on rank 0 only.
 
         Raises:
             EnvironmentFailure: the disk refuses.
@@ -144,10 +144,10 @@ class Session:
 
 
 def _check(layout: Layout) -> None:
-    """Say by an error that some runs came to nothing.
+    """Raise an error if runs were refused, failed or lost.
 
     Raises:
-        EnvironmentFailure: naming how many, and the first.
+        EnvironmentFailure: with their number, and the first of them.
     """
     standing = stand(layout.plan, Claims(layout.plan.folder, "report"))
     broken = {name: one.claim for name, one in standing.items() if one.claim.ending in AGAIN}

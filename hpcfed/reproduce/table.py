@@ -1,4 +1,4 @@
-"""The paper's table with ours beside it, one row a method in a case, and at a target where there are targets."""
+"""The paper's table beside the new results, one row per method and case, and per target if there are targets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hpcfed.reproduce.measure import (
 
 Row = tuple[str, ...]
 BYTES = 4
-"""Of a parameter that is sent."""
+"""Bytes of a parameter on the wire."""
 
 
 def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
-    """Return the table of what there is; what was not run, or did not get there, is said in its cell."""
+    """Return the table of the results so far; a cell says if a run is missing or did not reach its target."""
     rows_of = {"rounds": _rounds, "final": _final, "best": _final, "tuned": _tuned}[experiment.measure.kind]
     header, words = _head(experiment)
     rows: list[Row] = []
@@ -70,7 +70,7 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
 
 
 def _references(experiment: Experiment) -> dict[str, str]:
-    """Return method → the one that its numbers are divided by."""
+    """Return method → the reference of its ratios."""
     found = {name: entry.reference or experiment.measure.reference for name, entry in experiment.methods.items()}
     return {name: reference for name, reference in found.items() if reference and reference != name}
 
@@ -107,7 +107,7 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
 def _beyond(
     experiment: Experiment, case: Case, one: Measured, settings: Sequence[Measured], target: float | Goal
 ) -> Row:
-    """Return how far beyond the target the reference of a setting is, ours and the paper's."""
+    """Return how far beyond the target a setting's reference is, measured and in the paper."""
     name = _references(experiment).get(one.setting.method)
     reference = next((other for other in settings if other.setting.method == name), None)
     if reference is None or isinstance(target, Goal):
@@ -122,7 +122,7 @@ def _beyond(
 
 
 def _saved(cost: Reached, reference: Reached | None) -> Row:
-    """Return what a method's reference saves, in bytes and in minibatch gradients, on average over seeds."""
+    """Return what a method's reference saves, in bytes and minibatch gradients, averaged over seeds."""
     if reference is None or math.isnan(cost.mean) or math.isnan(reference.mean):
         return ABSENT, ABSENT
     params, gradients = _difference(cost.params, reference.params), _difference(cost.gradients, reference.gradients)
@@ -195,7 +195,7 @@ def _ratio(number: float, reference: float | None) -> str:
 
 
 def _exact(paper: Number | None) -> float:
-    """Return a number of the paper, nan for a bound."""
+    """Return a number of the paper as float, nan for a bound."""
     return float(paper) if isinstance(paper, int | float) else math.nan
 
 

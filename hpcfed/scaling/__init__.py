@@ -1,1 +1,1 @@
-"""How the time of a round changes with the number of ranks: measured, modelled, and predicted beyond."""
+"""Scaling studies: the time of a round over the number of ranks, measured, modelled and predicted."""

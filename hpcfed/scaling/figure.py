@@ -1,4 +1,4 @@
-"""The picture of a scaling study: time, efficiency, communication and imbalance over the number of ranks."""
+"""The figure of a scaling study: time, efficiency, communication and imbalance over the number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "
 
 
 def draw(study: Study) -> dict[str, bytes]:
-    """Return the picture as PNG and PDF: dots are measured, circles predicted, the dotted line would be ideal."""
+    """Return the figure as PNG and PDF: dots are measured, circles predicted, the dotted line is ideal scaling."""
     figure, axes = panels(SHEET, 2, 2)
     time, efficiency, communication, imbalance = axes.ravel()
     _time(time, study)

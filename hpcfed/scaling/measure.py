@@ -1,4 +1,4 @@
-"""Measuring on the ranks that this process is one of, and reading what was measured."""
+"""Measurements of a scaling study on the ranks of this job, and their files."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
 PROBED = (8, 1 << 16, 1 << 20)
-"""Bytes of the Allreduces that are timed besides the round's own."""
+"""Bytes of the bare Allreduces to time, besides the round's own size."""
 OUTSIDE = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "observers", "python_path")
-"""Keys of the recipe that a measurement changes, or that change nothing in it."""
+"""Recipe keys that a measurement overrides, or that do not affect it."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Sample:
     """Rounds of one setting on P ranks.
 
     Attributes:
-        ranks, hosts, cores: P, the hosts they were on, and the fewest cores that a host gave them.
-        cohort: clients of a round, on average.
-        held_out: whether the model is tested with it, not fitted to it.
+        ranks, hosts, cores: P, the number of hosts, and the fewest cores available on a host.
+        cohort: mean number of clients per round.
+        held_out: whether the sample tests the model instead of fitting it.
         load: the round's work, in samples visited.
-        vector_bytes, client_bytes, rank_bytes: of a round's Allreduce: for its vectors, for each member of the cohort
-            and for each rank.
-        seconds: of a round by timer, as the record has them, medians over rounds; and ``rest``, of the total less the
-            slowest rank's local work.
+        vector_bytes, client_bytes, rank_bytes: sizes within a round's Allreduce: of its vectors, per member of the
+            cohort, and per rank.
+        seconds: of a round by timer, as in the record, medians over rounds; ``rest`` is the total less the slowest
+            rank's local work.
         imbalance: the slowest rank's local seconds over the average, averaged over rounds.
     """
 
@@ -62,19 +62,19 @@ class Sample:
 
     @property
     def crowded(self) -> bool:
-        """Whether ranks had to share cores, which no model of a rank to a core describes."""
+        """Whether ranks shared cores, which the model does not describe."""
         return -(-self.ranks // self.hosts) > self.cores
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that one job measured on P ranks.
+    """All measurements of one job on P ranks.
 
     Attributes:
-        recipe: what was run, but for the keys in `OUTSIDE`.
-        mode, rounds: as asked for.
-        machine: what it was measured on.
-        samples: one a setting.
+        recipe: the measured recipe without the keys in `OUTSIDE`.
+        mode, rounds: from the command line.
+        machine: see `hpcfed.tools.bench.machine`.
+        samples: one per setting.
         allreduce: (bytes, seconds) of bare Allreduces; empty on one rank.
     """
 
@@ -88,17 +88,17 @@ class Measured:
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """Return what of a resolved recipe must be the same in all that is compared."""
+    """Return the part of a resolved recipe that must be equal in all compared measurements."""
     return {key: value for key, value in to_plain(recipe).items() if key not in OUTSIDE}
 
 
 def path_of(folder: Path, ranks: int) -> Path:
-    """Return the file with what was measured on so many ranks."""
+    """Return the file of the measurements on this number of ranks."""
     return folder / f"ranks-{ranks}.json"
 
 
 def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> Measured:
-    """Measure all settings on the ranks of `world`, and leave the result in `folder`; called on every rank.
+    """Measure all settings on the ranks of `world`, and write the result to `folder`; called on every rank.
 
     Raises:
         InputError, EnvironmentFailure: the recipe cannot be run, or a rank failed; the same on every rank.
@@ -122,10 +122,10 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
 
 
 def read(folder: Path, ranks: int) -> Measured | None:
-    """Return what was measured on so many ranks; None where nothing was yet.
+    """Return the measurements on this number of ranks, None if there is no file.
 
     Raises:
-        InputError: the file is not one that `measure_here` has written.
+        InputError: the file is malformed.
     """
     path = path_of(folder, ranks)
     if not path.exists():
@@ -141,7 +141,7 @@ def read(folder: Path, ranks: int) -> Measured | None:
 
 
 def _sample(setting: Setting, done: Result, work: Load, num_bytes: tuple[int, int, int], world: World) -> Sample:
-    """Sum up a run's record, its first rounds left out."""
+    """Summarize a run's record, without its first rounds."""
     rows = world.on_root(lambda: done.metrics)
     kept = rows[min(max(2, len(rows) // 5), len(rows) - 1) :]
     vector_bytes, client_bytes, rank_bytes = num_bytes
@@ -162,7 +162,7 @@ def _sample(setting: Setting, done: Result, work: Load, num_bytes: tuple[int, in
 
 
 def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, int]:
-    """Return the bytes that a rank gives to a round's Allreduce: for vectors, for each client and for each rank."""
+    """Return a rank's bytes in a round's Allreduce: for vectors, per client and per rank."""
     import torch
 
     from hpcfed import algorithms

@@ -1,14 +1,14 @@
-"""What a round costs on P ranks: a model of five parameters, fitted to measurements by least squares.
+"""The time of a round on P ranks: a model of five parameters, fitted to measurements by least squares.
 
     T(P, S) = fixed + member·S + sample·W + 2⌈log₂ P⌉·latency + 2(P − 1)/P·B·byte
 
-W are the samples that the slowest rank visits, S the cohort, B the bytes of the round's one Allreduce, which is taken
-for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. Every rank has a core, or a GPU, of its
-own; cores that share memory or power, and networks that are shared, are not in the model.
+W is the number of samples that the slowest rank visits, S the cohort, B the bytes of the round's one Allreduce, taken
+for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. Every rank has its own core or GPU;
+contention for memory, power or the network is not modelled.
 
 `latency` and `byte` come from bare Allreduces, `sample` from the slowest rank's local seconds, `fixed` and `member`
-from these and from what is left of the round. No parameter is negative; errors count relative to the Allreduce, or to
-the round, that was measured.
+from these and from the rest of the round. No parameter is negative; errors are relative to the measured Allreduce or
+round.
 
 Reference: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005.
 """
@@ -48,17 +48,17 @@ class CostModel:
         return self.latency * latency + self.byte * volume
 
     def round(self, ranks: int, cohort: float, slowest: float, num_bytes: float) -> float:
-        """Return the seconds of a round whose slowest rank visits so many samples."""
+        """Return the seconds of a round whose slowest rank visits `slowest` samples."""
         return self.fixed + self.member * cohort + self.sample * slowest + self.allreduce(ranks, num_bytes)
 
     def of(self, sample: Sample) -> float:
-        """Return what the model says of something measured."""
+        """Return the model's seconds for a measured sample."""
         return self.round(sample.ranks, sample.cohort, sample.load.slowest, bytes_of(sample))
 
 
 @dataclass(frozen=True)
 class Tested:
-    """A prediction of something that the fit did not know, beside its measurement, seconds a round."""
+    """A prediction for a sample outside the fit, beside its measurement, seconds per round."""
 
     what: str
     ranks: int
@@ -68,7 +68,7 @@ class Tested:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to the measurement."""
+        """Error of the prediction relative to the measurement."""
         return self.predicted / self.measured - 1
 
 
@@ -76,7 +76,7 @@ def fit(measured: Sequence[Measured]) -> CostModel:
     """Fit the model to all samples that are neither held out nor crowded.
 
     Args:
-        measured: at least one that holds such a sample.
+        measured: with at least one such sample.
     """
     samples = [sample for one in measured for sample in one.samples if _fits(sample)]
     probes = [(one.ranks, size, seconds) for one in measured if _fits_any(one) for size, seconds in one.allreduce]
@@ -92,7 +92,7 @@ def fit(measured: Sequence[Measured]) -> CostModel:
 
 
 def held_out_errors(measured: Sequence[Measured]) -> list[Tested]:
-    """Return predictions of what a fit did not know: each number of ranks by the others, and cohorts held out."""
+    """Return predictions for samples outside a fit: each number of ranks from the others, and held-out cohorts."""
     usable = [one for one in measured if _fits_any(one)]
     tested = []
     for one in usable if len(usable) > 1 else []:
@@ -112,7 +112,7 @@ def bytes_of(sample: Sample) -> float:
 
 
 def reduced_bytes(like: Sample, ranks: int, cohort: float) -> float:
-    """Return the bytes of a round's Allreduce on so many ranks, for a model and method as in a sample."""
+    """Return the bytes of a round's Allreduce on `ranks` ranks, for the model and method of a sample."""
     return like.vector_bytes + like.client_bytes * cohort + like.rank_bytes * ranks
 
 
@@ -135,9 +135,9 @@ def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:
 def _least_squares(
     terms: Sequence[tuple[float, float]], seconds: Sequence[float], scale: Sequence[float]
 ) -> tuple[float, float]:
-    """Return the two factors ≥ 0 of two terms each that come nearest to `seconds`, (n,), in units of `scale`, (n,).
+    """Return the two factors ≥ 0, of two terms each, that best fit `seconds`, (n,), in units of `scale`, (n,).
 
-    They are so few that every choice of those that are not 0 is tried.
+    With two factors, every choice of nonzero ones is tried.
     """
     if not terms:
         return 0.0, 0.0

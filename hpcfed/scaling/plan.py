@@ -1,4 +1,4 @@
-"""What is measured: on each number of ranks, cohorts to fit the model to, and one to test it with."""
+"""The settings of a scaling study: on each number of ranks, cohorts to fit the model, and one to test it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.placement import homes, spread
 
 MODES = ("strong", "weak")
-"""``strong``: the same cohort on all numbers of ranks; ``weak``: one that grows with the ranks."""
+"""``strong``: the same cohort on all numbers of ranks; ``weak``: a cohort that grows with the ranks."""
 DRAWN = 10
-"""Rounds whose cohorts are drawn and placed, to know how much the slowest rank has to do."""
+"""Rounds whose cohorts are drawn and placed to compute the slowest rank's load."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing to measure: S, None for the recipe's own cohorts; and whether it is kept from the fit."""
+    """One setting to measure: S, None for the recipe's own cohorts; and whether it is held out of the fit."""
 
     cohort: int | None
     held_out: bool = False
@@ -31,14 +31,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Load:
-    """A round's work in samples visited, averages over rounds: the slowest rank's and the average one's."""
+    """A round's work in samples visited, averaged over rounds: on the slowest rank, and per rank."""
 
     slowest: float
     average: float
 
 
 def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Setting]:
-    """Return what is measured on so many ranks: the cohort itself and a quarter of it for the fit, a half to test it.
+    """Return the settings on this number of ranks: the full cohort and a quarter to fit the model, a half to test it.
 
     Raises:
         InputError: the cohort cannot grow with the ranks, or outgrows the federation.
@@ -59,14 +59,14 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Se
 
 
 def overrides(recipe: Recipe, setting: Setting, rounds: int, output: Path) -> Iterator[str]:
-    """Yield what a measured run changes in its recipe: rounds of training and nothing else."""
+    """Yield the recipe overrides of a measured run: training rounds without anything else."""
     yield from of_rounds_alone(rounds, output)
     if setting.cohort is not None:
         yield f"cohort={{size: {setting.cohort}, sampling: {recipe.cohort.sampling}}}"
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
-    """Return the work of a round on so many ranks, from cohorts drawn over clients of these sizes, (N,), and placed."""
+    """Return a round's load on `ranks` ranks, from cohorts drawn over clients of `sizes`, (N,), samples and placed."""
     if cohort is not None:
         section = Cohort(size=cohort, sampling=recipe.cohort.sampling)
         recipe = recipe.model_copy(update={"cohort": section})

@@ -1,4 +1,4 @@
-"""What a scaling study says: measurements beside the model, its tests, and its predictions."""
+"""The result of a scaling study: measurements beside the model, tests of the model, and predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduce
 from hpcfed.scaling.plan import Load, load
 
 TOLERATED = 0.3
-"""Error on what was held out, beyond which nothing is predicted."""
+"""Largest held-out error with which predictions are made."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Row:
     Attributes:
         ranks, cohort: P and S.
         seconds: of a round, measured; None for a prediction.
-        modelled: the same by the model; None where nothing could be fitted.
-        speed: rounds a second.
-        efficiency: strong: the least number of ranks' time × ranks over this one's; weak: without the ranks.
-        communication: share of the round in the Allreduce, what waits for slower ranks not counted.
+        modelled: of a round, by the model; None without a fit.
+        speed: rounds per second.
+        efficiency: time on the fewest ranks over time on these, in strong scaling also over the growth in ranks.
+        communication: share of the round in the Allreduce, without waiting for slower ranks.
         imbalance: the slowest rank's work over the average.
-        note: what to mind.
+        note: a caveat.
     """
 
     ranks: int
@@ -45,8 +45,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """All of it; `clients` is N of the predictions. `model` is None where every measurement had to share cores;
-    `refused` says why there are no predictions although they were asked for.
+    """A whole study; `clients` is N of the predictions. `model` is None if ranks shared cores in all measurements;
+    `refused` is the reason for omitting requested predictions.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Study:
 
     @property
     def error(self) -> float | None:
-        """The largest error of a prediction of what the fit did not know; None where nothing could be held out."""
+        """The largest error of a held-out prediction; None if nothing could be held out."""
         return max((abs(entry.error) for entry in self.tested), default=None)
 
     def plain(self) -> dict[str, Any]:
@@ -79,16 +79,16 @@ def study(
     cohort: int | None = None,
     clients: int | None = None,
 ) -> Study:
-    """Put together what was measured, at least on one number of ranks, and predict the rest.
+    """Assemble the measurements, on at least one number of ranks, and predict others.
 
     Args:
-        recipe: the resolved one that was measured.
+        recipe: the measured one, resolved.
         mode: ``strong`` or ``weak``.
-        measured: in the order of ranks.
+        measured: in increasing order of ranks.
         sizes: samples of the recipe's clients, (N,).
         predict: numbers of ranks.
-        cohort: S of the predictions, that of all ranks together; by default as in `mode`.
-        clients: N of the predictions, of sizes like the recipe's; by default enough for the cohort.
+        cohort: S of the predictions, over all ranks; by default as in `mode`.
+        clients: N of the predictions, with sizes like the recipe's; by default enough for the cohort.
     """
     usable = [one for one in measured if not one.samples[0].crowded]
     model = fit(usable) if usable else None
@@ -160,7 +160,7 @@ def _predicted(
 
 
 def _doubt(ranks: int, measured: Sequence[Measured]) -> str:
-    """Say what a prediction for so many ranks is not backed by."""
+    """Return the caveat of a prediction for this number of ranks, "" if measurements support it."""
     samples = [sample for one in measured for sample in one.samples if not sample.crowded]
     hosts, largest = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)
     if hosts == 1 and ranks > samples[0].cores:

@@ -13,7 +13,7 @@ from hpcfed.scaling.result import Row, Study
 
 
 def shown(study: Study) -> Group:
-    """Return the study's tables, with what they say in words."""
+    """Return the study's tables, with headings and remarks."""
     parts: list[Table | Text] = [Text(f"{study.name}, {study.mode} scaling, measured"), _rows(study.rows)]
     if study.model is not None:
         parts += [Text("\nmodel of cost, by least squares"), _model(study.model)]

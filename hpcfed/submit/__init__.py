@@ -1,1 +1,1 @@
-"""Batch scripts for SLURM: written from a recipe and a site file, submitted once, requeued or chained until done."""
+"""SLURM batch scripts: written from a recipe and a site file, submitted once, requeued or chained until done."""

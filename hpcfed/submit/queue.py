@@ -1,4 +1,4 @@
-"""What `hpcfed submit` asks of SLURM: which jobs there are, and to take new ones."""
+"""The SLURM commands of `hpcfed submit`: list jobs, submit jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcfed.errors import EnvironmentFailure, InputError
 
 PATIENCE = 60.0
-"""Seconds SLURM has to answer; a busy controller takes several."""
+"""Seconds for SLURM to answer; a busy controller takes several."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Queued:
 
 
 def jobs_named(label: str) -> list[Queued]:
-    """Return this user's jobs of a name that wait or run.
+    """Return this user's pending and running jobs of a name.
 
     Raises:
-        InputError: there is no SLURM here.
+        InputError: SLURM is not installed here.
         EnvironmentFailure: SLURM does not answer.
     """
     listed = _slurm(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={label}", "--format=%i %T"])
@@ -37,10 +37,10 @@ def jobs_named(label: str) -> list[Queued]:
 
 
 def submit(script: Path, chain: int) -> list[str]:
-    """Submit a script as `chain` jobs, each of which waits for the one before and runs only if that did not finish.
+    """Submit a script as `chain` jobs; each waits for the one before and starts only if that did not finish its run.
 
-    A job whose run ends for good cancels those that wait (see ``job.sbatch.j2``): for SLURM one that was cancelled did
-    not finish either, and the next but one would start.
+    A job whose run ends for good cancels all waiting ones (see ``job.sbatch.j2``): SLURM counts a cancelled job as not
+    finished, so cancelling the next job alone would start the one after it.
 
     Returns:
         The jobs' numbers.
@@ -57,7 +57,7 @@ def submit(script: Path, chain: int) -> list[str]:
             raise InputError(
                 "sbatch refuses the job", where=str(script), got=_last_line(done.stderr), remedy="change the options"
             )
-        numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" where there are several
+        numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" with several clusters
     return numbers
 
 

@@ -17,25 +17,25 @@ from hpcfed.errors import InputError
 from hpcfed.submit.site import SAFE, Site, words_of
 
 PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
-"""The `srun --mpi` that each MPI wants; under another one every rank would be alone."""
+"""The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
-"""What sbatch cannot be told in a path."""
+"""Characters that sbatch cannot take in a path."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, or a sweep, as a batch job.
+    """A run or sweep as a batch job.
 
     Attributes:
-        name, output: of the run, or the sweep; all folders of its seeds and settings lie in `output` or are it.
-        words: the command, as ``hpcfed`` takes it.
+        name, output: of the run or sweep; the folders of all its seeds and settings are `output` or lie in it.
+        words: the command's arguments to ``hpcfed``.
         nodes, ranks_per_node, threads: its size; threads are cores per rank.
-        time: its limit, as sbatch takes it.
-        notice: seconds before the limit at which the run is told to stop.
+        time: its time limit, in sbatch's format.
+        notice: seconds before the limit at which the run gets the signal to stop.
         options: more options of sbatch; a value of None makes a flag.
-        requeue: whether the job puts itself back into the queue until the run is done.
-        chained: whether jobs of the same script wait for it, to go on where it stops.
-        array: how many such jobs share the work; None for one alone.
+        requeue: whether the job requeues itself until the run is done.
+        chained: whether jobs of the same script wait to resume the run.
+        array: number of such jobs that share the work; None for a single one.
     """
 
     name: str
@@ -53,13 +53,13 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The job's name in the queue, which no run with another folder has."""
+        """The job's name in the queue, unique to the run folder."""
         digest = hashlib.sha256(str(self.output).encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}-{digest}"
 
     @property
     def script(self) -> Path:
-        """Where the script is written: beside the run folder, which takes no files that are not the run's."""
+        """Path of the script: beside the run folder, which accepts only the run's files."""
         return self.output.with_name(f"{self.output.name}.sbatch")
 
 
@@ -67,7 +67,7 @@ def render(job: Job, site: Site) -> str:
     """Return the batch script of a job.
 
     Raises:
-        InputError: an option, or the output's path, cannot be said in a batch script.
+        InputError: an option, or the output's path, cannot be expressed in a batch script.
     """
     environment = Environment(
         loader=PackageLoader("hpcfed", "submit"), undefined=StrictUndefined, keep_trailing_newline=False
@@ -89,7 +89,7 @@ def render(job: Job, site: Site) -> str:
 
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
-    """Return the options of sbatch: those typed override the site's."""
+    """Return the options of sbatch; the job's override the site's."""
     given = {**site.options, "time": job.time, **job.options}
     if "job-name" in given:
         raise InputError("option job-name", expected="none, since a run's jobs are found by their name")

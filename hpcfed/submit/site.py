@@ -1,12 +1,12 @@
-"""The site file: what all jobs of a cluster have in common, written once.
+"""The site file: the settings that all jobs of a cluster share.
 
 modules: [gcc/13, openmpi/5.0]         # loaded in this order
-setup: |                               # lines of shell before the run
+setup: |                               # shell lines before the run
   source ~/venvs/hpcfed/bin/activate
-launch: srun --mpi=pmix                # how ranks are started; default: srun with what this MPI wants
-python: python                         # that runs hpcfed there; default: the one that submits
+launch: srun --mpi=pmix                # how ranks are started; default: srun with the plugin of this MPI
+python: python                         # runs hpcfed there; default: the one that submits
 options: {account: project7, partition: cpu, constraint: milan}      # of sbatch
-requeue: true                          # whether jobs may go back into the queue; else use --chain
+requeue: true                          # whether jobs may requeue themselves; else use --chain
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import LONGEST, parse_yaml, read_text
 
 SAFE = re.compile(r"[\w@%+=:,./&|!*()\[\]^~-]+")
-"""What may be said to sbatch or `module load`: no white space, no quotes, nothing a shell would expand unquoted."""
+"""Words safe for sbatch and `module load`: no white space, no quotes, nothing that a shell expands outside quotes."""
 
 
 def _one_word(text: str) -> str:
@@ -43,7 +43,7 @@ Word = Annotated[str, AfterValidator(_one_word)]
 
 
 class Site(BaseModel):
-    """A cluster, as the site file tells of it (see the module's docstring)."""
+    """The settings of a cluster (keys: see the module's docstring)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     modules: list[Word] = Field(default_factory=list)
@@ -55,15 +55,15 @@ class Site(BaseModel):
 
 
 def default_path() -> Path:
-    """Return where a site file is looked for when none is named."""
+    """Return the default path of the site file."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcfed" / "site.yaml"
 
 
 def read_site(path: Path | None) -> Site:
-    """Read a site file; without a path the default one, or none at all where that does not exist.
+    """Read a site file; for None the default one, or default settings if that does not exist.
 
     Raises:
-        InputError: it cannot be read, or says what a site file cannot say.
+        InputError: it cannot be read, or has keys or values that a site file cannot have.
     """
     if path is None:
         path = default_path()
@@ -80,7 +80,7 @@ def read_site(path: Path | None) -> Site:
 
 
 def words_of(command: str) -> list[str]:
-    """Split a command into its words, as a shell would, but expand nothing.
+    """Split a command into words as a shell does, without expansion.
 
     Raises:
         ValueError: a quote is not closed.

@@ -1,1 +1,1 @@
-"""Many runs of one recipe, a grid of settings × seeds, in one job or many: pulled by groups of ranks, then compared."""
+"""Sweeps: runs of one recipe over grids × seeds, distributed to groups of ranks in one or more jobs, then compared."""

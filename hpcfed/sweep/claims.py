@@ -1,12 +1,12 @@
-"""Which run is whose: files in the sweep's folder, for groups of one job and for jobs that know nothing of each other.
+"""Claims on runs: files in the sweep's folder that coordinate the groups of one job, and independent jobs.
 
-    claims/<run>.<n>     the n-th claim on a run: who holds it, and in the end how the run ended
+    claims/<run>.<n>     the n-th claim on a run: its holder, and finally how the run ended
 
-A claim is made with O_EXCL, which is atomic on NFS, Lustre and GPFS too: of several that want it one gets it, and no
-locks are needed. Its holder touches it every few seconds. A claim is dead when its process is gone from this node, or,
-made on another node, has not been touched for `LEASE`; then whoever makes the next number holds the run, and it goes on
-from its checkpoint. Times are compared by the file server's clock alone. A holder that comes back to life and finds
-itself succeeded ends its job. The files stay: they tell who ran what, and when.
+A claim is made with O_EXCL, which is atomic on NFS, Lustre and GPFS too: exactly one of several contenders gets it,
+without locks. Its holder touches it every few seconds. A claim is dead when its process is gone from this node or, made
+on another node, when it has not been touched for `LEASE`; the process that then creates the next number holds the run
+and resumes it from its checkpoint. Times are compared by the file server's clock alone. A holder that revives and finds
+a successor ends its job. The files stay, as a log of which job ran what, and when.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from hpcfed.ranks.threads import start
 BEAT = 10.0
 """Seconds between two touches of a claim."""
 LEASE = 90.0
-"""Seconds without one after which a claim is dead; NFS may show a touch a minute late."""
+"""Seconds without a touch after which a claim is dead; NFS may show a touch a minute late."""
 POLL = 1.0
 """Seconds between two looks at a claim that may be dead."""
 DEATHS = 3
-"""Holders that may die over a run before it counts as lost: it may be what kills them."""
+"""Deaths of holders after which a run counts as lost: the run itself may kill them."""
 
 DECIDED = ("finished", "diverged", "refused", "failed", "lost")
-"""How a run may have ended for good."""
+"""Final endings: the run is not claimed again."""
 AGAIN = ("refused", "failed", "lost")
-"""How it may have ended for reasons that lie outside of it."""
+"""Endings that `--retry` makes claimable again: their cause may lie outside the run."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one claim's file says.
+    """The content of a claim's file.
 
     Attributes:
         session: the job that made it; the same for all its groups.
-        node, pid, born: the process: its node, its number there, and its start, seconds since 1970.
-        host: the node's name.
+        node, pid, born: the holder's process: node, process number, and start in seconds since 1970.
+        host: the node's host name.
         recipe: digest of the run's recipe.
-        taken, ended: when, UTC.
-        ending: one of `DECIDED`; ``stopped`` or ``busy`` or ``again``: it may be claimed anew; None: it is held.
-        message: what was said at the end.
-        seconds: what the holder took.
+        taken, ended: times, UTC.
+        ending: one of `DECIDED`; ``stopped``, ``busy`` or ``again`` if it may be claimed anew; None while it is held.
+        message: the final error message.
+        seconds: time that the holder spent on the run.
     """
 
     session: str = ""
@@ -75,14 +75,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands: decided, held, or open.
+    """State of a run: decided, held, or open.
 
     Attributes:
-        last: number of its last claim, 0 where there is none.
-        claim: the one that decides, or the last one.
-        held: whether a process that is not known to be dead holds it.
-        vouched: whether that one is known to live.
-        deaths: holders that died since a run of it last ended in any way.
+        last: number of its last claim, 0 without any.
+        claim: the deciding claim, else the last one.
+        held: whether its holder is not known to be dead.
+        vouched: whether its holder is known to be alive.
+        deaths: holders that died since the run last ended in any way.
     """
 
     last: int = 0
@@ -106,7 +106,7 @@ class Claims:
 
     Args:
         folder: the sweep's.
-        session: a word that no other job has; the same for all groups of this one.
+        session: a unique word for this job; the same for all its groups.
     """
 
     def __init__(self, folder: Path, session: str):
@@ -119,7 +119,7 @@ class Claims:
         self._touched: dict[Path, float] = {}
 
     def look(self, runs: Sequence[tuple[str, str]]) -> dict[str, Standing]:
-        """Return how each run stands, given their names and their recipes' digests."""
+        """Return the state of each run of (name, recipe digest)."""
         numbers: dict[str, list[int]] = {}
         try:
             names = [path.name for path in self._folder.iterdir()]
@@ -132,7 +132,7 @@ class Claims:
         return {run: self._standing(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
     def take(self, run: str, digest: str, standing: Standing) -> int | None:
-        """Claim an open run; return the claim's number, None where another was quicker."""
+        """Claim an open run; return its number, None if another process was faster or the run counts as lost."""
         number = standing.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -148,21 +148,21 @@ class Claims:
         return number
 
     def end(self, run: str, number: int, ending: str, message: str = "", seconds: float = 0.0) -> None:
-        """Write how a run that this process has claimed ended."""
+        """Record the ending of a run that this process has claimed."""
         claim = self._known[self._path(run, number)]
         told = {"ending": ending, "message": message, "seconds": round(seconds, 3), "ended": _now()}
         ended = Claim(**{**asdict(claim), **told})
         write_whole(self._path(run, number), json.dumps(asdict(ended)) + "\n")
 
     def reopen(self, run: str, digest: str, standing: Standing) -> None:
-        """Let a run be claimed again that had ended for good."""
+        """Make a decided run claimable again."""
         number = self.take(run, digest, standing)
         if number is not None:
             self.end(run, number, "again")
 
     @contextmanager
     def held(self, run: str, number: int, end_all: Callable[[int, str], None]) -> Iterator[None]:
-        """Touch a claim while the block runs; where another has taken the run over, end all ranks."""
+        """Touch a claim while the block runs; end all ranks if another job has taken the run over."""
         done = threading.Event()
         thread = start(
             threading.Thread(target=self._beat, args=(run, number, end_all, done), name="claim", daemon=True)
@@ -174,20 +174,20 @@ class Claims:
             thread.join()
 
     def ask_to_stop(self) -> None:
-        """Have all groups of this job stop: some rank was told to."""
+        """Make all groups of this job stop, after a signal to one rank."""
         (self._folder / f".stop-{self.session}").touch()
 
     def asked_to_stop(self) -> bool:
-        """Tell whether some group of this job has been told to stop."""
+        """Return whether any group of this job has asked to stop."""
         return (self._folder / f".stop-{self.session}").exists()
 
     def forget_stop(self) -> None:
-        """Remove what `ask_to_stop` left, once all groups have stopped."""
+        """Remove the request to stop, once all groups have stopped."""
         (self._folder / f".stop-{self.session}").unlink(missing_ok=True)
 
     def _beat(self, run: str, number: int, end_all: Callable[[int, str], None], done: threading.Event) -> None:
         while not done.wait(BEAT):
-            with suppress(OSError):  # a server that is away now may be back for the next
+            with suppress(OSError):  # the file server may be back for the next touch
                 os.utime(self._path(run, number))
             successor = self._path(run, number + 1)
             if successor.exists() and self._read(successor).ending != "busy":
@@ -195,7 +195,7 @@ class Claims:
                 end_all(EnvironmentFailure.exit_code, what)
 
     def _standing(self, run: str, digest: str, numbers: Sequence[int]) -> Standing:
-        """Judge a run by its claims, the last one first."""
+        """Derive a run's state from its claims, the last one first."""
         if not numbers:
             return Standing()
         newest, deaths = Claim(), 0
@@ -220,7 +220,7 @@ class Claims:
         return Standing(numbers[0], newest, deaths=deaths)
 
     def _judge(self, path: Path, claim: Claim) -> tuple[bool, bool]:
-        """Tell whether a claim's holder is dead, and whether it is known to live."""
+        """Return whether a claim's holder is dead, and whether it is known to be alive."""
         if claim.session == self.session:
             return False, True
         if claim.node == self._me.node:
@@ -231,7 +231,7 @@ class Claims:
         return self._server_time() - touched > LEASE, touched > first
 
     def _read(self, path: Path) -> Claim:
-        """Return a claim; an ended one stays as it is. One that is being written says nothing yet."""
+        """Return a claim, cached once it has ended; an empty one while the file is being written."""
         known = self._known.get(path)
         if known is not None and known.ending is not None:
             return known
@@ -257,19 +257,19 @@ class Claims:
 
 
 def _touched(path: Path) -> float:
-    with path.open("rb") as file:  # NFS asks its server when a file is opened
+    with path.open("rb") as file:  # opening makes NFS ask its server
         return os.fstat(file.fileno()).st_mtime
 
 
 def _node() -> str:
-    """Return what names this node and its processes' numbering: containers of one node may have their own."""
+    """Return a name of this node and its process namespace: containers of one node may number processes separately."""
     boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else socket.gethostname()
     numbering = Path("/proc/self/ns/pid")
     return f"{boot} {numbering.readlink() if numbering.is_symlink() else ''}"
 
 
 def _lives(pid: int, born: float) -> bool:
-    """Tell whether the process of that number, born then, is at work: not gone, nor dead and only not yet buried."""
+    """Return whether the process with this number and start time is alive, and no zombie."""
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - born) < 1 and process.status() != psutil.STATUS_ZOMBIE

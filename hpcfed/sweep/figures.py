@@ -1,6 +1,6 @@
-"""The pictures of a sweep: a curve over one grid, a heat map over each pair of them (FedExP's figure 1, GeL's 7).
+"""The figures of a sweep: a curve over a single grid, else a heat map for each pair (FedExP's figure 1, GeL's 7).
 
-A cell of a pair, where there are more grids, is the best over the others' values.
+With three or more grids, a cell of a pair is the best value over the other grids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DECADES = 3.0
 
 
 def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, bytes]:
-    """Return the figures as PNG and PDF by file name: none where no configuration has a score, or there is no grid."""
+    """Return the figures as PNG and PDF by file name; empty if no configuration has a score, or there is no grid."""
     if not any(candidate.rank for candidate in ranked):
         return {}
     by_point = {candidate.point: candidate for candidate in ranked}
@@ -48,9 +48,9 @@ def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, by
 def table_of(
     plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a heat map shows: each cell's best mean, and whether it holds the best of all, both (rows, columns).
+    """Return the cells of a heat map: each one's best mean, and whether it holds the best of all, both (rows, columns).
 
-    A cell without a mean is nan; a whole column or row of the figure is one value of its grid.
+    A cell without a mean is nan; rows are the first grid's values, columns the second's.
     """
     shape = len(plan.grids[first].values), len(plan.grids[second].values)
     means, best = np.full(shape, math.nan), np.zeros(shape, dtype=bool)
@@ -64,7 +64,7 @@ def table_of(
 
 
 def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
-    """Rows: the first grid, from below; columns: the second."""
+    """Rows: the first grid, from the bottom; columns: the second."""
     means, best = table_of(plan, first, second, by_point, rule)
     rows, columns = means.shape
     figure, axes = blank(Medium(1.9 + CELL * columns, 1.5 + CELL * rows, FONT, legend=False))
@@ -94,7 +94,7 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
 
 
 def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
-    """The mean over seeds against the grid's values, with ± one standard deviation; what diverged is left out."""
+    """The mean over seeds against the grid's values, ± one standard deviation; diverged configurations left out."""
     grid = plan.grids[index]
     figure, axes = blank(Medium(6.4, 4.1, FONT, legend=False))
     order = sorted(range(len(plan.points)), key=lambda number: plan.points[number].values[index].number or 0.0)
@@ -123,9 +123,9 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
 
 
 def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
-    """Return each cell's place from the worst (0) to the best (1).
+    """Return each cell's shade, from the worst (0) to the best (1).
 
-    Losses that span a decade count by their logarithms, and none as worse than `DECADES` from the best.
+    Losses that span a decade are compared by logarithm, cut off at `DECADES` from the best.
     """
     values = means if rule.largest else -means
     finite = means[np.isfinite(means)]
@@ -137,7 +137,7 @@ def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
 
 
 def _labels(grid: Grid) -> list[str]:
-    """Return what stands at an axis: powers of ten where the grid is one of them, as the papers write them."""
+    """Return the tick labels of an axis: powers of ten, as in the papers, for a logarithmic grid of such values."""
     numbers = grid.numbers
     if numbers is not None and grid.is_logarithmic:
         exponents = [round(math.log10(number), 6) for number in numbers]

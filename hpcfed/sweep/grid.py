@@ -1,4 +1,4 @@
-"""The grids of a sweep, ``key=values``, read strictly: nothing typed is ever evaluated as a program.
+"""The grids of a sweep, ``key=values``, parsed strictly: no input is ever evaluated as code.
 
 local.lr=0.01,0.1,1                      a list; values are YAML, commas inside brackets belong to a value
 local.lr=10**-2,10**-1.5                 powers may stand in a list
@@ -23,21 +23,21 @@ NUMBER = re.compile(DECIMAL)
 POWER = re.compile(rf"({DECIMAL})\*\*({DECIMAL})")
 NOT_SWEPT = {"seed": "use --seeds", "seeds": "use --seeds", "output": "use --output", "name": "name the recipe"}
 MOST = 1000
-"""Values that one grid may have."""
+"""Maximum number of values of one grid."""
 SHOWN = 4
-"""Digits of a number in labels and in names of folders."""
+"""Significant digits of a number in labels and folder names."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a grid: its YAML text, and how it is shown."""
+    """One value of a grid: its YAML text, and its label."""
 
     text: str
     label: str
 
     @property
     def number(self) -> float | None:
-        """The value as a number, where it is one."""
+        """The value as a number, None for other values."""
         return float(self.text) if NUMBER.fullmatch(self.text) else None
 
 
@@ -50,41 +50,41 @@ class Grid:
 
     @property
     def numbers(self) -> list[float] | None:
-        """All values as numbers, where all of them are."""
+        """All values as numbers, None unless all are."""
         numbers = [value.number for value in self.values if value.number is not None]
         return numbers if len(numbers) == len(self.values) else None
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the values, positive numbers, span a decade: then their logarithms are what is compared."""
+        """Whether the values are positive and span a decade, so that their logarithms are compared."""
         numbers = self.numbers
         return numbers is not None and min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: a value for every grid's key, in the grids' order; none where there is no grid."""
+    """One configuration: a value for every grid's key, in the grids' order; empty without grids."""
 
     keys: tuple[str, ...]
     values: tuple[Value, ...]
 
     @property
     def overrides(self) -> list[str]:
-        """As ``hpcfed run`` takes them."""
+        """The configuration as ``section.key=value`` arguments of ``hpcfed run``."""
         return [f"{key}={value.text}" for key, value in zip(self.keys, self.values, strict=True)]
 
     @property
     def label(self) -> str:
-        """What tells it from the others of its sweep."""
+        """The configuration as text, unique in its sweep."""
         pairs = zip(self.keys, self.values, strict=True)
         return ", ".join(f"{key}={value.label}" for key, value in pairs) or "the recipe"
 
 
 def parse_grid(text: str) -> Grid:
-    """Read ``key=values``.
+    """Parse ``key=values``.
 
     Raises:
-        InputError: it is none of the forms above, has a value twice, or a key that a sweep sets itself.
+        InputError: it has none of the forms above, a value twice, or a key that a sweep sets itself.
     """
     key, equals, values = text.partition("=")
     where = f"--grid {text}"
@@ -106,10 +106,10 @@ def parse_grid(text: str) -> Grid:
 
 
 def parse_grids(texts: Sequence[str]) -> list[Grid]:
-    """Read all grids of a sweep.
+    """Parse all grids of a sweep.
 
     Raises:
-        InputError: see `parse_grid`; or two grids have one key.
+        InputError: see `parse_grid`; or two grids have the same key.
     """
     grids = [parse_grid(text) for text in texts]
     for first, second in itertools.combinations(grids, 2):
@@ -119,16 +119,16 @@ def parse_grids(texts: Sequence[str]) -> list[Grid]:
 
 
 def points(grids: Sequence[Grid]) -> list[Point]:
-    """Return the product of the grids, the last one's values varying fastest."""
+    """Return the product of the grids, with the last grid varying fastest."""
     keys = tuple(grid.key for grid in grids)
     return [Point(keys, values) for values in itertools.product(*(grid.values for grid in grids))]
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read ``5`` (the seeds 0 to 4) or a list, ``0,7,11`` (``7,`` is the seed 7 alone).
+    """Parse ``5`` (the seeds 0 to 4) or a list, ``0,7,11`` (``7,`` is the seed 7 alone).
 
     Raises:
-        InputError: neither of them, or a seed twice.
+        InputError: neither form, or a seed twice.
     """
     words = [word.strip() for word in text.removesuffix(",").split(",")]
     if not all(word.isascii() and word.isdigit() for word in words) or not 0 < len(words) <= MOST:
@@ -140,7 +140,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _split(text: str, where: str) -> list[str]:
-    """Split at the commas that are in no brackets, braces or quotes."""
+    """Split at the commas outside brackets, braces and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -162,7 +162,7 @@ def _split(text: str, where: str) -> list[str]:
 
 
 def _range(ends: Sequence[str], where: str) -> list[Value]:
-    """Return the values of ``low:high:count``: powers of one base, or evenly spaced."""
+    """Return the values of ``low:high:count``: powers of one base, or evenly spaced numbers."""
     if len(ends) != 3 or not (ends[2].isascii() and ends[2].isdigit()) or not 2 <= int(ends[2]) <= MOST:
         raise InputError("a range", where=where, expected=f"low:high:count, a count of 2 to {MOST}", got=":".join(ends))
     steps = int(ends[2]) - 1
@@ -189,7 +189,7 @@ def _value(text: str, where: str) -> Value:
 
 
 def _power(base: str, exponent: Fraction, where: str) -> int | float:
-    """Return base**exponent, a whole number where both are written as such."""
+    """Return base**exponent, an int if both are written as integers."""
     if re.fullmatch(r"\d+", base) and exponent.denominator == 1 and 0 <= exponent <= 60:
         return int(base) ** int(exponent)
     try:

@@ -1,4 +1,4 @@
-"""What a sweep consists of: every configuration × seed, checked against the recipe's schema before any starts."""
+"""The plan of a sweep: every configuration × seed as a run, validated before any of them starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
 
 LONGEST = 120
-"""Characters of a run's name, which file systems limit."""
+"""Maximum length of a run's name; file systems limit names."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Unit:
     """One run of a sweep.
 
     Attributes:
-        name: unique in the sweep, fit for a file's name.
-        point: number of its configuration in `Plan.points`.
+        name: unique in the sweep, valid as a file name.
+        point: index of its configuration in `Plan.points`.
         seed: in words.
         recipe: resolved; its output lies in the sweep's folder.
     """
@@ -40,13 +40,13 @@ class Unit:
 
     @property
     def digest(self) -> str:
-        """What tells this recipe from any other, its number of rounds included."""
+        """Digest of the recipe, its number of rounds included."""
         return identity(self.recipe, PLACES)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep: its folder, its grids, their product, and the runs, all configurations of one seed before the next."""
+    """A sweep: its folder, grids, configurations and runs; all configurations of one seed come before the next seed."""
 
     name: str
     folder: Path
@@ -55,7 +55,7 @@ class Plan:
     units: tuple[Unit, ...]
 
     def units_of(self, point: int) -> list[Unit]:
-        """Return the runs of one configuration, one a seed."""
+        """Return the runs of one configuration, one per seed."""
         return [unit for unit in self.units if unit.point == point]
 
     def __str__(self) -> str:
@@ -66,17 +66,17 @@ class Plan:
 def make_plan(
     source: str | Path, overrides: Sequence[str], grids: Sequence[Grid], seeds: Sequence[int], output: Path | None
 ) -> Plan:
-    """Check every configuration × seed, and name their folders.
+    """Validate every configuration × seed, and choose the folders' names.
 
     Args:
         source: the recipe's file.
-        overrides: ``section.key=value`` texts, applied before a configuration's own.
+        overrides: ``section.key=value`` texts, applied before those of a configuration.
         grids: see `hpcfed.sweep.grid`.
-        seeds: none: those of the recipe.
-        output: the sweep's folder; default: the recipe's output and ``-sweep``.
+        seeds: those of the recipe if empty.
+        output: the sweep's folder; default: the recipe's output with ``-sweep`` appended.
 
     Raises:
-        InputError: some configuration cannot be run; it names the grid, or the configuration, to blame.
+        InputError: a configuration cannot be run; the message names the grid or configuration at fault.
     """
     configurations = points(grids)
     given = [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])]
@@ -110,13 +110,13 @@ def _load(source: str | Path, given: Sequence[str], point: Point) -> list[Recipe
 
 
 def _beside(source: str | Path, given: Sequence[str], point: Point) -> Path:
-    """Return the recipe's output and ``-sweep``."""
+    """Return the recipe's output with ``-sweep`` appended."""
     output = load_recipes(source, [*given, *point.overrides, "seeds=[0]"])[0].output.parent
     return output.with_name(f"{output.name}-sweep")
 
 
 def _blame(error: InputError, source: str | Path, given: Sequence[str], point: Point) -> InputError:
-    """Return the error of a configuration, naming the grid that it takes, or else all; the recipe's own as it is."""
+    """Name the culprit of a configuration's error: the recipe itself, else a single grid's value, else all values."""
     try:
         _load(source, given, Point((), ()))
     except InputError as own:
@@ -132,7 +132,7 @@ def _blame(error: InputError, source: str | Path, given: Sequence[str], point: P
 
 
 def _names(configurations: Sequence[Point]) -> list[str]:
-    """Return a folder's name for each configuration: readable, and the same whatever else is in the grids."""
+    """Return a folder name for each configuration: readable, and independent of the other values in the grids."""
     names = [re.sub(r"[^\w.,=+-]+", "-", point.label.replace(", ", ",")) for point in configurations]
     repeated = Counter(names)
     return [
@@ -149,5 +149,5 @@ def _seed(recipe: Recipe) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return the number with the word in the singular or plural."""
+    """Return the number with its noun, in the singular or plural."""
     return f"{number} {what}{'' if number == 1 else 's'}"

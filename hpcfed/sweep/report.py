@@ -1,4 +1,4 @@
-"""What a sweep has come to: its tables and pictures, and the lines that tell of it."""
+"""The result of a sweep: tables, figures, and a summary for the terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hpcfed.sweep.select import Candidate, Row, Rule, candidates, remarks
 from hpcfed.sweep.table import read_results, result_records, summary_records, write_tables
 
 SHOWN = 10
-"""Configurations that are shown on a terminal."""
+"""Maximum number of configurations shown in the terminal."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sweep's runs, and its configurations by the rule, the best one first."""
+    """A sweep's runs, and its configurations ranked by the rule, the best first."""
 
     plan: Plan
     rows: tuple[Row, ...]
@@ -28,13 +28,13 @@ class Outcome:
 
     @property
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The head and the first rows of the table of configurations, in text."""
+        """The header and the first rows of the table of configurations, as text."""
         head = ("rank", *(grid.key for grid in self.plan.grids), self.rule.column, "±", "runs")
         return head, [self._row(candidate) for candidate in self.ranked[:SHOWN]]
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said below the table."""
+        """The remarks below the table."""
         said = [f"{self.rule}, ± one standard deviation over seeds"]
         if len(self.ranked) > SHOWN:
             said.append(f"{len(self.ranked) - SHOWN} more in summary.csv")
@@ -46,10 +46,10 @@ class Outcome:
         return str(candidate.rank or "–"), *labels, mean, std, candidate.status
 
     def raise_if_failed(self) -> None:
-        """Say by an error that some runs came to nothing.
+        """Raise an error if runs ended without a result.
 
         Raises:
-            EnvironmentFailure: some were refused, failed or were lost.
+            EnvironmentFailure: some were refused, failed or lost.
             Diverged: all diverged.
         """
         broken = [row for row in self.rows if row.status in ("refused", "failed", "lost")]
@@ -65,14 +65,14 @@ class Outcome:
 
 
 def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> Outcome:
-    """Write the tables and figures of what is there, and return it. On one rank alone.
+    """Write tables and figures of the results so far, and return them. On one rank only.
 
     Raises:
-        InputError: a run's record is damaged, or no run recorded what the rule asks for.
+        InputError: a run's record is damaged, or no run recorded the rule's column.
         EnvironmentFailure: the disk refuses.
     """
     claims, seen = Claims(plan.folder, "report"), None
-    while (standing := stand(plan, claims)) != seen:  # another job may have ended a run, and written less than this one
+    while (standing := stand(plan, claims)) != seen:  # another job may finish a run, and write older tables meanwhile
         rows, chosen = read_results(plan, standing, rule)
         done = [row for row in rows if row.status == "finished"]
         if rule is not None and done and not any(rule.column in row.metrics for row in done):

@@ -1,4 +1,4 @@
-"""The sweep itself: groups of ranks pull runs, one after another, until none is left or the job is asked to stop."""
+"""The execution of a sweep: groups of ranks pull runs, one after another, until none is left or the job must stop."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ ENDINGS: dict[type[HpcfedError], str] = {
     EnvironmentFailure: "failed",
     Stopped: "stopped",
 }
-"""What is recorded of a run that ended with an error of this very kind."""
+"""Recorded ending by the exact class of a run's error."""
 OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"}
-"""What lies in a sweep's folder."""
+"""Entries of a sweep's folder."""
 
 
 @dataclass(frozen=True)
 class Redo:
-    """What becomes of runs that are there already, but not as the sweep would make them now.
+    """Treatment of existing runs that differ from what the sweep would run now.
 
     Attributes:
-        retry: whether those that were refused or failed are tried again.
-        fresh: whether those of another recipe or other code start anew, the old ones kept aside.
-        accept_code: whether other code of the user's is gone on with.
+        retry: whether refused, failed and lost runs are tried again.
+        fresh: whether runs of another recipe or other code start anew, the old ones set aside.
+        accept_code: whether runs continue although the user's code has changed.
     """
 
     retry: bool = False
@@ -62,9 +62,9 @@ def run_sweep(
     Args:
         plan: the same on every rank.
         world: all ranks of the job.
-        groups: of ranks, each with a run of its own; default: as many as there are ranks, or runs.
-        quiet: whether rank 0 keeps its progress to itself.
-        redo: what becomes of runs that are there already; default: another recipe's or other code's are refused.
+        groups: number of groups of ranks, each with one run at a time; default: the smaller of ranks and runs.
+        quiet: whether rank 0 prints no progress.
+        redo: treatment of existing runs; by default those of another recipe or other code are refused.
 
     Returns:
         Whether a signal or the time limit ended it before its last run.
@@ -92,15 +92,15 @@ def run_sweep(
 
 
 def stand(plan: Plan, claims: Claims) -> dict[str, Standing]:
-    """Return how each run of the sweep stands, by its name."""
+    """Return the state of each run of the sweep, by name."""
     return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
 
 
 def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
-    """Make the sweep's folder and check what is in it; write ``sweep.yaml``. On rank 0 alone.
+    """Make the sweep's folder and check its content; write ``sweep.yaml``. On rank 0 only.
 
     Raises:
-        InputError: it holds other files, another recipe's run or one of other code, or cannot be written.
+        InputError: the folder holds other files, a run of another recipe or other code, or cannot be written.
     """
     refuse_both(redo.fresh, redo.accept_code)
     try:
@@ -124,7 +124,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
             try:
                 _check(unit, standing[unit.name], redo.accept_code)
             except InputError:
-                if stand(plan, claims)[unit.name].held:  # another job has just begun to write there
+                if stand(plan, claims)[unit.name].held:  # another job has just started to write there
                     continue
                 if not redo.fresh:
                     raise
@@ -145,7 +145,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
 
 
 def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:
-    """Refuse to take what lies in a unit's folder for its run, or a part of it.
+    """Check that a unit's existing folder holds its run, finished or not.
 
     Raises:
         InputError: it is of another recipe or of other code.
@@ -154,14 +154,14 @@ def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:
     if accept_code:
         folder.accept_code(unit.recipe)
     if standing.decided:
-        folder.check_code(unit.recipe)  # its recipe is the one that the claim is of
+        folder.check_code(unit.recipe)  # the claim's digest has already matched the recipe
     else:
         folder.is_finished(unit.recipe)
 
 
 @dataclass
 class Teller:
-    """Says on rank 0, in plain lines, how far all groups, and other jobs, have come."""
+    """Prints the progress of all groups, and of other jobs, as plain lines on rank 0."""
 
     plan: Plan
     claims: Claims
@@ -182,7 +182,7 @@ class Teller:
         self._say(f"{runs}; {size}; {self.plan.folder}")
 
     def tell(self, *, now: bool = False) -> None:
-        """Say how many runs are done, what became of them, and how long the rest may take."""
+        """Print how many runs are done, how they ended, and the estimated time left."""
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()
@@ -195,7 +195,7 @@ class Teller:
         self._say(told)
 
     def wait_for_others(self, caught: Signals) -> None:
-        """Go on telling until the other groups of this job have ended their runs."""
+        """Keep printing progress until the other groups of this job have ended their runs."""
         while self.speaks and any(s.held and s.vouched for s in self._own().values()) and caught.name is None:
             time.sleep(POLL)
             self.tell()
@@ -217,7 +217,7 @@ class Teller:
 
 
 class _Between(Reporter):
-    """Says nothing of a run's rounds, but has the sweep tell of itself, and hears when another group is to stop."""
+    """Reporter of a run in a sweep: prints the sweep's progress, not the rounds', and passes on other groups' stops."""
 
     def __init__(self, unit: Unit, teller: Teller, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
@@ -239,9 +239,9 @@ def _pull_all(
     caught: Signals,
     teller: Teller,
 ) -> None:
-    """Run one unit after another, as this group, until there is none left for it or it is asked to stop."""
+    """Run one unit after another on this group, until none is left or the job must stop."""
     teller.begin()
-    avoided: set[str] = set()  # runs that another job holds, although its claim seemed dead
+    avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
 
     pull = partial(_next, plan, claims, caught, avoided)
     while (taken := group.on_root(partial(_files, plan, pull))) is not None:
@@ -258,7 +258,7 @@ def _pull_all(
 
 
 def _next(plan: Plan, claims: Claims, caught: Signals, avoided: set[str]) -> tuple[Unit, int] | None:
-    """Claim the next run; wait for those whose holders may be dead. None: nothing is left, or this job stops."""
+    """Claim the next run, waiting for holders that may be dead; None if nothing is left or this job stops."""
     while caught.name is None and not claims.asked_to_stop():
         standing = stand(plan, claims)
         for unit in plan.units:
@@ -281,7 +281,7 @@ def _run(
     caught: Signals,
     teller: Teller,
 ) -> tuple[str, str]:
-    """Run one unit on all ranks of the group; return how it ended, and what was said."""
+    """Run one unit on all ranks of the group; return its ending and error message."""
     from hpcfed.loop import train
 
     folder, recipe = RunFolder(unit.recipe.output), unit.recipe
@@ -291,14 +291,14 @@ def _run(
             if not group.on_root(lambda: folder.is_finished(recipe)):
                 train(recipe, folder, reporter, group, seats[recipe.device])
     except HpcfedError as error:
-        if type(error) not in ENDINGS:  # another rank's defect
+        if type(error) not in ENDINGS:  # a defect on another rank
             raise
         return ENDINGS[type(error)], str(error)
     return "finished", ""
 
 
 def _files(plan: Plan, function: Callable[[], T]) -> T:
-    """Call what reads or writes the sweep's files.
+    """Call a function that reads or writes the sweep's files.
 
     Raises:
         EnvironmentFailure: the file system refuses.

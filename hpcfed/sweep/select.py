@@ -1,4 +1,4 @@
-"""Which configuration is best, by a rule such as the papers': a column's mean over the last K rounds, then over seeds.
+"""Ranking of configurations by a rule such as the papers': a column's mean over the last K rounds, then over seeds.
 
 train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
 train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
@@ -24,14 +24,14 @@ from hpcfed.sweep.plan import Plan, Unit
 
 RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
-"""Rounds that are averaged where the rule does not say."""
+"""Default number of rounds to average."""
 USUAL = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
-"""Columns that are selected by where there is no rule: the first that was recorded."""
+"""Columns of the default rule: the first that any run recorded."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How configurations are compared: the mean of `column` over the `last` rounds, the largest or smallest is best."""
+    """Comparison of configurations: the mean of `column` over the `last` rounds; the largest or smallest is best."""
 
     column: str
     last: int
@@ -42,9 +42,9 @@ class Rule:
         return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
 
     def score(self, rows: Sequence[Mapping[str, float]]) -> float:
-        """Return a run's mean, from its rounds; nan where the column was not recorded in the last ones.
+        """Return a run's score, the mean over its last rounds; nan if none of them recorded the column.
 
-        The last round is always evaluated: a loss that is missing there was not finite, and no mean stands for it.
+        The last round is always evaluated: a loss missing there was not finite, so the run has no score.
         """
         if rows and self.column.startswith(("test_", "train_")) and self.column not in rows[-1]:
             return math.nan
@@ -57,7 +57,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Row:
-    """One run in the table: how it ended, the last value of each metric, and its score (nan without one)."""
+    """One run in the table: its status, the last value of each metric, and its score (nan without one)."""
 
     unit: Unit
     status: str
@@ -72,7 +72,7 @@ class Row:
 class Candidate:
     """One configuration: its runs, and the mean and standard deviation of their scores over seeds.
 
-    Only one all of whose runs finished with a score that is a number has a mean, and a rank from 1.
+    It has a mean, and a rank from 1, only if all its runs finished with a finite score.
     """
 
     point: int
@@ -83,7 +83,7 @@ class Candidate:
 
     @property
     def status(self) -> str:
-        """``finished``, or what keeps it from being compared: ``1 of 5 diverged``."""
+        """``finished``, or the reason for having no rank: ``1 of 5 diverged``."""
         others = [row.status for row in self.rows if row.status != "finished"]
         if not others:
             return "finished" if math.isfinite(self.mean) else "no score"
@@ -92,10 +92,10 @@ class Candidate:
 
 
 def parse_rule(text: str, plan: Plan) -> Rule:
-    """Read a rule, and check that the plan's runs record what it needs.
+    """Parse a rule, and check that the plan's runs record its column.
 
     Raises:
-        InputError: they do not, or it is none.
+        InputError: they do not, or the text is no rule.
     """
     match, where = RULE.fullmatch(text), f"--select {text}"
     if match is None:
@@ -121,7 +121,7 @@ def parse_rule(text: str, plan: Plan) -> Rule:
 
 
 def _own_columns(recipe: Recipe) -> Iterator[str]:
-    """Yield the columns of the user's metrics, and of what is measured over clients."""
+    """Yield the columns of the user's metrics, and of statistics over clients."""
     yield from (f"{part}_{name}" for part in ("test", "train") for name in recipe.evaluate.metrics)
     over_clients = (recipe.evaluate.clients.models, ("train", "test"), MEASURES, ("mean", "worst_decile", "variance"))
     if recipe.evaluate.clients.every:
@@ -129,17 +129,17 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
 
 
 def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
-    """Return the rule where none is given: the last rounds of the first of `USUAL` that any run recorded."""
+    """Return the default rule: the last rounds of the first of `USUAL` that any run recorded."""
     recorded = {column for rows in records for row in rows[-1:] for column in USUAL if column in row}
     column = next((column for column in USUAL if column in recorded), USUAL[-1])
     return Rule(column, min(LAST, *(unit.recipe.rounds for unit in plan.units)), column.endswith("accuracy"))
 
 
 def read_numbers(path: Path) -> list[dict[str, float]]:
-    """Return each round's numbers by column, those that are there; no rounds where there is no record.
+    """Return each round's recorded numbers by column; empty without a record.
 
     Raises:
-        InputError: a line of it is damaged.
+        InputError: a line is damaged.
     """
     rows = read_rounds(path) if path.exists() else []
     found = (numbers_of(row, path) for row in rows)
@@ -147,7 +147,7 @@ def read_numbers(path: Path) -> list[dict[str, float]]:
 
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
-    """Return the configurations, the best first; equal ones in the grid's order, with one rank; then those without."""
+    """Return the configurations, the best first; ties share a rank, in the grid's order; unranked ones come last."""
     found = []
     for number in range(len(plan.points)):
         own = tuple(row for row in rows if row.unit.point == number)
@@ -165,7 +165,7 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
 
 
 def remarks(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
-    """Return what the reader of a selection should know: ties, and a best value at the edge of its grid."""
+    """Return warnings about a selection: ties, a best value at the edge of its grid, missing results."""
     best = [candidate for candidate in ranked if candidate.rank == 1]
     said = []
     if len(best) > 1:

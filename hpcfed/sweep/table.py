@@ -1,4 +1,4 @@
-"""The results of a sweep as tidy tables: a row a run in ``results.csv``, a row a configuration in ``summary.csv``."""
+"""The results of a sweep as tidy tables: runs in ``results.csv``, configurations in ``summary.csv``, one per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 
 def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None) -> tuple[list[Row], Rule]:
-    """Return a row for each run of the plan, and the rule that scored them; the usual one where none is given.
+    """Return a row for each run of the plan, and the rule that scored them (the default rule for None).
 
     Raises:
         InputError: a run's record is damaged.
@@ -50,7 +50,7 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
 
 
 def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the last value of each metric; timers are none."""
+    """Return the last value of each metric, timers excluded."""
     final: dict[str, float] = {}
     for row in record:
         final |= row
@@ -78,7 +78,7 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
 
 
 def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
-    """Return the table of configurations, the best first: mean and standard deviation over seeds of what finished."""
+    """Return the table of configurations, the best first: mean and standard deviation over the seeds that finished."""
     names = _metric_names([row for candidate in ranked for row in candidate.rows])
     return [
         {
@@ -96,7 +96,7 @@ def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
 
 
 def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record], *, parquet: bool) -> None:
-    """Write ``results.csv``, ``summary.csv`` and, if asked for, ``results.parquet`` into the sweep's folder.
+    """Write ``results.csv``, ``summary.csv`` and optionally ``results.parquet`` into the sweep's folder.
 
     Raises:
         EnvironmentFailure: the disk refuses.
@@ -112,7 +112,7 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
 
 
 def check_parquet() -> None:
-    """Refuse a table in Parquet where it could not be written.
+    """Check that Parquet files can be written.
 
     Raises:
         InputError: pyarrow is not installed.
@@ -124,7 +124,7 @@ def check_parquet() -> None:
 
 
 def _settings(plan: Plan, point: int) -> Record:
-    """Return a configuration's values by their keys, as numbers where the whole grid is of numbers."""
+    """Return a configuration's values by key, as numbers if the whole grid is numeric."""
     pairs = zip(plan.grids, plan.points[point].values, strict=True)
     return {grid.key: value.text if grid.numbers is None else value.number for grid, value in pairs}
 

@@ -1,1 +1,1 @@
-"""Tools around a run: benchmarks, and the estimate of what a recipe will take."""
+"""Tools around a run: benchmarks, and the estimate of a recipe's time and memory."""

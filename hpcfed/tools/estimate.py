@@ -1,8 +1,8 @@
-"""What a run will take on P ranks: a few clients trained here and now, and arithmetic from there on.
+"""The estimate of a run's time and memory on P ranks, from training a few clients in this process.
 
-Measured in this process, on one core or GPU: the time of a client's work per sample, of the server's step, of one
-evaluation, and the memory that it all took. Computed: the rest, from the cohorts that the recipe will draw, placed as a
-run of P ranks places them. Assumed: the speed of an Allreduce between them.
+Measured, on one core or GPU: a client's time per sample, the server step, one evaluation, and the memory of all this.
+Computed: the rest, from the recipe's future cohorts, placed as in a run on P ranks. Assumed: the speed of an Allreduce
+between the ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpcfed.setup import assemble
 from hpcfed.simulation import Simulation
 
 CLIENTS, ROUNDS = 2, 6
-"""Trained to measure: so many clients in so many rounds, the first of which only warms up."""
+"""Clients per round and number of rounds to train for the measurement; the first round only warms up."""
 ENOUGH = 5.0
 """Seconds after which no further round is measured."""
 DRAWN = 100
@@ -39,9 +39,9 @@ DRAWN = 100
 
 @dataclass(frozen=True)
 class Measured:
-    """What was timed in this process, seconds, and what memory it took, bytes.
+    """Times measured in this process, seconds, and memory, bytes.
 
-    `sample_seconds` is a client's work for one sample of one step; `device_bytes` is None on the CPU.
+    `sample_seconds` is a client's time per sample of a step; `device_bytes` is None on the CPU.
     """
 
     device: str
@@ -55,16 +55,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take on `ranks` ranks; bytes are totals unless they say ``_per_rank``.
+    """Time and memory of a run on `ranks` ranks; bytes are totals unless named ``_per_rank``.
 
     Attributes:
-        round_seconds: of training, reduction and server step, the slowest rank's, averaged over rounds.
-        hours: of all rounds with their evaluations, of all seeds.
-        gpu_hours: 0 on CPUs; None where GPUs were asked about and there is none here to measure on.
+        round_seconds: training, reduction and server step of the slowest rank, averaged over rounds.
+        hours: of all rounds with their evaluations, for all seeds.
+        gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
         imbalance: the slowest rank's work over the average.
         reduced_bytes: of one round's Allreduce, on each rank.
-        state_bytes: of clients' states once all that can take part have.
-        checkpoint_bytes: of one checkpoint then; `checkpoints_bytes` of those that are on disk at once.
+        state_bytes: of clients' states after all possible participants have taken part.
+        checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
     """
 
     measured: Measured
@@ -91,7 +91,7 @@ class Estimate:
 
 
 class _FirstClients(Cohorts):
-    """A recipe's cohorts, cut to their first clients."""
+    """A recipe's cohorts, each cut to its first clients."""
 
     def round(self, round: int) -> Cohort:
         whole = super().round(round)
@@ -105,12 +105,12 @@ class _FirstClients(Cohorts):
 def estimate(
     recipe: Recipe, *, ranks: int, seeds: int = 1, gpus: int | None = None, allreduce: float = 1.0
 ) -> Estimate:
-    """Measure a few clients of a resolved recipe, and compute what the run will take.
+    """Measure a few clients of a resolved recipe, and compute the run's time and memory.
 
     Args:
         ranks: P.
         seeds: runs of the recipe, one after another.
-        gpus: GPUs of all ranks together; one for each by default, where the recipe's device is a GPU.
+        gpus: GPUs of all ranks together; one per rank by default, if the recipe's device is a GPU.
         allreduce: gigabytes a second of an Allreduce over those ranks (``hpcfed doctor`` measures it).
 
     Raises:
@@ -157,7 +157,7 @@ def estimate(
 
 
 def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[Measured, int]:
-    """Train the first clients of the first rounds; return what was measured, and the vectors of a round."""
+    """Train the first clients of the first rounds; return the measurements, and the number of vectors in a round."""
     began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
     for round in range(1, min(ROUNDS, recipe.rounds) + 1):
         try:
@@ -194,7 +194,7 @@ def _seconds(work: Any) -> float:
 
 
 def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
-    """Return the samples a round visits on its slowest rank and on the average one, over rounds that are drawn."""
+    """Return the samples visited in a round on its slowest rank and on the average one, means over drawn rounds."""
     home = homes(parts.federation.sizes, ranks)
     slowest, average = [], []
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
@@ -208,7 +208,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
 
 
 def _evaluations(recipe: Recipe, parts: Parts) -> float:
-    """Return how many times the test set's size is evaluated, the clients' training sets counted by their samples."""
+    """Return the number of evaluations in units of the test set's size, those of training sets included."""
     every, train = recipe.evaluate.every, recipe.evaluate.train.every
     tests = recipe.rounds / every if every else 0.0
     if not train or not parts.federation.num_test:
@@ -217,7 +217,7 @@ def _evaluations(recipe: Recipe, parts: Parts) -> float:
 
 
 def _data_bytes(recipe: Recipe, parts: Parts) -> int:
-    """Return the bytes of all samples that are held, in the run's dtype, with 8 bytes for a target."""
+    """Return the bytes of all samples in memory, in the run's dtype, with 8 bytes for a target."""
     samples = int(parts.federation.sizes.sum()) * parts.shards.keeps_clients + parts.federation.num_test
     each = prod(parts.federation.feature_shape) * (8 if recipe.dtype == "float64" else 4)
     return samples * (each + 8 * max(prod(parts.federation.target_shape), 1))

@@ -1,1 +1,1 @@
-"""Runs in the terminal while they go on, or afterwards: reads their folders and nothing alive."""
+"""Live view of runs in the terminal, while they go on or afterwards; reads only their folders."""

@@ -1,4 +1,4 @@
-"""Curves drawn in characters: each is a grid of two by four Braille dots."""
+"""Curves drawn in Braille characters, a grid of two by four dots each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BLANK = 0x2800
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a Braille character, by row and column of the dot."""
 LABEL = 8
-"""Characters that the vertical axis takes."""
+"""Width of the vertical axis, characters."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its colour, and T points; those that are not finite are left out, and the curve goes on past them."""
+    """One curve: its colour, and T points; the line connects the finite points across the others."""
 
     colour: str
     x: Sequence[float]
@@ -29,7 +29,7 @@ class Series:
 
 
 class Canvas:
-    """Dots on `width` × `height` characters, each in the colour of the last curve that went through it."""
+    """Dots on `width` × `height` characters; a character has the colour of the last curve drawn through it."""
 
     def __init__(self, width: int, height: int):
         self.width, self.height = width, height
@@ -37,7 +37,7 @@ class Canvas:
         self._colours = [[""] * width for _ in range(height)]
 
     def dot(self, x: float, y: float, colour: str) -> None:
-        """Set the dot at x and y, from 0 (left, bottom) to 1; outside there is nothing."""
+        """Set the dot at x and y, from 0 (left, bottom) to 1; points outside are ignored."""
         column, row = round(x * (2 * self.width - 1)), round((1 - y) * (4 * self.height - 1))
         if 0 <= column < 2 * self.width and 0 <= row < 4 * self.height:
             self._bits[row // 4][column // 2] |= DOTS[row % 4][column % 2]
@@ -57,7 +57,7 @@ class Canvas:
         for bits, colours in zip(self._bits, self._colours, strict=True):
             line = Text()
             for bit, colour in zip(bits, colours, strict=True):
-                line.append(chr(BLANK + bit), colour)  # blank ones too: their width is that of the others
+                line.append(chr(BLANK + bit), colour)  # U+2800 for empty ones: a space may have another width
             lines.append(line)
         return lines
 
@@ -65,9 +65,9 @@ class Canvas:
 def chart(
     title: str, series: Sequence[Series], rounds: int, width: int, height: int, *, is_percentage: bool
 ) -> list[Text]:
-    """Return `height` lines of `width` characters: a title, the curves over rounds 1 to `rounds`, and both axes' ends.
+    """Return `height` lines of `width` characters: a title, the curves over rounds 1 to `rounds`, and the axes' ends.
 
-    Accuracies leave out the steep first fifth; losses are logarithmic where they span a decade.
+    Accuracies leave out the steep first fifth; losses that span a decade are logarithmic.
     """
     canvas = Canvas(max(width - LABEL, 8), max(height - 2, 3))
     scale = _scale([one.points() for one in series], is_percentage=is_percentage)

@@ -1,4 +1,4 @@
-"""Run folders whose records grow: each look reads only what is new."""
+"""Run folders whose records grow: each look reads only the new lines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpcfed.report.read import RECIPE, SWEEP, read_json, read_recipe, run_folder
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
 RECENT = 20
-"""Rounds whose mean time says how long the others will take."""
+"""Number of last rounds whose mean time predicts the rest."""
 BEFORE = ("logs", "checkpoints")
-"""What there may be in a run's folder before its recipe."""
+"""Entries that a run's folder may have before its recipe."""
 SILENCE = 60.0
-"""Seconds without a round, beyond what rounds take, after which a run is told to be silent."""
+"""Seconds without a new round, beyond the usual time of a round, after which a run counts as silent."""
 
 
 @dataclass
 class Watch:
-    """What there is to see in the folders given: their runs, and more of them with each `look`, as in a sweep."""
+    """The watched folders and their runs; each `look` adds the runs that a sweep has begun since."""
 
     folders: Sequence[Path]
     runs: list[Followed] = field(default_factory=list)
@@ -32,19 +32,19 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all runs have ended and no more are to come; a sweep whose runs are left counts as stopped when it
-        was silent for `SILENCE`.
+        """Whether all runs have ended and no more are to come; an unfinished sweep counts as stopped after `SILENCE`
+        seconds of silence.
         """
         return not self._begin_later and all(run.is_over for run in self.runs)
 
     def look(self, *, waits: bool = False) -> None:
-        """Find runs and read what is new in them.
+        """Find runs and read their new lines.
 
         Args:
-            waits: whether a folder may be there later, or have its first run later.
+            waits: whether folders, or their first runs, may appear later.
 
         Raises:
-            InputError: there is no run, or a file of one is damaged.
+            InputError: there is no run, or a run's file is damaged.
         """
         found = {run.folder.resolve(): run for run in self.runs}
         awaited = [folder for folder in self.folders if waits and is_awaited(folder)]
@@ -63,7 +63,7 @@ class Watch:
 
 
 def is_awaited(folder: Path) -> bool:
-    """Whether a folder is not there yet, or holds no more than what a run or a sweep leaves before its first round."""
+    """Whether a folder does not exist yet, or holds only what a run or a sweep writes before its first round."""
     if not folder.exists():
         return True
     if not folder.is_dir() or any((folder / name).exists() for name in (RECIPE, RECORD)):
@@ -74,7 +74,7 @@ def is_awaited(folder: Path) -> bool:
 
 
 def _runs_of_sweep(folder: Path) -> int:
-    """Return how many runs a sweep is to have, 0 where the folder is no sweep's."""
+    """Return the number of runs of a sweep, 0 for a folder without ``sweep.yaml``."""
     path = folder / SWEEP
     runs = read_recipe(path).get("runs") if path.is_file() else 0
     return runs if isinstance(runs, int) else 0
@@ -82,40 +82,40 @@ def _runs_of_sweep(folder: Path) -> int:
 
 @dataclass
 class Followed:
-    """A run folder as of the last `look`. T rounds are recorded; round t is entry t − 1 of every column."""
+    """A run folder at the last `look`. T rounds are recorded; round t is entry t − 1 of every column."""
 
     folder: Path
     name: str
     columns: Columns = field(default_factory=Columns)
     rounds: int = 0
-    """How many there are to be, by the recipe."""
+    """Number of rounds of the recipe."""
     status: str = "unfinished"
     silent: float = 0.0
-    """Seconds since the record grew, where the run is not over."""
+    """Seconds since the record grew."""
     _read: int = 0
     _file: int = 0
     _recipe: int = 0
 
     @property
     def done(self) -> int:
-        """How many rounds are recorded."""
+        """Number of recorded rounds."""
         return self.columns.rounds
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended, in whatever way."""
+        """Whether the run has ended, with any status."""
         return self.status != "unfinished"
 
     def look(self) -> None:
-        """Read what is new. A last line that is only half written is left for the next look.
+        """Read the new lines. A half-written last line is left for the next look.
 
         Raises:
-            InputError: the folder is gone, or a file of it is damaged.
+            InputError: the folder is gone, or a file in it is damaged.
         """
         recipe, record = self.folder / RECIPE, self.folder / RECORD
         try:
             written = recipe.stat().st_mtime_ns
-            if written != self._recipe:  # a run may go on with more rounds
+            if written != self._recipe:  # a run may be resumed with more rounds
                 self.rounds, self._recipe = _rounds(read_recipe(recipe), recipe), written
             if record.exists():
                 self._read_on(record)
@@ -127,7 +127,7 @@ class Followed:
     def _read_on(self, record: Path) -> None:
         with record.open("rb") as file:
             about = os.fstat(file.fileno())
-            if about.st_ino != self._file or about.st_size < self._read:  # a run that goes on has cut its record
+            if about.st_ino != self._file or about.st_size < self._read:  # resuming has truncated the record
                 self.columns, self._read, self._file = Columns(), 0, about.st_ino
             file.seek(self._read)
             new = file.read()
@@ -137,20 +137,20 @@ class Followed:
             self.columns.add(numbers_of(row, record))
 
     def last(self, name: str) -> float:
-        """Return the last value that a column recorded, nan where there is none."""
+        """Return the last recorded value of a column, nan without any."""
         return next((value for value in reversed(self.columns.get(name, ())) if math.isfinite(value)), math.nan)
 
     def recent(self, name: str) -> float:
-        """Return a column's mean over the last rounds, nan where nothing was recorded in them."""
+        """Return a column's mean over the last rounds, nan if none of them recorded it."""
         values = [value for value in self.columns.get(name, ())[-RECENT:] if math.isfinite(value)]
         return sum(values) / len(values) if values else math.nan
 
     def seconds_left(self) -> float:
-        """Return how long the rounds that are left will take at the pace of the last ones; nan before there are any."""
+        """Return the time of the remaining rounds at the pace of the last ones; nan before the first."""
         return max(self.rounds - self.done, 0) * self.recent("seconds.total")
 
     def is_silent(self) -> bool:
-        """Whether it has been longer than rounds take since the record grew."""
+        """Whether the record has not grown for much longer than a round takes."""
         pace = self.recent("seconds.total")
         return not self.is_over and self.silent > SILENCE + (20 * pace if math.isfinite(pace) else 0)
 

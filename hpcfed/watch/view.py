@@ -1,4 +1,4 @@
-"""What the terminal shows of runs: curves, a line a run, and where the time of a round goes."""
+"""The terminal view of runs: curves, one line per run, and the time of a round by phase."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hpcfed.watch.follow import Followed
 
 COLOURS = ("#3a9bd1", "#e8743b", "#1fa37a", "#cc79a7", "#c49a1a", "#8592e0", "#8a8a8a")
 OF_PHASES = ("#6a8ab8", "#d9634a", "#e0a458", "#8fa35f", "#8d98a5")
-"""Colours between light and dark, so that they can be read on both."""
+"""Of medium lightness, readable on light and dark terminals."""
 STATES = {"finished": "green", "stopped": "yellow", "diverged": "red", "failed": "red"}
 CELLS = {"round": 0, "accuracy": 0, "loss": 72, "η_g": 90, "per round": 72, "imbalance": 80, "": 0}
-"""What is told of a run, and the width of a terminal from which there is room for it."""
+"""Columns of the table of runs, and the terminal width from which each is shown."""
 SIDE_BY_SIDE = 100
-"""Width from which two charts have room beside each other."""
+"""Width from which two charts stand side by side."""
 CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("train_loss", "training loss"))
 LOCAL = ("local_loss", "local training loss")
 
 
 def view(runs: Sequence[Followed], width: int, height: int) -> RenderableType:
-    """Return all that fits `width` × `height` characters: the charts take what the lines below them leave."""
+    """Return a view of `width` × `height` characters: the charts take the height that the lines below leave."""
     lines = len(runs) + 3 + (2 if len(runs) == 1 else 0)
     parts: list[RenderableType] = []
     if any(run.done for run in runs):
@@ -72,7 +72,7 @@ def _chart(runs: Sequence[Followed], column: str, title: str, width: int, height
     series = [
         Series(_colour(number), range(1, run.done + 1), run.columns.get(column, ())) for number, run in enumerate(runs)
     ]
-    rounds = max(run.done for run in runs)  # not all there are to be: of 20,000 the first hundred would be a stroke
+    rounds = max(run.done for run in runs)  # not the recipe's: the first hundred of 20,000 would be one stroke
     return chart(title, series, rounds, width, height, is_percentage=column.endswith("accuracy"))
 
 
@@ -102,9 +102,9 @@ def _table(runs: Sequence[Followed], width: int) -> Table:
 
 
 def _phases(run: Followed, width: int) -> RenderableType:
-    """Return where the time of the last rounds went, as one bar in parts and in words."""
+    """Return the time of the last rounds by phase, as a divided bar and in words."""
     seconds = {phase: run.recent(f"seconds.{phase}") for phase in PHASES}
-    seconds["local"] -= seconds["wait"]  # local is the slowest rank's; what the others waited for it is told apart
+    seconds["local"] -= seconds["wait"]  # recorded is the slowest rank's local time; waiting is a phase of its own
     total = sum(value for value in seconds.values() if value > 0)
     bar, words, length = Text().append("time of a round  ", "dim"), Text(), max(10, min(40, width - 20))
     for (phase, value), colour in zip(seconds.items(), OF_PHASES, strict=True):
@@ -120,7 +120,7 @@ def _colour(number: int) -> str:
 
 
 def _state(run: Followed) -> Text:
-    """Say how the run ended, or how long it will take, or that nothing has been heard of it."""
+    """Return how the run ended, how long it will take, or that it is silent."""
     if run.is_over:
         return Text(run.status, STATES.get(run.status, ""))
     if run.is_silent():

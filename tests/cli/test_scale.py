@@ -24,6 +24,7 @@ from hpcfed.scaling.result import TOLERATED, study
 from hpcfed.scaling.tables import shown
 from hpcfed.setup import resolve
 from tests.launch import launch
+from tests.mpi.recipes import small
 
 TRUTH = CostModel(fixed=2e-3, member=3e-6, sample=4e-6, latency=1.5e-6, byte=2e-10)
 CORES = 16
@@ -141,6 +142,17 @@ def test_no_rank_trains_less_than_a_client() -> None:
     one, many = (load(recipe, np.full(100, 40), ranks, 10) for ranks in (1, 1000))
     assert (one.slowest, many.slowest) == (10 * 4 * 10, 4 * 10)  # clients × steps × batch
     assert many.average == pytest.approx(0.4)
+
+
+def test_states_that_move_are_predicted_as_moving() -> None:
+    """``auto`` leaves stateful methods at home, ``balanced`` does not."""
+    sizes = np.array([400, 10, 10, 10, 390, 20, 20, 20])
+    changes = {"algorithm": {"name": "scaffold"}, "cohort": {"size": 3}, "local": {"epochs": 1, "batch_size": 10}}
+    loads = {
+        placement: load(load_recipe(small("run", placement=placement, **changes)), sizes, 2, None).slowest
+        for placement in ("auto", "static", "balanced")
+    }
+    assert loads["auto"] == loads["static"] > loads["balanced"]
 
 
 def test_what_is_measured_on_each_number_of_ranks() -> None:

@@ -1,1 +1,1 @@
-"""What rounds, starts and reductions cost beside the least they could: in turn, medians and ratios."""
+"""Benchmarks of rounds, start-up and reductions against bare equivalents, interleaved: medians and ratios."""

@@ -1,4 +1,4 @@
-"""A recipe's rounds by each engine and each library that can compute its products, in turn."""
+"""Calibration: a recipe's rounds timed with each engine and each matrix-product library, interleaved."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hpcfed.tools.bench.timing import Contender, Done, Timing, Turn, in_turn, re
 
 CHOICES = (("sequential", "blas"), ("batched", "blas"), ("batched", "onednn"))
 CLEARLY = 0.95
-"""Of the time that what `auto` takes needs; less of it is a difference worth writing down."""
+"""Fraction of `auto`'s time below which another choice is recommended."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What each choice took.
+    """Timings of the choices.
 
     Attributes:
-        timings: the choice that ``auto`` takes first; each is named by what a recipe, or a command, says to have it.
-        refused: why the others are none, by name.
+        timings: the choice of ``auto`` comes first; each is named by the overrides that select it.
+        refused: the error of each choice that cannot run, by name.
     """
 
     timings: list[Timing]
@@ -31,7 +31,7 @@ class Calibration:
 
     @property
     def advice(self) -> str:
-        """What to write into the recipe, in a sentence."""
+        """The recommendation, in a sentence."""
         auto = self.timings[0]
         best = min(self.timings, key=lambda timing: timing.over(auto)[1])
         ratio = best.over(auto)[1]
@@ -50,7 +50,7 @@ def calibrate(
     ranks: int,
     tell: Callable[[str], None],
 ) -> Calibration:
-    """Time a recipe's rounds by each choice, each in processes of its own; runs are left and removed in `folder`.
+    """Time a recipe's rounds with each choice, in separate processes; their runs are written to `folder` and removed.
 
     Raises:
         InputError: the recipe cannot be run.

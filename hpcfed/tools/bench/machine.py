@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""The machine and the versions recorded with a benchmark's result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round's reduction beside a bare Allreduce of the same bytes, on the ranks that this process belongs to."""
+"""A round's reduction against a bare Allreduce of the same bytes, on the ranks of this job."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hpcfed.reduce.buffer import KINDS, RoundBuffer
 
 WARM_UP = 2
 UNIT = 2.0**-44
-"""Of exact sums: as it is predicted for entries of a normal distribution."""
+"""Unit of exact sums, as predicted for normally distributed entries."""
 ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What reducing one vector took, milliseconds: medians over repetitions, each the slowest rank's.
+    """Time of reducing one vector, milliseconds: medians over repetitions of the slowest rank's.
 
     Attributes:
-        kind, entries: of the sums, and d.
-        num_bytes: that each rank gave to the Allreduce.
-        bare: an Allreduce of as many bytes, of the same type, and nothing else.
-        whole: opening the buffer and adding one vector, then, begun together, the Allreduce and its result as float64.
-        pack, allreduce, unpack: the parts of it.
-        over_bare: the median ratio of `whole` to `bare`, repetition by repetition.
+        kind, entries: the kind of sum, and d.
+        num_bytes: of each rank's buffer in the Allreduce.
+        bare: an Allreduce alone, of the same bytes and type.
+        whole: opening the buffer and adding one vector, then, after a barrier, the Allreduce and its result as float64.
+        pack, allreduce, unpack: the parts of `whole`.
+        over_bare: median over repetitions of the ratio of `whole` to `bare`.
     """
 
     kind: str
@@ -44,16 +44,16 @@ class Reduced:
 
 
 def measure(world: World, entries: int, repeats: int) -> list[Reduced]:
-    """Measure each kind of sum at d entries of float32; called on every rank, which all get the same."""
+    """Measure each kind of sum at d entries of float32; called on every rank, same result on all."""
     torch.set_num_threads(1)
     vector = torch.from_numpy(np.random.default_rng(world.rank).standard_normal(entries, dtype=np.float32))
     return [_measure(world, kind, vector, repeats) for kind in sorted(KINDS)]
 
 
 def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
-    """Return the slowest rank's seconds of a bare Allreduce of each size in bytes, medians; called on every rank.
+    """Return the median seconds, on the slowest rank, of a bare Allreduce of each size in bytes.
 
-    Each size is repeated for about `ENOUGH` seconds.
+    Called on every rank. Each size is repeated for about `ENOUGH` seconds.
     """
     found = []
     for size in sizes:
@@ -66,7 +66,7 @@ def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
 
 
 def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Reduced:
-    """Measure one kind by itself, as in a run: with two, MPI's own memory would come to lie between theirs."""
+    """Measure one kind with its buffers alone, as in a run: a second kind would change the layout of MPI's memory."""
     buffer = RoundBuffer(len(vector), torch.float32, vector.device, world, kind=kind)
     plain = np.zeros(sum(buffer.sizes([1], world.size)), _word(kind))
     rows = []
@@ -84,7 +84,7 @@ def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
 
 
 def _together(world: World, work: Callable[[], object]) -> float:
-    """Return the seconds that `work` takes on this rank when all begin together."""
+    """Return the seconds of `work` on this rank when all ranks start together."""
     world.gather(None)
     started = time.perf_counter()
     work()

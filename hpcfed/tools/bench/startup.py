@@ -1,4 +1,4 @@
-"""What starting costs beside importing what nobody can do without."""
+"""The cost of start-up beside the unavoidable imports of torch and MPI."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ IMPORTS = "import torch; from mpi4py import MPI"
 
 
 def contenders(folder: Path, ranks: int) -> list[Contender]:
-    """Return the bare imports, and a run of one round of the workload in `folder`, from start to end.
+    """Return the bare imports, and a run of one round of the workload in `folder`, timed as whole processes.
 
-    The run is timed to its end, so its one round and its leaving count as start-up: a little too much.
+    The round itself and the shutdown count as start-up, so the result is slightly too large.
     """
     output = folder / f"start-{ranks}"
     launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def blank(*headings: str) -> Table:
-    """Return an empty table, its first column to the left, the others to the right."""
+    """Return an empty table, its first column left-aligned, the others right-aligned."""
     table = Table(box=None, pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left")
@@ -22,7 +22,7 @@ def blank(*headings: str) -> Table:
 
 
 def rounds(timings: Sequence[Timing]) -> Table:
-    """Milliseconds of a round, and ratios to the bare loop and to the first of ours."""
+    """Milliseconds of a round, and ratios to the bare loop and to the first hpcfed contender."""
     table = blank(
         "contender", "ms a round", "over bare", "(least … largest)", "of CPU", "over the first of ours", "MiB"
     )
@@ -43,7 +43,7 @@ def rounds(timings: Sequence[Timing]) -> Table:
 
 
 def phases(timings: Sequence[Timing]) -> Table:
-    """Where a round's time goes, for those of `timings` that tell, as milliseconds and over the first one's round."""
+    """Phases of a round, in milliseconds and over the first contender's round, of the timings that have them."""
     base, told = timings[0], [timing for timing in timings if timing.phases]
     table = blank("phase", *(heading for timing in told for heading in (f"ms, {timing.name}", f"over {base.name}")))
     for phase in told[0].phases:
@@ -53,7 +53,7 @@ def phases(timings: Sequence[Timing]) -> Table:
 
 
 def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
-    """Times and their ratios to the first of `timings`, and the most memory where it is known."""
+    """Times, their ratios to the first of `timings`, and peak memory if known."""
     table = blank("contender", unit, f"over {timings[0].name}", "(least … largest)", "MiB")
     for timing in timings:
         least, middle, largest = timing.over(timings[0])

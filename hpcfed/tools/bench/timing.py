@@ -1,4 +1,4 @@
-"""Contenders, each a process of its own, timed in turn."""
+"""Contenders of a benchmark, each a separate process, timed in turn."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ SIDE_BY_SIDE = """
 import json, subprocess, sys
 sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
 """
-"""Runs commands at the same time; ends well if they all do."""
+"""Program that runs commands at the same time; it succeeds if all of them do."""
 SAMPLED_EVERY = 0.1
-"""Seconds between looks at a contender's memory."""
+"""Seconds between samples of a contender's memory."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A process that has ended well: what it printed, the seconds it took, and the most memory it held, bytes.
+    """A process that has succeeded: its stdout, its seconds, and its peak memory in bytes.
 
-    Resident memory: what it maps of the page cache counts, as soon as it has touched it.
+    Resident memory: mapped pages of the page cache count once touched.
     """
 
     output: str
@@ -47,12 +47,12 @@ class Done:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a contender took in one turn.
+    """A contender's measurements in one turn.
 
     Attributes:
-        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is of rank 0, None where it was not told.
-        peak_bytes: the most memory the process held, None where a launcher stood between.
-        phases: milliseconds of a round by phase, medians; empty where they were not told.
+        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is rank 0's, None if not reported.
+        peak_bytes: peak memory of the process, None under a launcher.
+        phases: milliseconds of a round by phase, medians; empty if not reported.
     """
 
     wall: float
@@ -63,7 +63,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Contender:
-    """Something to be timed: its name, its command, and what a turn took by how the process ended."""
+    """A program to time: its name, its command, and how to read a turn from the ended process."""
 
     name: str
     command: Sequence[str]
@@ -93,17 +93,17 @@ class Timing:
         return ratios[0], median(ratios), ratios[-1]
 
     def cpu_over(self, other: Timing) -> float | None:
-        """Return the median ratio of CPU times to `other`, None where one does not tell them."""
+        """Return the median ratio of CPU times to `other`, None if one did not report them."""
         pairs = zip(self.turns, other.turns, strict=True)
         ratios = [mine.cpu / theirs.cpu for mine, theirs in pairs if mine.cpu and theirs.cpu]
         return median(ratios) if ratios else None
 
 
 def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
-    """The bare loop of the repository.
+    """Return the repository's bare training loop as a contender.
 
     Raises:
-        InputError: this is not a checkout, so the script is not there.
+        InputError: this is not a checkout, so the script is missing.
     """
     if not BARE.is_file():
         raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
@@ -113,7 +113,7 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
 
 
 def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
-    """`hpcfed run` on some ranks; a round's time is from the start of one to the start of the next."""
+    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's."""
     output = folder / f"run-{ranks}"
     command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
@@ -125,9 +125,9 @@ def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
 
 
 def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
-    """As many runs of one rank side by side, each with its share of every cohort: nobody waits for another.
+    """Return `count` simultaneous runs of one rank as a contender, each on its share of every cohort, without waiting.
 
-    What `count` ranks could do on this machine at most, where cores share caches, memory and what else there is.
+    It bounds the speed of `count` ranks on a machine whose cores share caches and memory.
     """
     cohorts = json.loads((folder / "cohorts.json").read_text(encoding="utf-8"))
     commands, outputs = [], [folder / f"apart-{number}-of-{count}" for number in range(count)]
@@ -145,7 +145,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
 
 
 def recorded(output: Path, warm_up: int) -> Turn:
-    """Return what the rounds of a run took by its record, and remove the run."""
+    """Return the times of a run's rounds from its record, and remove the run."""
     seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
     shutil.rmtree(output)
     wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
@@ -153,7 +153,7 @@ def recorded(output: Path, warm_up: int) -> Turn:
 
 
 def own(name: str, command: Sequence[str]) -> Contender:
-    """A loop of somebody's: its last line with a JSON object has ``ms_med``, and ``cpu_ms_med`` if it is known."""
+    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``."""
 
     def read(done: Done) -> Turn:
         told = last_json(done.output)
@@ -163,13 +163,13 @@ def own(name: str, command: Sequence[str]) -> Contender:
 
 
 def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
-    """Return the command of a quiet run on some ranks of this machine."""
+    """Return the command of a quiet run on `ranks` ranks of this machine."""
     launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
     return [*launch, sys.executable, "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
 
 
 def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str], None]) -> list[Timing]:
-    """Run A B C A B C …, so that a machine whose speed drifts is unfair to nobody.
+    """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
 
     Raises:
         EnvironmentFailure: a contender failed.
@@ -184,7 +184,7 @@ def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str],
 
 
 def run_to_end(name: str, command: Sequence[str]) -> Done:
-    """Run a command, and return what it took.
+    """Run a command; return its output, time and memory.
 
     Raises:
         EnvironmentFailure: it failed.
@@ -206,9 +206,9 @@ def run_to_end(name: str, command: Sequence[str]) -> Done:
 
 @contextmanager
 def _watched_memory(pid: int) -> Iterator[list[int]]:
-    """Collect a process's resident memory, bytes, a few times a second.
+    """Sample a process's resident memory, bytes, every `SAMPLED_EVERY` seconds.
 
-    The system's own record of the peak is of no use: it begins with that of the process that started this one.
+    The kernel's own peak is useless: it starts at that of the parent process.
     """
     seen, over, process = [0], threading.Event(), psutil.Process(pid)
 
@@ -239,7 +239,7 @@ def mpirun() -> str:
 
 
 def last_json(output: str) -> dict[str, float]:
-    """Return the last JSON object that a command printed on a line of its own, or after a word.
+    """Return the last JSON object at the end of a line of a command's output.
 
     Raises:
         InputError: there is none.

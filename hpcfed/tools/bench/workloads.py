@@ -1,4 +1,4 @@
-"""The workloads of the benchmarks: random data of a fixed shape, since the time of a step does not depend on values."""
+"""The workloads of the benchmarks: random data of fixed shapes, since a step's time does not depend on values."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Workload:
     """One workload: equal clients, one epoch of local SGD, uniform cohorts.
 
     Attributes:
-        letter: as in the tables of results.
+        letter: in the tables of results.
         title: for people.
         model: the recipe's ``model``.
-        clients, samples, shape, classes: N, n_i, shape of a sample, and its labels.
+        clients, samples, shape, classes: N, n_i, shape of a sample, number of labels.
         cohort, batch_size: S and B.
     """
 
