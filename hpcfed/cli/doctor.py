@@ -16,7 +16,7 @@ PIPED_WIDTH = 160
 def command(as_json: bool, no_probe: bool) -> None:
     """Say what this machine and this MPI offer, and what looks slow or wrong.
 
-    Start it as you start runs, alone or under mpirun -n P or srun: it tells of the ranks it is given, once for all.
+    Start it as you start runs, alone or under mpirun -n P or srun: one report covers all ranks.
     """
     from hpcfed.doctor.facts import gather
     from hpcfed.doctor.findings import find
@@ -34,7 +34,7 @@ def command(as_json: bool, no_probe: bool) -> None:
 
     from hpcfed.doctor.page import show
 
-    # Open MPI's mpirun hands rank 0 a terminal of its own, even where its output goes to a file.
+    # Open MPI's mpirun hands rank 0 a pseudo-terminal even if its output goes to a file.
     terminal = False if facts.launcher else None
     console = Console(highlight=False, markup=False, emoji=False, force_terminal=terminal)
     if not console.is_terminal:
