@@ -129,7 +129,7 @@ def calibrate_command(
     ranks: int,
     json_file: Path | None,
 ) -> None:
-    """Time rounds of RECIPE with each `local.engine` and `local.matmul` on this machine, and say which to write into it.
+    """Time rounds of RECIPE with each `local.engine` and `local.matmul` on this machine, and say which to set in it.
 
     Left at `auto`, both follow a rule by model and processor. The choice is part of the recipe, since a result's last
     bits depend on it.

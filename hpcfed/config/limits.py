@@ -115,7 +115,7 @@ class LrFrom(Section):
 
 
 class Checkpoint(Section):
-    """When to save the run, in rounds or in time (0: only when it is stopped early), and how many checkpoints to keep."""
+    """When to save the run, in rounds or in time (0: only if it is stopped early), and how many checkpoints to keep."""
 
     every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
     keep: Count = 2
