@@ -46,8 +46,8 @@ class Damaged(HpcfedError):
 def unreadable(path: Path, error: OSError) -> HpcfedError:
     """Return the error for a file of a checkpoint that cannot be read: `Damaged` if it does not exist.
 
-    Else `EnvironmentFailure`: a disk or a permission is at fault, the checkpoint may be whole, and an older one must not
-    take its place.
+    Else `EnvironmentFailure`: a disk or a permission is at fault, the checkpoint may be whole, and an older one must
+    not take its place.
     """
     reason = error.strerror or str(error)
     if error.errno in ABSENT:
