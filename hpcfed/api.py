@@ -111,7 +111,7 @@ def _run(recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bo
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its resolved recipe, and what its folder holds."""
+    """A finished run: its resolved recipe, and the content of its folder."""
 
     recipe: Recipe
 

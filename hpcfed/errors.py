@@ -90,7 +90,7 @@ class Stopped(_Explained):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of what is known."""
+    """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of known words."""
     known = sorted(known)
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(known)}"

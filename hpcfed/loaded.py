@@ -57,7 +57,7 @@ class LoadedRun:
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """Where it ran, and what its bits depend on."""
+        """``environment.json``: where the run ran, and what its bits depend on."""
         return read_json(self.folder / "environment.json")
 
     @cached_property

@@ -131,7 +131,7 @@ class Checkpoints:
     def after(
         self, round: int, asks: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
     ) -> None:
-        """Do what is due after a round: make the last checkpoint valid, begin the next.
+        """Act after a round: make the last checkpoint valid, begin the next if it is due.
 
         Args:
             round: t.

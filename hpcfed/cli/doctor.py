@@ -1,4 +1,4 @@
-"""``hpcfed doctor``: what this machine and this MPI offer, and what looks slow or wrong."""
+"""``hpcfed doctor``: a report on this machine and this MPI, with findings on slowness and faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIPED_WIDTH = 160
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("--no-probe", is_flag=True, help="Look, but measure nothing.")
 def command(as_json: bool, no_probe: bool) -> None:
-    """Say what this machine and this MPI offer, and what looks slow or wrong.
+    """Show what this machine and this MPI offer, and what looks slow or wrong.
 
     Start it as you start runs, alone or under mpirun -n P or srun: one report covers all ranks.
     """

@@ -97,7 +97,7 @@ def _call(args: list[str] | None) -> int:
 
 
 def _of_runtime(error: RuntimeError) -> tuple[int, str]:
-    """Return exit code and message; that a library cannot start a thread is the machine's limit, no defect."""
+    """Return exit code and message; a library's failure to start a thread is the machine's limit, not a defect."""
     if NO_MORE not in str(error):
         return 1, traceback.format_exc()
     told = no_more_threads("of a library")

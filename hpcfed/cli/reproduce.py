@@ -62,7 +62,7 @@ def command(
     """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8, or
     a file of your own like those in jobs/recipes.
 
-    It prepares the data, runs what has not run yet, and draws the figures. After a stop or a kill the same command goes
+    It prepares the data, does the missing runs, and draws the figures. After a stop or a kill the same command goes
     on, and several jobs may share one experiment.
     """
     from hpcfed.reproduce.inputs import Places

@@ -21,7 +21,7 @@ SEEDS = {"description": MEANINGS["seed"], "type": "array", "items": {"type": "in
 SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
 """Schemas of short forms, which `hpcfed.config.recipe` expands to sections."""
 FILLED_IN = {"name", "output"}
-"""Keys that `hpcfed.config.load` adds where a file lacks them."""
+"""Keys that `hpcfed.config.load` adds if a file lacks them."""
 
 
 @click.command("schema")

@@ -24,7 +24,7 @@ class FineTune(Section):
 
 
 class EvaluateClients(Section):
-    """How often to evaluate which models on each client's own samples; one row a client in ``clients.csv``.
+    """Models to evaluate on each client's own samples, and how often; one row a client in ``clients.csv``.
 
     `models`: ``global``, the model that ``evaluate.model`` names; ``last``, each client's own last model (the initial
     one until it takes part); ``fine-tuned``, the global one after the steps of `fine_tune`.

@@ -50,7 +50,7 @@ class Output(io.TextIOBase):
         return getattr(self.stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
+        """Whether the inner stream is a terminal."""
         with suppress(ValueError, OSError, AttributeError):
             return not self._lost and bool(self.stream.isatty())  # type: ignore[union-attr]
         return False
@@ -66,7 +66,7 @@ class Output(io.TextIOBase):
         return self.stream.fileno()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what is buffered; fails as `write` does."""
+        """Flush the inner stream; fails as `write` does."""
         self._try(lambda stream: stream.flush())
 
     def _try(self, call: Callable[[TextIO], object]) -> None:
@@ -137,7 +137,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 def _occupy(descriptor: int) -> None:
-    """Open a closed standard descriptor on /dev/null: else the next file opened gets its number, and its text."""
+    """Open a closed standard descriptor on /dev/null: else the next file opened gets its number and its output."""
     try:
         os.fstat(descriptor)
     except OSError:

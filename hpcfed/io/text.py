@@ -111,7 +111,7 @@ def parse_yaml(text: str) -> Any:
         raise Malformed(f"nested more than {DEEPEST} deep") from None
     except YAMLError as error:
         raise Malformed(_said(error)) from None
-    except Exception as error:  # the reader lets errors of its own through on some malformed texts
+    except Exception as error:  # on some malformed texts the YAML reader raises unrelated errors
         raise Malformed(f"not well formed ({type(error).__name__})") from None
 
 

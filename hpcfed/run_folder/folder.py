@@ -5,7 +5,7 @@
     our unfinished run of the same recipe       go on from its checkpoint, the record cut to that round
     the same without a checkpoint               start again, the old record kept under previous-N/
     only FREE keys changed                      likewise
-    the user's own code changed                 refuse, with the files; after `accept_code` go on, both recorded
+    the user's code changed                     refuse, with the files; after `accept_code` go on, both recorded
     anything else changed                       refuse, with the difference
     a run that is going on, files not ours      refuse
 
@@ -64,7 +64,7 @@ REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, ('recipe.yaml', 'report.html
 
 
 class RunFolder:
-    """One run's folder.
+    """The folder of one run.
 
     Args:
         path: of the folder.

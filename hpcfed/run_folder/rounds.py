@@ -86,7 +86,8 @@ def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
     the user's metrics, and all other numbers. Lists and text are left out; null becomes nan.
 
     Raises:
-        InputError: one of `NUMBERS` or of the user's metrics is neither a number nor null.
+        InputError: one of `NUMBERS` or of the user's metrics is neither a number nor null, a number exceeds float64,
+            or ``seconds`` is no object.
     """
     where = f"{path}, line {row.get('round')}"
     if not isinstance(row.get("seconds") or {}, Mapping):
