@@ -1,4 +1,4 @@
-"""`hpcfed.run`: from a recipe to a finished run folder. Loads torch only once the recipe is known to be sound."""
+"""`hpcfed.run`: from a recipe to a finished run folder. Imports torch only after the recipe is checked."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def run(
     fresh: bool = False,
     accept_code: bool = False,
 ) -> Result:
-    """Run a recipe, alone or on all ranks of an MPI program, and return where it left its record.
+    """Run a recipe, alone or on all ranks of an MPI program, and return its result.
 
     Args:
         source: a recipe file, or a mapping of the same keys.
         overrides: ``section.key=value`` texts.
         world: the ranks to run on; by default all that this process was started with.
-        quiet: whether rank 0 keeps its progress to itself.
-        fresh: whether to start anew whatever run is in the folder; it is kept under ``previous-1``, then ``-2``, ….
-        accept_code: whether to go on although the user's own code is another than the run there was trained with.
+        quiet: whether rank 0 prints no progress.
+        fresh: whether to start anew; a run in the folder is kept under ``previous-1``, then ``-2``, ….
+        accept_code: whether to go on although the user's code has changed since the run in the folder.
 
     Raises:
         InputError, Diverged, EnvironmentFailure: the same on every rank. ``seeds`` are for `run_seeds`.
@@ -71,7 +71,7 @@ def run_seeds(
 
 
 def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
-    """Return complete recipes on every rank; the user's modules are then those that are on disk now."""
+    """Return resolved recipes on every rank; user modules that changed on disk are imported anew."""
 
     def resolve_all() -> tuple[list[Recipe], list[str]]:
         recipes = load()
@@ -111,7 +111,7 @@ def _run(recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bo
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its resolved recipe, and what its folder holds."""
+    """A finished run: its resolved recipe, and the content of its folder."""
 
     recipe: Recipe
 
@@ -135,7 +135,7 @@ def trained_module(recipe: Recipe, weights: Path) -> nn.Module:
     """Build a resolved recipe's module with the parameters of a file, on the CPU, ready for evaluation.
 
     Raises:
-        InputError: the federation, which says the shapes, is not there, or the file is another module's.
+        InputError: the federation, which defines the shapes, is missing, or the file is another module's.
     """
     import torch
 

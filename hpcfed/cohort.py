@@ -1,4 +1,4 @@
-"""Who takes part in a round, with what weight and how many steps: the same answer on every rank, without a message."""
+"""The cohort of a round, its weights and its steps: the same on every rank, without communication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcfed.io.text import parse_json, read_text
 from hpcfed.rng import Purpose, stream
 
 DRAWS = 1000
-"""Cohorts of independent clients that may come out empty before one that is not is drawn directly."""
+"""Number of empty Bernoulli cohorts after which a nonempty one is drawn directly."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Cohort:
         fraction: q(S).
         steps: τ_i, (S,) int64; 0 for a client without samples.
         guessed: τ'_i, steps to guess after them, (S,) float64; ``inf`` for the limit.
-        work: samples that each will visit, (S,) int64; what its training costs.
+        work: samples that each will visit, (S,) int64; the cost of its training.
     """
 
     clients: np.ndarray
@@ -51,7 +51,7 @@ class Cohorts:
         weights: ``samples`` (q_i = n_i/n) or ``uniform`` (q_i = 1/N).
 
     Attributes:
-        draws: how often a client takes part in the whole run, on average.
+        draws: average number of rounds in which a client takes part.
 
     Raises:
         InputError: a cohort larger than the federation, or a schedule that does not fit it.
@@ -83,7 +83,7 @@ class Cohorts:
         return min(len(self._sizes), math.ceil(self.draws * len(self._sizes) - 1e-9))
 
     def idle(self, ranks: int) -> str:
-        """Return a remark on ranks that wait in every round, for there are more of them than a cohort's clients."""
+        """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
         size = self.draws * len(self._sizes) / self._recipe.rounds
         if ranks <= size:
             return ""
@@ -97,7 +97,7 @@ class Cohorts:
         return self._draw(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
 
     def _sampler(self) -> tuple[Callable[[int], np.ndarray], float]:
-        """Return what draws the clients of a round, and how often that is a client, on average, in all rounds."""
+        """Return a function round → clients, and the average number of rounds in which a client takes part."""
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
         if section.schedule is not None:
             schedule = _read_schedule(section.schedule, "cohort.schedule", self._recipe.rounds, self._check_cohort)
@@ -140,7 +140,7 @@ class Cohorts:
         return np.array([_num_steps(int(n), local, tau) for n, tau in zip(sizes, asked, strict=True)], np.int64)
 
     def _guessed(self, steps: np.ndarray) -> np.ndarray:
-        """Return τ'_i: a number, what is missing of the steps asked for, or inf; 0 for clients without samples."""
+        """Return guessed steps τ'_i, (S,): a number, the remainder of ``local.steps``, or inf; 0 for empty clients."""
         guess, asked = self._recipe.guess, self._recipe.local.steps
         if guess == "limit" or isinstance(guess, int):
             return np.where(steps > 0, np.inf if guess == "limit" else float(guess), 0.0)
@@ -170,7 +170,7 @@ class Cohorts:
 
 
 def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:
-    """Return how many minibatches a client computes: `steps`, or ``epochs``, the short last batch of each kept."""
+    """Return a client's number of minibatches: `steps`, or those of ``epochs``, each with its short last batch."""
     if num_samples == 0:
         return 0
     if steps is not None:
@@ -180,9 +180,9 @@ def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:
 
 
 def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:
-    """Let each client join with the given chance; draw again where nobody does.
+    """Return a Bernoulli cohort in which each client joins with probability `chance`, conditioned on not being empty.
 
-    After so many draws in vain the first who joins is drawn given that somebody does, so that any chance ends.
+    After `DRAWS` empty draws the first client is drawn from its conditional distribution: this ends for any chance.
     """
     for _ in range(DRAWS):
         joined = np.flatnonzero(rng.random(num_clients) < chance)
@@ -195,9 +195,9 @@ def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.
 
 
 def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:
-    """Return the cohort of FedDyn's code: of the first seed from `seed` on that draws anybody, legacy generator.
+    """Return the cohort of FedDyn's code: the first nonempty one of the seeds from `seed` on, legacy generator.
 
-    A round whose seed draws nobody has the cohort of the round after it: at 1 % of 100 clients a third of all rounds.
+    A round whose draw is empty has the cohort of the round after it: at 1 % of 100 clients a third of all rounds.
     Source: alpemreacar/FedDyn, utils_methods.py, lines 62 to 73.
     """
     while True:

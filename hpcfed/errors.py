@@ -1,4 +1,4 @@
-"""Every way a run can end other than well, each with its exit code and one line for the person who reads it.
+"""The errors that end a run, each with its exit code and a one-line message.
 
 The line follows one template, ``where: what: expected …, got …; remedy``, so that it can be understood without a
 traceback. A traceback, where one helps, goes to ``logs/rank-R.log`` of the run folder.
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 600
-"""Characters of what was found, in a message."""
+"""Longest description or found value in a message, in characters."""
 
 
 class HpcfedError(Exception):
@@ -33,11 +33,11 @@ def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", r
 
 
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, what turns the direction of a line, and halves of characters."""
+"""Control characters except tab and newline, bidirectional controls, and surrogates."""
 
 
 def visible(text: str) -> str:
-    r"""Return a text with control characters as their escapes, such as ``\x1b``: a name steers no terminal."""
+    r"""Return a text with control characters escaped, such as ``\x1b``: a name must not steer a terminal."""
     return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -46,7 +46,7 @@ def _cut(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: cut to some 200 characters before it is written out, whatever its size."""
+    """Return a value as text of at most 200 characters for a message; a large one is cut before it is converted."""
     writer = reprlib.Repr()
     writer.maxdict = writer.maxlist = writer.maxtuple = writer.maxset = 12
     writer.maxlevel, writer.maxstring, writer.maxother, writer.maxlong = 3, 120, 120, 40
@@ -68,7 +68,7 @@ class InputError(_Explained):
 
 
 class Busy(InputError):
-    """Another job is at work where this one was to begin; later it may be free."""
+    """Another job holds the run folder; later it may be free."""
 
 
 class Diverged(_Explained):
@@ -84,13 +84,13 @@ class EnvironmentFailure(_Explained):
 
 
 class Stopped(_Explained):
-    """The run ended early, as it was asked to, with a checkpoint; the same command goes on (exit code 75)."""
+    """The run ended early on request, with a checkpoint; the same command goes on (exit code 75)."""
 
     exit_code = 75
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of what is known."""
+    """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of known words."""
     known = sorted(known)
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(known)}"

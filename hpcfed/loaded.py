@@ -1,4 +1,4 @@
-"""`hpcfed.load`: what a run left, as a table and as a module, in a notebook or a script."""
+"""`hpcfed.load`: a run folder as tables and modules, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(run: str | Path, *, data: str | Path | None = None) -> LoadedRun:
 
     Args:
         run: the folder.
-        data: where its federation file is now, if it isn't where it was.
+        data: present path of its federation file, if that has moved.
 
     Raises:
         InputError: it is no run's folder.
@@ -41,7 +41,7 @@ def load(run: str | Path, *, data: str | Path | None = None) -> LoadedRun:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What a run left. Tables need pandas, modules torch; each is read when it is first asked for."""
+    """The content of a run folder. Tables need pandas, modules torch; each is read at first use."""
 
     recipe: Recipe
 
@@ -52,18 +52,18 @@ class LoadedRun:
 
     @property
     def status(self) -> str:
-        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` where it has not."""
+        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` if it has not."""
         return str(read_json(self.folder / "result.json").get("status", "unfinished"))
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """Where it ran, and what its bits depend on."""
+        """``environment.json``: where the run ran, and what its bits depend on."""
         return read_json(self.folder / "environment.json")
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The record, one row a round: the columns of ``metrics.jsonl``; objects in it are spread over dotted ones,
-        ``seconds.local``, ``clients.global.test.loss.mean``.
+        """The record, one row a round: the columns of ``metrics.jsonl``; nested objects become dotted
+        columns, ``seconds.local``, ``clients.global.test.loss.mean``.
 
         Raises:
             InputError: pandas is not installed, or the record is damaged.
@@ -77,11 +77,11 @@ class LoadedRun:
         numbers = [name for name in table.columns if name in columns_of(rows, path)]
         table[numbers] = table[numbers].apply(pandas.to_numeric)  # null in all rounds: nan, not None
         spread = {name.partition(".")[0] for name in table.columns if "." in name}
-        return table.drop(columns=[name for name in spread if name in table])  # null where others have an object
+        return table.drop(columns=[name for name in spread if name in table])  # null in a round, an object in others
 
     @cached_property
     def clients(self) -> pd.DataFrame | None:
-        """How well each client was served: ``clients.csv``, None where the recipe did not ask for it.
+        """The scores of each client, ``clients.csv``; None if the recipe did not ask for them.
 
         Raises:
             InputError: pandas is not installed.
@@ -94,13 +94,13 @@ class LoadedRun:
         """The trained module, the last iterate, on the CPU.
 
         Raises:
-            InputError: the run has left none yet, or its federation file, which says the shapes, is not there.
+            InputError: there is no trained model yet, or the federation file, which defines the shapes, is missing.
         """
         return self._module("model.safetensors")
 
     @cached_property
     def evaluated(self) -> nn.Module:
-        """The module that was evaluated last, where `evaluate.model` names another than the last iterate."""
+        """The module evaluated last; equals `module` unless `evaluate.model` names another than the last iterate."""
         other = "model-evaluated.safetensors"
         return self._module(other) if (self.folder / other).exists() else self.module
 

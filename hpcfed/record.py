@@ -1,4 +1,4 @@
-"""The record of a run: one JSON object a round, what the machine was, and how it ended."""
+"""Writing of a run's record: a JSON object a round, per-client scores, models, and the environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recorder:
     Args:
         folder: the run folder.
         parts: the simulation's, for its method, model and world.
-        totals: of the rounds done before, where the run goes on from a checkpoint.
+        totals: of the rounds done before, if the run goes on from a checkpoint.
     """
 
     def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int]):
@@ -52,13 +52,13 @@ class Recorder:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file is not None:
-            with suppress(OSError):  # of a line that `add` has told could not be written
+            with suppress(OSError):  # `add` has reported the line that could not be written
                 self._file.close()
 
     def add(
         self, round: int, outcome: RoundResult, scores: Scores, clients: ClientScores | None, seconds: dict[str, float]
     ) -> dict[str, Any]:
-        """Write one round, and return what was written of it into ``metrics.jsonl``.
+        """Write one round, and return its row of ``metrics.jsonl``.
 
         Raises:
             EnvironmentFailure: the disk refuses.
@@ -97,7 +97,7 @@ class Recorder:
         return row
 
     def _check(self, file: BinaryIO) -> None:
-        """Make sure that the record still is what was written of it: else its rounds would be trained in vain.
+        """Check that no other program has changed the record: else further rounds would be trained in vain.
 
         Raises:
             EnvironmentFailure: another program removed, replaced or changed it.
@@ -118,7 +118,7 @@ class Recorder:
             table.writelines(clients.rows(round))
 
     def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor) -> None:
-        """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) where it is another."""
+        """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) if it differs."""
         if self._file is None:
             return
         self._check(self._file)
@@ -133,7 +133,7 @@ def _round_off(value: float) -> float:
 
 
 def environment(world: World, device: torch.device, reduction: str) -> dict[str, Any]:
-    """Return ``environment.json``: what the run's bits depend on, and where it ran. Called on every rank."""
+    """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
     exact = reduction == "exact"
     here = {
         "host": platform.node(),

@@ -1,4 +1,4 @@
-"""Counter-based random streams: who draws what depends on (seed, purpose, round, client) and on nothing else.
+"""Counter-based random streams, each determined by (seed, purpose, round, client) alone.
 
 A stream is addressed, not advanced: the same four numbers give the same draws on any rank, in any order, after any
 number of other draws, and after a resume. Philox-4x64 is keyed by (seed, purpose); round and client are the upper
@@ -31,7 +31,7 @@ class Purpose(IntEnum):
 
 
 class _Key(ISeedSequence):
-    """Gives Philox its key as it is; given ``key=``, numpy would first draw a seed from the system, and drop it."""
+    """Passes Philox its key unchanged; with ``key=``, numpy would first draw a seed from the system, and drop it."""
 
     def __init__(self, seed: int, purpose: Purpose):
         self._words = np.array([seed, purpose], dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""From a recipe to a simulation: every check before the first round, cheapest first, and the parts put together."""
+"""Set-up of a simulation from a recipe: every check before the first round, cheapest first, and the parts."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 def resolve(recipe: Recipe) -> Recipe:
-    """Fill in all that the recipe left open, and check what needs the federation but not torch.
+    """Fill in what the recipe leaves open, and check everything that needs the federation but not torch.
 
     Raises:
-        InputError: anything in the recipe, or in the files it names, that cannot be run.
+        InputError: the recipe, or a file that it names, cannot be run.
     """
     with own_code_named():
         return _resolve(recipe)
@@ -88,10 +88,10 @@ def _parts(section: Algorithm) -> dict[str, str]:
 
 
 def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Local:
-    """Return the recipe's ``local``, its engine and products chosen; with the one step of a method that takes no other.
+    """Return the recipe's ``local``, engine and matmul chosen; one full-batch step for methods of the full gradient.
 
     Raises:
-        InputError: the recipe says nowhere how much a client works, or its engine cannot do it.
+        InputError: the recipe has no ``local.steps``, ``local.epochs`` or ``budget``, or its engine cannot do the work.
     """
     engine = recipe.local.engine
     hindrances = {
@@ -116,10 +116,10 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Loc
 
 
 def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
-    """Return what computes the products of stacked clients on a CPU.
+    """Return the library for the matrix products of batched clients on a CPU, ``onednn`` or ``blas``.
 
     Raises:
-        InputError: the recipe names what cannot.
+        InputError: the recipe names ``onednn``, which cannot compute them.
     """
     hindrances = {
         f"local.engine: {engine}": engine != "batched",
@@ -137,17 +137,17 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
 def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None) -> tuple[Parts, Evaluator]:
     """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
 
-    Without a `device_slot`, the ranks of this world alone share their nodes' devices.
+    Without a `device_slot`, only the ranks of this world share their nodes' devices.
 
     Raises:
-        InputError: the model does not fit the federation, or cannot be built, or there is no device as asked for.
+        InputError: the model does not fit the federation, or cannot be built, or the recipe's device is missing.
         EnvironmentFailure: a GPU cannot be used.
     """
     own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     assembled = world.together(lambda: own_code_named()(_assemble)(recipe, federation, world, own))
     check_hosts(recipe, world)
-    keep_freed_memory()  # from here on: what sorting a large index took is given back
+    keep_freed_memory()  # only now: the memory for sorting a large index went back to the system
     return assembled
 
 
@@ -253,10 +253,10 @@ def _check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dt
 
 
 def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | None) -> None:
-    """Refuse samples that no part of a run, the named model or the augmentation can take.
+    """Refuse samples that the task, the named model or the augmentation cannot take.
 
     Raises:
-        InputError: saying which.
+        InputError: naming which of them.
     """
     where, tokens = str(recipe.data), federation.task == "next-token"
     if tokens and federation.target_shape:
@@ -274,7 +274,7 @@ def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | N
 
 
 def _room(device: torch.device, sharing: int) -> int:
-    """Return a rank's fair share, in bytes, of what is free in a memory that so many ranks share."""
+    """Return a rank's share, in bytes, of a device's free memory, for `sharing` ranks."""
     import torch
 
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
@@ -284,7 +284,7 @@ def _room(device: torch.device, sharing: int) -> int:
 def _zeros(
     count: int, federation: Federation, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x and y of so many samples, all zeros, in the shapes and types of the federation's."""
+    """Return x and y of `count` samples, all zeros, with the federation's shapes and types."""
     import torch
 
     from hpcfed.data.shards import types_of
@@ -310,7 +310,7 @@ def _from_factory(recipe: Recipe) -> Any:
 def _check_outputs(
     model: FlatModel, federation: Federation, outputs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Run the model on one sample of zeros, and compare its output with what the federation asks for."""
+    """Run the model on one sample of zeros, and compare its output's shape with the federation's targets."""
     import torch
 
     sample, _ = _zeros(1, federation, dtype, device)

@@ -1,4 +1,4 @@
-"""When a run ends before its last round. Every rank decides alike, from numbers that all of them have."""
+"""Early stopping, by scores or by time. Every rank decides alike, from the same reduced numbers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hpcfed.config.limits import Stop
 from hpcfed.evaluation.evaluate import Scores
 
 RECENT = 10
-"""Rounds whose longest is what the next one is expected to take."""
+"""Number of last rounds, the longest of which is the expected time of the next one."""
 RESERVE = 1.5
-"""Times that and a checkpoint, kept free before the end of the time."""
+"""Multiple of the time of a round and a checkpoint that is kept free before the deadline."""
 
 
 class Stopping:
-    """Follows a run's scores: whether it has reached what it was for.
+    """Early stopping by scores: the target accuracy and the patience of ``stop``.
 
     Args:
         rule: the recipe's ``stop``.
-        progress: what `progress` gave when the run was saved, where it goes on from there.
+        progress: result of `progress` when the run was saved, if it goes on from a checkpoint.
     """
 
     def __init__(self, rule: Stop, progress: Mapping[str, Any] | None = None):
@@ -30,14 +30,14 @@ class Stopping:
         told = progress or {}
         self._best: float | None = told.get("best")
         self._since_best: int = told.get("since_best", 0)
-        if told.get("rule") != self._plain_rule():  # what was reached was another target
+        if told.get("rule") != self._plain_rule():  # the counts belong to another target
             told = {}
         self._reached: int = told.get("reached", 0)
         self.reason: str | None = told.get("reason")
-        """Why the run has ended, if it has."""
+        """Why the run has ended; None if it has not."""
 
     def progress(self) -> dict[str, Any]:
-        """Return what must be kept to go on, as plain JSON."""
+        """Return the state that a checkpoint keeps, as plain JSON."""
         return {
             "rule": self._plain_rule(),
             "reached": self._reached,
@@ -47,7 +47,7 @@ class Stopping:
         }
 
     def add(self, scores: Scores) -> None:
-        """Take a round's scores in, the same on every rank."""
+        """Add a round's scores, the same on every rank."""
         if scores.test_loss is not None:  # evaluated
             self.reason = self._target(scores) or self._patience(scores)
 
@@ -79,9 +79,9 @@ class Stopping:
 
 
 class TimeLeft:
-    """Whether the next round and a checkpoint still fit before ``stop.max_hours`` or the SLURM job's end.
+    """Early stopping by time, so that a round and a checkpoint fit before ``stop.max_hours`` and the SLURM job's end.
 
-    Rank 0's clock is the one that counts; its answer travels in the round's reduction.
+    Rank 0's clock decides; its answer travels in the round's reduction.
     """
 
     def __init__(self, rule: Stop):
@@ -93,16 +93,16 @@ class TimeLeft:
         self._rounds: deque[float] = deque(maxlen=RECENT)
 
     def add(self, seconds: float) -> None:
-        """Take in what a round took."""
+        """Add the duration of a round."""
         self._rounds.append(seconds)
 
     def is_up(self, checkpoint: float) -> bool:
-        """Whether the round that begins now should be the last, where a checkpoint takes so many seconds."""
+        """Whether the round that begins now should be the last, if a checkpoint takes `checkpoint` seconds."""
         if not self._deadlines:
             return False
         expected = max(self._rounds, default=0.0)
         return time.monotonic() + expected + RESERVE * (expected + checkpoint) >= min(self._deadlines.values())
 
     def reason(self) -> str:
-        """Return which limit is near."""
+        """Return the name of the nearest limit."""
         return min(self._deadlines, key=self._deadlines.__getitem__, default="the time limit")

@@ -1,4 +1,4 @@
-"""When checkpoints are due, and how the round loop has them written and read."""
+"""The checkpoints of a run for the round loop: when one is due, its start, its validity, and the restart from one."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        recipe: its ``checkpoint``, and what decides the result.
+        recipe: its ``checkpoint``, and the keys that decide the result.
         folder: the run folder.
-        parts, simulation: what is saved.
+        parts, simulation: the state that is saved.
 
     Attributes:
-        simulation: at the last round that is done.
-        done: rounds that a checkpoint has brought back.
+        simulation: after the last round done.
+        done: rounds restored from a checkpoint.
     """
 
     def __init__(self, recipe: Recipe, folder: RunFolder, parts: Parts, simulation: Simulation):
         self._recipe, self._parts, self.simulation, self._run = recipe, parts, simulation, folder
         self.done = 0
-        session = parts.world.on_root(lambda: uuid.uuid4().hex[:8])  # no other job has used it in this folder
+        session = parts.world.on_root(lambda: uuid.uuid4().hex[:8])  # unique in this folder
         self._folder = folder.path / "checkpoints"
         self._world = parts.world
         self._layout = RecordLayout(parts.method.local.begin(simulation.w))
@@ -59,18 +59,18 @@ class Checkpoints:
 
     @property
     def seconds(self) -> float:
-        """What the last checkpoint took to write."""
+        """Time that the last checkpoint took to write."""
         return self._writer.seconds
 
     def asks(self) -> Request:
-        """Return what this rank asks of all: a checkpoint by rank 0's clock, or help because it could not write one."""
+        """Return this rank's requests to all: a checkpoint by rank 0's clock, or help after a failed write."""
         asks = Request.NOTHING if self._writer.failure is None else Request.HELP
         if self._period is not None and self._world.is_root and time.monotonic() - self._last >= self._period:
             asks |= Request.CHECKPOINT
         return asks
 
     def restore(self, say: Callable[[str], None]) -> tuple[int, Mapping[str, Any]]:
-        """Bring the simulation to the newest whole checkpoint; return its round, 0 where there is none, and progress.
+        """Restore the simulation from the newest whole checkpoint; return its round (0: none found) and progress.
 
         Raises:
             InputError: it is of another recipe, holds other states, or is beyond the recipe's last round.
@@ -92,7 +92,7 @@ class Checkpoints:
         return found.round, found.progress
 
     def prepare(self) -> str:
-        """Make the folder, clean it, see that what is to come fits, and say how large it is. On rank 0 alone.
+        """Create and clean the folder, check the disk space, and return a line on sizes. On rank 0 alone.
 
         Raises:
             InputError: the disk has not enough room, or the folder cannot be written.
@@ -100,7 +100,7 @@ class Checkpoints:
         try:
             self._folder.mkdir(exist_ok=True)
             remove_remains(self._folder, self.done)
-            with tempfile.TemporaryFile(dir=self._folder):  # it can be written
+            with tempfile.TemporaryFile(dir=self._folder):  # raises if it cannot be written
                 pass
             present = sum(path.stat().st_size for path in self._folder.iterdir())
             free = shutil.disk_usage(self._folder).free + present
@@ -120,7 +120,7 @@ class Checkpoints:
         return f"checkpoints: up to {copies} of {_size(each)} in {files} files each, {_size(free)} free"
 
     def bytes_at_most(self) -> int:
-        """Return the size of a checkpoint once all clients that can take part have."""
+        """Return the largest size of a checkpoint: with a state of every client that can have taken part."""
         vectors = sum(tensor.nbytes for tensor in self.simulation.replicated().values())
         if not self._parts.method.local.stateful:
             return vectors
@@ -129,15 +129,15 @@ class Checkpoints:
     def after(
         self, round: int, asks: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
     ) -> None:
-        """Do what is due after a round: make the last checkpoint valid, begin the next.
+        """Act after a round: make the last checkpoint valid, begin the next if it is due.
 
         Args:
             round: t.
-            asks: what any rank asks of all.
+            asks: requests of any rank to all.
             written: round of the last checkpoint that all ranks have written.
-            progress: plain JSON to be given back on resume.
+            progress: plain JSON that `restore` returns.
             last: whether no round follows in this job.
-            early: whether that is because the job was asked to stop; then a checkpoint is due in any case.
+            early: whether the job was asked to stop; then a checkpoint is due in any case.
 
         Raises:
             EnvironmentFailure: a checkpoint cannot be written, on any rank.
@@ -178,7 +178,7 @@ class Checkpoints:
 
     def _settle(self, written: int) -> None:
         if written == self._saved_round:
-            self._writer.wait()  # it is done, and lets go of the states it held
+            self._writer.wait()  # ended already; releases the snapshot's states
         if self._writer.awaits(written):
             self._writer.settle(self._run)
 

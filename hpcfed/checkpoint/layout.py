@@ -1,12 +1,12 @@
-"""What a checkpoint is on disk.
+"""The layout of a checkpoint on disk.
 
-    checkpoints/round-00000050.server        safetensors: w, the one before it, server state, what is kept for clients
+    checkpoints/round-00000050.server        safetensors: w, previous w, mean delta, server and shared state, touched
     checkpoints/round-00000050.clients       one record per client that has a state, each on a 4 KiB boundary
     checkpoints/round-00000050.json          the manifest, renamed into place last: without it there is no checkpoint
 
-The clients' records lie in the order of the clients' numbers, so any rank can compute where one lies, every rank writes
-its own without a message, and any number of ranks can read them back. A record: magic, client, round, hash of the
-payload, its bytes (five words of 8 bytes), then the state's tensors in the order of their names.
+Records are in the order of client numbers: every rank computes their offsets and writes its own without communication,
+and any number of ranks can read them back. A record: magic, client, round, hash of the payload, its size in bytes (five
+words of 8 bytes), then the payload: the state's tensors in the order of their names.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ PAGE = 4096
 """Records of two ranks never share a page: some file systems cache by page."""
 SUFFIXES = ("server", "clients", "json")
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Of what a file that cannot be read is not there, or is none."""
+"""Error numbers of a path that does not exist or is no file."""
 
 
 class Damaged(HpcfedError):
-    """A checkpoint's files are not what its manifest says; the one before it may be whole."""
+    """A checkpoint's files do not match its manifest; the checkpoint before may be whole."""
 
 
 def unreadable(path: Path, error: OSError) -> HpcfedError:
-    """Return what it means that a file of a checkpoint cannot be read: `Damaged` where there is none.
+    """Return the error for a file of a checkpoint that cannot be read: `Damaged` if it does not exist.
 
-    Else the disk or a permission is at fault. The checkpoint may be whole, and an older one must not take its place.
+    Else `EnvironmentFailure`: a disk or a permission is at fault, the checkpoint may be whole, and an older one must
+    not take its place.
     """
     reason = error.strerror or str(error)
     if error.errno in ABSENT:
@@ -57,14 +58,14 @@ def unreadable(path: Path, error: OSError) -> HpcfedError:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What makes files a checkpoint.
+    """The manifest of a checkpoint, ``.json``.
 
     Attributes:
         round: last round it contains.
         recipe: digest of all that decides the run's result.
         server_hash: of the ``.server`` file.
         num_clients: records in ``.clients``.
-        progress: what the round loop keeps besides tensors, as plain JSON.
+        progress: the round loop's state besides tensors, as plain JSON.
         version: of the layout.
     """
 
@@ -76,7 +77,7 @@ class Manifest:
     version: int = VERSION
 
     def to_json(self) -> str:
-        """Return the manifest's text, which holds a checksum of its own."""
+        """Return the manifest as JSON text, with its checksum."""
         content = asdict(self)
         return json.dumps({**content, "checksum": _digest(content)}, indent=1) + "\n"
 
@@ -85,8 +86,8 @@ class Manifest:
         """Read a manifest.
 
         Raises:
-            Damaged: it is no whole manifest.
-            EnvironmentFailure: it may be, but cannot be read.
+            Damaged: it is missing, malformed, or does not match its checksum.
+            EnvironmentFailure: it exists but cannot be read.
             InputError: another version of hpcfed wrote it.
         """
         try:
@@ -119,7 +120,7 @@ def stem(round: int) -> str:
 
 
 class RecordLayout:
-    """Where each client's record lies, and how a state becomes one.
+    """The layout of ``.clients``: each record's offset, and the encoding of a state.
 
     Args:
         example: a client state of the run's method; all have the same names, shapes and type.
@@ -137,7 +138,7 @@ class RecordLayout:
         return -(-(HEADER.size + self._payload) // PAGE) * PAGE
 
     def write(self, file: int, place: int, client: int, round: int, state: State) -> None:
-        """Write the record of a client at its place among those that have one."""
+        """Write a client's record; `place` is its index among the clients that have one."""
         payload = [_bytes_of(state[name]) for name in self._names]
         digest = xxhash.xxh3_64()
         for part in payload:
@@ -178,7 +179,7 @@ class RecordLayout:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy where it lies on the host."""
+    """Return the bytes of a tensor, without a copy if it is on the host."""
     return tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
 
 

@@ -1,4 +1,4 @@
-"""Reads the newest whole checkpoint back, on any number of ranks."""
+"""Reading of the newest whole checkpoint, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("hpcfed")
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint as this rank needs it.
+    """A checkpoint, with the client states of this rank.
 
     Attributes:
         round: t, the last round it contains.
@@ -50,12 +50,12 @@ def newest(
     world: World,
     say: Callable[[str], None],
 ) -> Restored | None:
-    """Return the newest whole checkpoint of a folder, or None where there is none; damaged ones are told of.
+    """Return the newest whole checkpoint of a folder, or None; damaged ones are reported and skipped.
 
     Args:
         folder: ``checkpoints/`` of a run folder.
         recipe: digest that its manifest must have.
-        names: of what must be in it for all ranks.
+        names: of the replicated tensors that it must hold.
         layout: of the clients' records.
         home: (N,) rank of each client in this world.
         world: the ranks.

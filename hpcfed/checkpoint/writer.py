@@ -1,8 +1,8 @@
-"""Writes checkpoints on a thread of its own, while the next rounds train.
+"""Writing of checkpoints on a background thread, while the next rounds train.
 
 States are never changed in place, so a snapshot is references; the thread turns them into bytes. Each rank writes the
-clients at home with it. That all ranks are done travels in the flags of a later round's reduction; then rank 0 renames
-the files and writes the manifest.
+clients at home on it. A later round's reduction carries how far each rank is; once all are done, rank 0 renames the
+files and writes the manifest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OURS = re.compile(
 )
 """Names that this package gives to files in ``checkpoints/``; all others are the user's."""
 PIECE = 1 << 16
-"""Bytes that are read at once to be hashed."""
+"""Bytes per read when a file is hashed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Snapshot:
     Attributes:
         round: t.
         replicated: vectors and scalars that are the same on every rank.
-        touched: clients that have a state anywhere, (n,) int64, ascending.
+        touched: clients that have a state on any rank, (n,) int64, ascending.
         clients: states of those at home here.
         progress: plain JSON, the same on every rank.
     """
@@ -72,8 +72,8 @@ class CheckpointWriter:
         recipe: digest of the recipe.
         keep: how many checkpoints stay.
         layout: of the clients' records.
-        states: asked to keep what a snapshot refers to while it is written.
-        session: a name that no other job has used in this folder.
+        states: the store that keeps a snapshot's states while it is written.
+        session: a name unique to this job in this folder.
         world: the ranks.
     """
 
@@ -94,7 +94,7 @@ class CheckpointWriter:
         self._failure: EnvironmentFailure | None = None
         self._done = 0
         self.seconds = 0.0
-        """What the last checkpoint took, from snapshot to the end of this rank's part."""
+        """Seconds of the last checkpoint, from snapshot to the end of this rank's part."""
 
     @property
     def written(self) -> int:
@@ -103,11 +103,11 @@ class CheckpointWriter:
 
     @property
     def failure(self) -> EnvironmentFailure | None:
-        """Why this rank's part could not be written, if it could not."""
+        """The error with which this rank's part could not be written, or None."""
         return self._failure
 
     def start(self, snapshot: Snapshot) -> None:
-        """Begin to write; the one before has been waited for, and is valid by now or never will be."""
+        """Begin to write; `wait` has ended the write before, whose checkpoint is valid by now or never will be."""
         self._pending = None
         self._thread = start(threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True))
 
@@ -119,13 +119,13 @@ class CheckpointWriter:
             self._states.release()
 
     def awaits(self, written_everywhere: int) -> bool:
-        """Whether it is on this rank, rank 0, to make the checkpoint valid that all ranks have written."""
+        """Whether this rank is rank 0 and has to make valid the checkpoint that all ranks have written."""
         return self._pending is not None and self._pending.round == written_everywhere
 
     def settle(self, run: RunFolder) -> None:
-        """Make the checkpoint valid: renames, then the manifest, then the oldest one goes.
+        """Make the checkpoint valid: rename its files, write the manifest, remove the oldest checkpoint.
 
-        The rounds in it must be on disk in the run's record before. What the disk refuses becomes the `failure`.
+        The run's record must have the checkpoint's rounds on disk before. An OSError becomes the `failure`.
         """
         manifest, self._pending = self._pending, None
         if manifest is None:
@@ -148,7 +148,7 @@ class CheckpointWriter:
                 self._pending = Manifest(
                     snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress)
                 )
-        except Exception as error:  # nobody else hears what ends a thread
+        except Exception as error:  # an exception that ends a thread is lost otherwise
             log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
             self._failure = self._refused(snapshot.round, error)
             return
@@ -170,10 +170,10 @@ class CheckpointWriter:
             os.close(file)
 
     def _write_server(self, snapshot: Snapshot) -> str:
-        """Write what every rank holds alike, from where it lies, and return the file's hash.
+        """Write the replicated tensors, straight from their memory, and return the file's hash.
 
-        In a folder of its own: safetensors leaves a file of some name where it is killed. It also lets nobody else read
-        the file, whatever the user's umask; a file made as any other tells what that allows.
+        safetensors leaves a temporary file of unknown name if it is killed, so it writes into a separate folder. It
+        also makes the file unreadable to others, whatever the umask; a file created before shows the right mode.
         """
         path, folder = (self._temporary(snapshot.round, suffix) for suffix in ("server", "folder"))
         folder.mkdir()
@@ -204,7 +204,7 @@ class CheckpointWriter:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, copies of those that lie where another one lies: safetensors refuses them."""
+    """Return the tensors, those that share memory as copies: safetensors refuses shared memory."""
     places = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
     return {
         name: tensor.clone() if places[tensor.untyped_storage().data_ptr()] > 1 else tensor.contiguous()
@@ -213,7 +213,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Return the manifests of a folder, newest first; none where there is no folder.
+    """Return the manifests of a folder, newest first; none if there is no folder.
 
     Raises:
         OSError: the folder cannot be read.
@@ -231,15 +231,15 @@ def _ours(folder: Path) -> list[Path]:
 
 
 def remove_all_but(folder: Path, keep: int) -> None:
-    """Remove the oldest checkpoints, manifest first, so that what is left half removed is no checkpoint."""
+    """Remove the oldest checkpoints, manifest first: one that is half removed is then no checkpoint."""
     for manifest in manifests(folder)[keep:]:
         for suffix in reversed(SUFFIXES):
             manifest.with_suffix(f".{suffix}").unlink(missing_ok=True)
 
 
 def remove_remains(folder: Path, done: int) -> None:
-    """Remove what is no checkpoint: temporary files of a job that was killed, files without a manifest, and damaged
-    checkpoints, which are those after the last round that is `done`. Files of other names are not ours.
+    """Remove temporary files of a killed job, files without a manifest, and damaged checkpoints, which are those after
+    round `done`. Files whose names do not match `OURS` are the user's and stay.
     """
     whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
     for path in _ours(folder):

@@ -1,4 +1,4 @@
-"""``hpcfed bench``: what rounds, starts, reductions and a large index cost, each beside the least it could."""
+"""``hpcfed bench``: times of rounds, start-up, the reduction and a large index, each beside a bare minimum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ json_file = click.option(
 
 
 def rounds_of(count: int) -> Any:
-    """Options for how many rounds a turn has."""
+    """Return the options for the counted rounds and the warm-up rounds of a turn."""
     counted = click.option(
         "--rounds", type=click.IntRange(1, 300), default=count, show_default=True, help="Rounds of a turn."
     )
@@ -38,9 +38,9 @@ def rounds_of(count: int) -> Any:
 
 
 class _RoundsUnlessNamed(click.Group):
-    """A group in which what names no subcommand is for ``rounds``: ``hpcfed bench mlp --repeats 3``.
+    """A group whose default subcommand is ``rounds``: ``hpcfed bench mlp --repeats 3``.
 
-    ``--calibrate`` is another way to write ``calibrate``.
+    ``--calibrate`` is an alias of ``calibrate``.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -53,10 +53,10 @@ class _RoundsUnlessNamed(click.Group):
 
 @click.group("bench", cls=_RoundsUnlessNamed)
 def command() -> None:
-    """Time hpcfed beside the least that its work could take; `rounds` unless another is named.
+    """Time hpcfed beside the least that its work could take; the default subcommand is `rounds`.
 
-    Contenders are processes of their own, one thread a rank, and take turns; ratios are taken turn by turn. On a
-    machine that does something else meanwhile believe the ratios, and not much.
+    Contenders are separate processes, one thread a rank, and take turns; ratios are computed turn by turn. On a busy
+    machine trust nothing but the ratios, and those only roughly.
     """
 
 
@@ -129,10 +129,10 @@ def calibrate_command(
     ranks: int,
     json_file: Path | None,
 ) -> None:
-    """Time rounds of RECIPE by each `local.engine` and `local.matmul` on this machine, and say what to write into it.
+    """Time rounds of RECIPE with each `local.engine` and `local.matmul` on this machine, and say which to set in it.
 
-    Without it, `auto` takes what its rule says of the model and the processor. The choice is part of the recipe, since
-    a result's last bits depend on it.
+    Left at `auto`, both follow a rule by model and processor. The choice is part of the recipe, since a result's last
+    bits depend on it.
     """
     from hpcfed.tools.bench import tables
     from hpcfed.tools.bench.calibration import calibrate
@@ -173,7 +173,7 @@ def start_command(repeats: int, ranks: tuple[int, ...], json_file: Path | None) 
 @rounds_of(40)
 @json_file
 def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | None) -> None:
-    """Time rounds of 100 of 1,000,000 clients beside rounds of 100 of 1,000, and tell their memory.
+    """Time rounds of 100 of 1,000,000 clients beside rounds of 100 of 1,000, and show their memory.
 
     Needs 400 MB in $TMPDIR for the federation.
     """
@@ -196,7 +196,7 @@ def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | N
 def reduce_command(repeats: int, entries: tuple[int, ...], json_file: Path | None) -> None:
     """Time a round's reduction beside a bare Allreduce of the same bytes: mpirun -n 2 hpcfed bench reduce.
 
-    Packing (adding one client's vector) and unpacking (the sums as float64) are included and told apart.
+    Packing (adding one client's vector) and unpacking (the sums as float64) are included and shown separately.
     """
     from hpcfed.errors import InputError
     from hpcfed.ranks.malloc import keep_freed_memory
@@ -231,7 +231,7 @@ def _show(*shown: Table) -> None:
 
 
 def _keep(path: Path | None, what: str, results: Any) -> None:
-    """Write a benchmark's figures and the machine's description, where that was asked for."""
+    """Write a benchmark's figures and the machine's description to `path`, if any."""
     if path is None:
         return
     from hpcfed.io.atomic import write_whole

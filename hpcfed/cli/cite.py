@@ -1,4 +1,4 @@
-"""``hpcfed cite``: BibTeX for what a run used."""
+"""``hpcfed cite``: BibTeX of a run's method, data, model and software."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpcfed doctor``: what this machine and this MPI offer, and what looks slow or wrong."""
+"""``hpcfed doctor``: a report on this machine and this MPI, with findings on slowness and faults."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PIPED_WIDTH = 160
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("--no-probe", is_flag=True, help="Look, but measure nothing.")
 def command(as_json: bool, no_probe: bool) -> None:
-    """Say what this machine and this MPI offer, and what looks slow or wrong.
+    """Show what this machine and this MPI offer, and what looks slow or wrong.
 
-    Start it as you start runs, alone or under mpirun -n P or srun: it tells of the ranks it is given, once for all.
+    Start it as you start runs, alone or under mpirun -n P or srun: one report covers all ranks.
     """
     from hpcfed.doctor.facts import gather
     from hpcfed.doctor.findings import find
@@ -34,7 +34,7 @@ def command(as_json: bool, no_probe: bool) -> None:
 
     from hpcfed.doctor.page import show
 
-    # Open MPI's mpirun hands rank 0 a terminal of its own, even where its output goes to a file.
+    # Open MPI's mpirun hands rank 0 a pseudo-terminal even if its output goes to a file.
     terminal = False if facts.launcher else None
     console = Console(highlight=False, markup=False, emoji=False, force_terminal=terminal)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""``hpcfed estimate``: what a run will take, before it is submitted."""
+"""``hpcfed estimate``: time, memory and disk of a run, before it is submitted."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 def command(
     recipe: str, overrides: tuple[str, ...], ranks: int, gpus: int | None, allreduce: float, as_json: bool
 ) -> None:
-    """Say what RECIPE will take on so many ranks: time, memory, disk. A few clients are trained here to know; no file
-    is written.
+    """Estimate the time, memory and disk that RECIPE takes on --ranks ranks.
+
+    A few clients are trained here to measure; no file is written.
     """
     from hpcfed.config.load import load_recipes
     from hpcfed.setup import resolve
@@ -47,7 +48,7 @@ def command(
 
 
 def _rows(told: Estimate) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value, and where it is from."""
+    """Yield (name, value, source), the source being a measurement or a computation."""
     from rich.filesize import decimal
 
     measured, computed = told.measured, "computed"

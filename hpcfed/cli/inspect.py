@@ -1,4 +1,4 @@
-"""``hpcfed inspect``: what is in a federation file, as tables and as a picture of clients × classes."""
+"""``hpcfed inspect``: the contents of a federation file, as tables and as a picture of clients × classes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEW = 12
 )
 @click.option("--verify", is_flag=True, help="Read all data and compare its hash with the one the file names.")
 def command(file: Path, picture: Path | None, verify: bool) -> None:
-    """Show what is in a federation file: clients, samples, classes, sizes, provenance."""
+    """Show the contents of a federation file: clients, samples, classes, sizes, provenance."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH
@@ -58,7 +58,7 @@ def command(file: Path, picture: Path | None, verify: bool) -> None:
 
 
 def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
-    """Return the table of what the file holds."""
+    """Return the table of the file's properties."""
     sizes = federation.sizes
     table = Table(title=f"{federation.name} ({federation.path})", show_header=False, title_justify="left", box=None)
     table.add_column(style="bold", no_wrap=True)
@@ -105,7 +105,7 @@ def _verified(federation: Federation) -> str:
     """Return the verdict on the content hash.
 
     Raises:
-        InputError: the data are not those that the file was written with.
+        InputError: the data have changed since the file was written.
     """
     with h5py.File(federation.path, "r", locking=False) as file:
         found = content_hash(file)

@@ -29,7 +29,7 @@ SUBCOMMANDS = {
 }
 
 LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale")
-"""Commands whose result is on disk; to the others, what they print is the result."""
+"""Commands whose result is files; the result of the others is their output."""
 
 
 class _Lazy(click.Group):
@@ -97,7 +97,7 @@ def _call(args: list[str] | None) -> int:
 
 
 def _of_runtime(error: RuntimeError) -> tuple[int, str]:
-    """Return code and message: a library that gets no thread has met the machine's limits, and is no defect."""
+    """Return exit code and message; a library's failure to start a thread is the machine's limit, not a defect."""
     if NO_MORE not in str(error):
         return 1, traceback.format_exc()
     told = no_more_threads("of a library")

@@ -1,4 +1,4 @@
-"""``hpcfed prepare``: from a source of data to a federation file."""
+"""``hpcfed prepare``: raw data to a federation file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, nearest
 
-# The options of sources; all others are those of partitions, but for the number of clients, which is both, and alpha,
-# which is the source's where that takes one.
+# Options of sources; the others belong to partitions, except the number of clients, which belongs to both, and alpha,
+# which belongs to a source that takes one.
 OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
               "first", "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
 NAMES = {"client_column": "client"}
@@ -40,7 +40,7 @@ empty, NA, NaN, null or ? are missing; separators are , ; tab or |."""
 
 
 def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    """Print where the files of each source come from, and end."""
+    """Print the origin of each source's files, and exit."""
     if asked:
         for line in listing():
             click.echo(line)

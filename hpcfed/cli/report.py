@@ -48,7 +48,7 @@ def command(
     """Draw figures and one HTML page from finished or running runs.
 
     RUN is the output folder of a run, of a sweep, or a folder of such folders. Runs that differ only in their seed are
-    averaged; each is called by its method, or by its `name` where names tell the runs apart.
+    averaged; each is labelled by its method, or by its `name` if names distinguish the runs.
     """
     from hpcfed.report import compare, write_comparison
     from hpcfed.report.page import left_out

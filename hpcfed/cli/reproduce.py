@@ -62,8 +62,8 @@ def command(
     """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8, or
     a file of your own like those in jobs/recipes.
 
-    It prepares the data, runs what has not run yet, and draws the figures. Stopped or killed, the same command goes on,
-    and several jobs may share one experiment.
+    It prepares the data, does the missing runs, and draws the figures. After a stop or a kill the same command goes
+    on, and several jobs may share one experiment.
     """
     from hpcfed.reproduce.inputs import Places
 
@@ -127,7 +127,7 @@ def _list(places: Places) -> None:
 def _chosen(
     name: str, scale: str, cases: Sequence[str], methods: Sequence[str], seeds: int | None, places: Places
 ) -> list[Experiment]:
-    """Return what is to be run.
+    """Return the experiments to run.
 
     Raises:
         InputError: a name is unknown, or there is no small variant.
@@ -149,7 +149,7 @@ def _chosen(
 
 
 def _start(ranks: int) -> None:
-    """Become mpirun with this very command on so many ranks."""
+    """Replace this process by mpirun with the same command on `ranks` ranks."""
     from hpcfed.errors import InputError
 
     launcher = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")

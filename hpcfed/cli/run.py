@@ -19,12 +19,12 @@ def command(recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: b
 
     Alone it uses one core or GPU; under mpirun -n P or srun it uses P, with the same result.
     """
-    # Outside of training it asks for nothing, and must not end the process: SLURM's may come as the run ends by itself.
+    # Outside of training SIGUSR1 must not end the process: SLURM may send it just as the run ends by itself.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from hpcfed.api import run_seeds
     from hpcfed.errors import Stopped
 
-    began_before = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # this very job, with this very --fresh
+    began_before = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # SLURM requeues a job with the same --fresh
     try:
         run_seeds(recipe, overrides, quiet=quiet, fresh=fresh and not began_before, accept_code=accept_code)
     except Stopped as stopped:

@@ -1,4 +1,4 @@
-"""``hpcfed scale``: a recipe on more and more ranks, and what even more would do."""
+"""``hpcfed scale``: strong or weak scaling of a recipe, measured on some numbers of ranks and predicted for others."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def command(
     slurm: bool,
     **job: Any,
 ) -> None:
-    """Time rounds of RECIPE on several numbers of ranks, and predict others by a model of cost.
+    """Time rounds of RECIPE on several numbers of ranks, and predict others by a cost model.
 
-    Left in the output folder: scaling.json, scaling.png and scaling.pdf, and what was measured, which is not measured
-    again. Each number of ranks also trains smaller cohorts, to fit the model and to test it. Nothing is evaluated.
+    The output folder gets scaling.json, scaling.png and scaling.pdf, and the measurements, which later calls reuse.
+    Each number of ranks also trains smaller cohorts, to fit the model and to test it. Nothing is evaluated.
     """
     from hpcfed.config.load import load_recipe
     from hpcfed.errors import InputError
@@ -107,10 +107,10 @@ def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
 
 
 def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence[int]) -> dict[int, Measured]:
-    """Return what was measured already.
+    """Return the measurements that exist, by number of ranks.
 
     Raises:
-        InputError: it was measured of another recipe, or otherwise.
+        InputError: one is of another recipe, mode or number of rounds.
     """
     from hpcfed.errors import InputError
     from hpcfed.scaling.measure import identity, path_of, read
@@ -138,7 +138,7 @@ def _measure(words: Sequence[str], count: int) -> None:
 
 
 def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **job: Any) -> None:
-    """Submit the measurement on so many ranks: on as few nodes as hold them."""
+    """Submit the measurement on `count` ranks, on as few nodes as hold them."""
     from hpcfed.cli.submit import submit_job
     from hpcfed.errors import InputError
     from hpcfed.scaling.measure import path_of
@@ -153,7 +153,7 @@ def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **jo
         "nodes": nodes,
         "ranks_per_node": min(each, count),
         "chain": 1,
-    }  # what was interrupted is not requeued
+    }  # an interrupted measurement is not requeued
     submit_job(recipe, folder / f"ranks-{count}", words, is_done, **size)
 
 

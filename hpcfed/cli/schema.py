@@ -19,9 +19,9 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE = "#/$defs/{model}"
 SEEDS = {"description": MEANINGS["seed"], "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
-"""What a key may be in place of its section; `hpcfed.config.recipe` makes sections of it."""
+"""Schemas of short forms, which `hpcfed.config.recipe` expands to sections."""
 FILLED_IN = {"name", "output"}
-"""Keys that `hpcfed.config.load` adds where a file lacks them."""
+"""Keys that `hpcfed.config.load` adds if a file lacks them."""
 
 
 @click.command("schema")
@@ -36,7 +36,7 @@ def command(experiment: bool) -> None:
 
 
 def of_recipe() -> Schema:
-    """Return the schema of a recipe file; what several keys must fulfil together is said only when it is read."""
+    """Return the schema of a recipe file; constraints across keys are checked only when a recipe is read."""
     schema = Recipe.model_json_schema(ref_template=REFERENCE)
     properties, sections = schema["properties"], schema["$defs"]
     for key, short in SHORT.items():
@@ -64,7 +64,7 @@ def of_experiment() -> Schema:
 
 
 def _by_name(section: Schema, kind: type[BaseModel], known: Mapping[str, Iterable[type[BaseModel]]]) -> Schema:
-    """Return what a section says besides: its names, and for each of them the keys that belong to it."""
+    """Return an addition to a section's schema: the known names, and the keys of each."""
     cases = []
     for name, parts in known.items():
         own = [part.model_json_schema(ref_template=REFERENCE) for part in parts]

@@ -31,7 +31,7 @@ JOB_OPTIONS = (
     click.option("--site", type=click.Path(), help="Site file; default: ~/.config/hpcfed/site.yaml, if there is one."),
     click.option("--dry-run", is_flag=True, help="Show the script and leave it at that."),
 )
-"""What every command takes that submits a job, besides its ``--time``."""
+"""Options of every command that submits a job, besides ``--time``."""
 
 
 def job_options(function: F) -> F:
@@ -55,7 +55,7 @@ def command(
     """Submit RECIPE to SLURM, with single values overridden, and show the script, written to <output>.sbatch.
 
     The job stops itself before its time limit, goes back into the queue, and goes on where it stopped until the run is
-    done. Repeated, the command tells of the job that waits or runs and submits no other.
+    done. Repeated while a job waits or runs, the command names that job and submits no other.
     """
     from hpcfed.config.load import load_recipes
     from hpcfed.run_folder.folder import RunFolder, refuse_both
@@ -76,7 +76,7 @@ def command(
                 folder.accept_code(run)
         return all(folder.is_finished(run) for folder, run in zip(folders, runs, strict=True))
 
-    def make_room() -> None:  # once, now: a job that goes back into the queue goes on
+    def make_room() -> None:  # once, now: a requeued job goes on
         for folder in folders:
             if fresh:
                 folder.set_aside()
@@ -107,12 +107,12 @@ def submit_job(
     """Show the batch script of a command, and submit it unless it waits or runs already, or there is nothing to do.
 
     Args:
-        recipe: a resolved one, for what the job needs.
+        recipe: resolved; its name, threads and device are the job's.
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it.
-        is_done: tells whether there is nothing to do.
+        is_done: whether there is nothing to do.
         make_room: called right before the job is submitted.
-        chain, array: how many jobs, one after another or all at once.
+        chain, array: number of jobs, one after another or all at once.
         Others: the options of the command line.
     """
     from hpcfed.errors import InputError
@@ -157,7 +157,7 @@ def submit_job(
 
 
 def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict[str, str | int | None]:
-    """Return sbatch's options: those named that are given, then ``key=value`` and ``flag`` texts, which override."""
+    """Return sbatch's options: those of `named` that are set, overridden by `more`, ``key=value`` or ``flag`` texts."""
     options = {key: value for key, value in named.items() if value is not None}
     return options | {key: value if equals else None for key, equals, value in (text.partition("=") for text in more)}
 

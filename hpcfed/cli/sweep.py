@@ -60,8 +60,8 @@ def command(
     \b
     mpirun -n 4 hpcfed sweep r.yaml -g "local.lr=10**-2:10**0:5" -g algorithm.eps=1e-3,1e-2 --seeds 5
 
-    Groups of ranks take runs until none is left. Stopped or killed, the same command goes on; when all is done, it only
-    reports. With --array the work is shared by N jobs of SLURM, each of the size that the options after it give.
+    Groups of ranks take runs until none is left. After a stop or a kill the same command goes on; when all is done, it
+    only reports. With --array, N SLURM jobs share the runs, each of the size that the options listed after it set.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.ranks.world import connect
@@ -92,7 +92,7 @@ def command(
 
 
 def _submit(plan: Plan, words: Sequence[str], array: int | None, redo: Redo, job: Mapping[str, Any]) -> None:
-    """Submit the sweep as an array, which goes through the same folder."""
+    """Submit the sweep as an array of jobs that share its folder."""
     from hpcfed.cli.submit import submit_job
     from hpcfed.errors import InputError
     from hpcfed.sweep.claims import Claims
@@ -110,7 +110,7 @@ def _submit(plan: Plan, words: Sequence[str], array: int | None, redo: Redo, job
 
 
 def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None:
-    """Write and show what there is.
+    """Write and show the results so far.
 
     Raises:
         Stopped: runs are left, and the same command goes on.

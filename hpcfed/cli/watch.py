@@ -1,4 +1,4 @@
-"""``hpcfed watch``: runs in the terminal, while they go on or afterwards."""
+"""``hpcfed watch``: running or finished runs, shown in the terminal."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     help="Seconds between looks at the folders.",
 )
 def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
-    """Show curves, progress, imbalance and the time left of runs that go on, or have ended.
+    """Show curves, progress, imbalance and the time left of running or finished runs.
 
-    RUN is the output folder of a run, of a sweep, or a folder of such folders; where it is not there yet, its run is
-    waited for. It only reads; Ctrl-C leaves, and the runs go on. Where the output is no terminal it says a line a run,
-    at most every ten seconds.
+    RUN is the output folder of a run or of a sweep, or a folder of such folders; a folder that does not exist yet is
+    waited for. The command only reads; Ctrl-C leaves, and the runs go on. If the output is no terminal, it prints a
+    line a run, at most every ten seconds.
     """
     from hpcfed.io.console import Console
     from hpcfed.watch.follow import Watch
@@ -49,7 +49,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
 
 
 def _wait(watch: Watch, every: float) -> None:
-    """Return when there is a run to look at; say once what is waited for."""
+    """Wait until a folder holds a run; print the awaited folders once."""
     from hpcfed.watch.follow import is_awaited
 
     if awaited := [str(folder) for folder in watch.folders if is_awaited(folder)]:
@@ -75,7 +75,7 @@ def _draw(watch: Watch, console: Console, *, once: bool, every: float) -> None:
 
 
 def _tell(watch: Watch, *, once: bool, every: float) -> None:
-    """Say a line a run whenever it has changed, but for its end not more often than every ten seconds."""
+    """Print a line per run: at once when its status changes, else at most every ten seconds if rounds were added."""
     from hpcfed.watch.view import plain
 
     told: dict[Path, tuple[int, str, float]] = {}

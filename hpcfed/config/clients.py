@@ -1,4 +1,4 @@
-"""The recipe's section on how well each client is served."""
+"""The recipe's section ``evaluate.clients``: evaluation on each client's own samples."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class FineTune(Section):
 
 
 class EvaluateClients(Section):
-    """When to measure models on each client's own samples, one row a client in ``clients.csv``; and which.
+    """Models to evaluate on each client's own samples, and how often; one row a client in ``clients.csv``.
 
-    `models` are ``global``, the model that ``evaluate.model`` names; ``last``, each client's own last one, the initial
-    model where it has not taken part; and ``fine-tuned``, the global one after the steps of `fine_tune`.
+    `models`: ``global``, the model that ``evaluate.model`` names; ``last``, each client's own last model (the initial
+    one until it takes part); ``fine-tuned``, the global one after the steps of `fine_tune`.
     """
 
     every: Period = 0

@@ -1,4 +1,4 @@
-"""The user's own code, written in a recipe as ``package.module:name`` and found from the recipe's folder."""
+"""User code named in a recipe, ``package.module:name``: its import from the recipe's folder, and calls of factories."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hpcfed.user_code.modules import search
 
 
 def named_code(recipe: Recipe) -> list[str]:
-    """Return what a recipe names of the user's own code, ``package.module:name`` each."""
+    """Return the recipe's references to user code, ``package.module:name`` each."""
     sections: tuple[Any, ...] = (recipe.model, recipe.loss, recipe.algorithm, *recipe.observers)
     factories = [section.factory for section in sections if section.factory is not None]
     return [*factories, *recipe.evaluate.metrics.values()]
 
 
 def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[..., Any]:
-    """Return what ``package.module:name`` names.
+    """Return the callable that ``package.module:name`` refers to.
 
     Args:
         reference: the recipe's text.
-        python_path: folders to look in, first one first, before what is installed.
+        python_path: folders to search, in this order, before the installed packages.
         key: the recipe's key, for messages.
 
     Raises:
@@ -52,12 +52,12 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
 
 
 def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], key: str, remedy: str) -> Any:
-    """Return what the user's factory returns when it is called with `args`.
+    """Return the result of the user's factory, called with `args`.
 
     Args:
         reference, python_path, key: see `imported`.
-        args: its keywords.
-        remedy: what to look at where it raises.
+        args: its keyword arguments.
+        remedy: of the error, if the factory raises.
 
     Raises:
         InputError: it cannot be imported, takes other arguments, or raises.
@@ -68,7 +68,7 @@ def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], k
     except Exception as error:  # the user's function may raise anything
         place = place_of(error)
         what = f"{key} {reference!r} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
-        misfit = isinstance(error, TypeError) and not place  # the call itself
+        misfit = isinstance(error, TypeError) and not place  # raised by the call, not in the factory
         raise InputError(
             what, got=f"the keys {', '.join(args) or '(none)'}" if misfit else "", remedy=remedy
         ) from error

@@ -1,4 +1,4 @@
-"""What somebody who typed a recipe probably meant: short forms that are understood, and remedies for what is not."""
+"""Short forms of recipe sections, and remedies for unknown keys, refused values and unknown methods."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ ELSEWHERE = {
     "sgd": "one gradient a round is dsgd, several local steps are fedavg",
     "gel": "GeL goes with any method: guess=remaining or guess=limit",
 }
-"""Names from the literature that are no method's here, without their hyphens."""
+"""Names from the literature that are no method here (lower case, letters and digits only) → what to use."""
 LIKELY = 0.8
-"""Likeness from which another method's name counts as a slip of the pen, and not as another method."""
+"""Similarity from which an unknown name counts as a misspelt method rather than another method."""
 
 
 def spelled_out(key: str, value: Any) -> Any:
     """Return a section from its short form: ``algorithm: fedavg``, ``model: mlp``, ``loss: squared``, ``cohort: 5``.
 
-    Text with a colon is the user's own, ``package.module:function``; a fraction is one of the clients.
+    Text with a colon is a factory, ``package.module:function``; a cohort that is no whole number is a fraction.
     """
     if key in ("algorithm", "model", "loss") and isinstance(value, str):
         return {"factory" if ":" in value else "name": value}
@@ -46,7 +46,7 @@ def spelled_out(key: str, value: Any) -> Any:
 
 
 def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[str]) -> str:
-    """Return a remedy for an unknown key: where this very key belongs, else the section's nearest one."""
+    """Return a remedy for an unknown key: the places of this key elsewhere, else the section's most similar key."""
     key = location[-1]
     places = [path for path in _paths(root) if path[-1] == key]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
@@ -58,12 +58,12 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
 
 
 def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None) -> tuple[str, str]:
-    """Return (what is expected, a remedy) for a value that is refused; empty where pydantic's words will do.
+    """Return (expected, remedy) for a refused value; empty texts if pydantic's message suffices.
 
     Args:
         path: the dotted key.
         kind: pydantic's type of the error.
-        section: the class of the section that should stand there, where one should.
+        section: class of the section expected there; None for other values.
     """
     if path == "seed" and isinstance(value, list):
         return "one seed", f"seeds={_short(value)} runs each"
@@ -78,7 +78,7 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
 
 
 def for_method(name: str, known: Iterable[str]) -> str:
-    """Return a remedy for an unknown method: one whose name is all but the same, else what is known."""
+    """Return a remedy for an unknown method: its entry in `ELSEWHERE`, else a similar name, else all known ones."""
     said = ELSEWHERE.get("".join(filter(str.isalnum, name.lower())))
     known = sorted(known)
     likely = difflib.get_close_matches(name.lower(), known, n=1, cutoff=LIKELY)
@@ -86,7 +86,7 @@ def for_method(name: str, known: Iterable[str]) -> str:
 
 
 def _paths(kind: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of a section and of those in it."""
+    """Yield the key paths of a section and its subsections."""
     for name, field in kind.model_fields.items():
         yield (*above, field.alias or name)
         if (inner := section_of(field.annotation)) is not None:
@@ -94,7 +94,7 @@ def _paths(kind: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, if it holds one."""
+    """Return the section class in a field's annotation, or None."""
     kinds = (annotation, *getattr(annotation, "__args__", ()))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 

@@ -1,4 +1,4 @@
-"""The base of all sections of the recipe, small sections and values: step sizes by round, stopping, checkpoints."""
+"""Base class, limits and validators of recipe sections; the sections for stopping, checkpoints, step sizes by round."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
 MOST = 10**9
-"""Of what a recipe counts: rounds, steps, clients, samples."""
+"""Largest count of rounds, steps, clients or samples in a recipe."""
 REACH = (1e-30, 1e15)
-"""Magnitudes of all other numbers but 0: the product of any two is a float32."""
+"""Smallest and largest magnitude of nonzero real numbers: the product of any two is a float32."""
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Period = Annotated[int, Field(ge=0, le=MOST)]
-"""Every so many rounds; 0 means never."""
+"""A period in rounds; 0 means never."""
 
 
 class Section(BaseModel):
     """Base of all recipe sections: frozen, no unknown key, no conversion between types, finite numbers only.
 
     Attributes:
-        later: keys added since 0.1.0. At their default a recorded recipe lacks them, so that runs and checkpoints of
+        later: keys added since 0.1.0. A recorded recipe omits them at their default, so that runs and checkpoints of
             earlier versions go on.
     """
 
@@ -61,7 +61,7 @@ SECONDS = {"s": 1, "min": 60, "h": 3600}
 A_PERIOD = {
     "anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST}, {"type": "string", "pattern": f"^{PERIOD.pattern}$"}]
 }
-"""JSON Schema of what `a_period` and `a_time_or_0` take."""
+"""JSON Schema of the values that `a_period` and `a_time_or_0` accept."""
 
 
 def a_period(value: Any) -> Any:
@@ -94,7 +94,7 @@ def a_batch_size(value: Any) -> Any:
 
 
 def a_guess(value: Any) -> Any:
-    """Validate how many steps a client guesses; no steps are the same as no guess."""
+    """Validate ``guess``; 0 steps mean ``none``."""
     if value in ("none", "remaining", "limit"):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -115,7 +115,7 @@ class LrFrom(Section):
 
 
 class Checkpoint(Section):
-    """How often the run is saved, in rounds or in time (0: only when it is stopped early), and how many are kept."""
+    """When to save the run, in rounds or in time (0: only if it is stopped early), and how many checkpoints to keep."""
 
     every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
     keep: Count = 2

@@ -1,4 +1,4 @@
-"""From a YAML file, or a mapping, and ``key=value`` overrides to a `Recipe`; every mistake becomes one `InputError`."""
+"""Reading of a `Recipe` from YAML or a mapping, with ``key=value`` overrides; every mistake is one `InputError`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
 
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
-"""What `os.path.expandvars` takes for a variable."""
+"""A variable in the syntax of `os.path.expandvars`."""
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
 
 
@@ -28,7 +28,7 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     """Read and check the recipe of one run (see `load_recipes`).
 
     Raises:
-        InputError: naming the key, what was expected and what was found; ``seeds`` are not one run.
+        InputError: naming the key, what was expected and what was found; or the recipe has several ``seeds``.
     """
     recipes = load_recipes(source, overrides)
     if len(recipes) > 1:
@@ -70,7 +70,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
 
 
 def of_rounds_alone(rounds: int, output: Path) -> tuple[str, ...]:
-    """Return the overrides with which a recipe trains so many rounds for a measurement, and does nothing else."""
+    """Return overrides that reduce a recipe to training `rounds` rounds, for measurements."""
     nothing_else = (f"evaluate.{what}every=0" for what in ("", "train.", "clients."))
     quoted = str(output).replace("'", "''")
     return f"rounds={rounds}", *nothing_else, "stop={}", "checkpoint={every: 0}", "observers=[]", f"output='{quoted}'"
@@ -82,7 +82,7 @@ def to_plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def dump_yaml(content: Mapping[str, Any]) -> str:
-    """Write plain data as YAML text, in the order given."""
+    """Return plain data as YAML text, keys in their order."""
     stream = io.StringIO()
     yaml = YAML()
     yaml.width = 120
@@ -101,7 +101,7 @@ def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> 
 
 
 def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
-    """Refuse real numbers whose products with others are none, in all sections but the user's own arguments."""
+    """Refuse real numbers beyond `REACH` in all sections except the user's ``args``."""
     for name, field in type(section).model_fields.items():
         key, value = f"{prefix}{field.alias or name}", getattr(section, name)
         for entry in value if isinstance(value, list) else [value]:
@@ -152,10 +152,10 @@ def _checked_seeds(seeds: Any, where: str) -> list[int]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return what a YAML file maps.
+    """Return the mapping in a YAML file.
 
     Raises:
-        InputError: there is none, or it is not a mapping.
+        InputError: the file does not exist or cannot be read, or holds no YAML mapping.
     """
     try:
         text = read_text(path, LONGEST)
@@ -198,7 +198,7 @@ def _override(content: dict[str, Any], text: str) -> None:
 
 
 def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, where: str) -> None:
-    """Make the path at `keys`, where there is one, absolute from the recipe's folder."""
+    """Make the path at `keys`, if any, absolute from the recipe's folder."""
     place: Any = content
     for key in keys[:-1]:
         place = place.get(key) if isinstance(place, dict) else None
@@ -225,7 +225,7 @@ def _absolute(text: Any, folder: Path, where: str) -> Any:
 
 
 def _as_written(folder: Path, text: str) -> tuple[str, str]:
-    """Split a path behind the longest part of it that is there as written: a ``$`` in it names no variable."""
+    """Split a path after its longest prefix with a ``$`` that exists as written: there the ``$`` is no variable."""
     parts = text.split("/")
     for count in range(len(parts), 0, -1):
         there = "/".join(parts[:count])

@@ -1,4 +1,4 @@
-"""What the keys of a recipe mean: the README's table, which a test compares, and the descriptions of the schema."""
+"""Meanings of the recipe's keys, for the README's table (a test compares them) and the schema's descriptions."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ MEANINGS = {
     ),
     "output": "the run folder; default: `runs/<name>`",
 }
-"""Key, dotted where it is a section of its own → its meaning, as Markdown."""
+"""Key, dotted in a subsection → its meaning, as Markdown."""

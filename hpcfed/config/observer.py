@@ -1,4 +1,4 @@
-"""The recipe's section on who is told of a run's rounds."""
+"""The recipe's section ``observers``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 
 
 class Observer(Section):
-    """One that is told of each round: ours by `name`, or what the user's `factory` returns when called with `args`.
+    """An observer of a run: a built-in one by `name`, or the user's by `factory`, called with `args`.
 
-    Those of a name are passed on to its library: ``tensorboard`` to ``SummaryWriter``, ``wandb`` to ``wandb.init``.
+    A built-in observer passes `args` on: ``tensorboard`` to ``SummaryWriter``, ``wandb`` to ``wandb.init``.
     """
 
     name: Literal["tensorboard", "wandb"] | None = None
@@ -30,6 +30,6 @@ class Observer(Section):
 
 
 def named(value: Any) -> Any:
-    """Make ``tensorboard`` and ``[tensorboard, …]`` lists of sections."""
+    """Expand ``tensorboard`` and ``[tensorboard, …]`` to lists of sections."""
     entries = value if isinstance(value, list) else [value]
     return [{"name": entry} if isinstance(entry, str) else entry for entry in entries]

@@ -1,7 +1,7 @@
 """The recipe: everything that decides a run's result, typed, frozen and complete.
 
-A section is a frozen pydantic model that refuses unknown keys and silent conversions. Sections whose keys belong to a
-model or a method (``model``, ``algorithm``) keep them as given here; its own typed class checks them.
+A section is a frozen pydantic model that refuses unknown keys and silent conversions. The sections ``model`` and
+``algorithm`` accept further keys unchecked; the typed class of the model or method checks them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from hpcfed.config.observer import Observer, Reference, named
 
 
 class Model(Section):
-    """The model: one of ours by `name` with its own keys, or the user's by `factory` and `args`.
+    """The model: a built-in one by `name`, with its keys, or the user's by `factory` and `args`.
 
-    `init` names a safetensors file with its first parameters.
+    `init` names a safetensors file with the initial parameters.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
@@ -65,10 +65,9 @@ class Model(Section):
 
 
 class Algorithm(Section):
-    """The federated method: one of ours by `name`, a product of parts, or the user's own by `factory`; and its keys.
+    """The federated method: a built-in one by `name`, a product of parts, or the user's by `factory`; and its keys.
 
-    A product names its `local` part, its `server` part and how clients' work is to `normalize`; what is left out is
-    FedAvg's.
+    A product names its `local` and `server` parts and how to `normalize` clients' work; an omitted part is FedAvg's.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
@@ -102,8 +101,8 @@ class Algorithm(Section):
 class Loss(Section):
     """The loss of one sample, and how a minibatch combines its samples.
 
-    By `name` (``auto`` is the task's own), or the user's: `factory`, called with `args`, returns a function of output
-    and target that gives one loss per sample, as ``torch.nn:CrossEntropyLoss`` does with ``reduction: none``.
+    By `name` (``auto`` is the task's default), or the user's: `factory`, called with `args`, returns a function
+    (output, target) → one loss per sample, like ``torch.nn:CrossEntropyLoss`` with ``reduction: none``.
     """
 
     name: Literal["auto", "cross-entropy", "binary-cross-entropy", "squared"] = "auto"
@@ -135,10 +134,10 @@ def _seed_for_all(value: Any) -> Any:
 
 
 class Cohort(Section):
-    """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; all when none is given.
+    """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; by default all.
 
     `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or
-    from the first one after it that draws anybody.
+    from the next one whose cohort is not empty.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"stream"})
@@ -168,11 +167,11 @@ class Cohort(Section):
 
 
 class Augment(Section):
-    """How training images are changed at random, after normalisation: shifted and mirrored.
+    """Random augmentation of training images, after normalisation: shifts and flips.
 
-    `crop` pads each side with that many zeros and cuts the old size out at random, with `crop_probability`; `flip` is
-    the probability of left for right; `per` says who shares a draw, ``sample`` (nobody) or ``batch``. FedExP's code is
-    ``{crop: 4, flip: 0.5, per: batch}``, FedDyn's ``{crop: 4, crop_probability: 0.5, flip: 0.5}``.
+    `crop` pads each side with that many zeros and crops to the old size at random, with `crop_probability`; `flip` is
+    the probability of a horizontal flip; `per` is the unit that shares a draw, ``sample`` or ``batch``. FedExP's code
+    is ``{crop: 4, flip: 0.5, per: batch}``, FedDyn's ``{crop: 4, crop_probability: 0.5, flip: 0.5}``.
     """
 
     crop: int = Field(0, ge=0, le=256)
@@ -190,7 +189,7 @@ class Augment(Section):
 class Local(Section):
     """The work of one client in one round.
 
-    The step size of round t is ``lr`` · ``lr_decay``^(t−1); or ``lr``, and from each round of ``lr_schedule`` on its.
+    The step size of round t is ``lr`` · ``lr_decay``^(t−1); or ``lr``, replaced at each `round` of ``lr_schedule``.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"lr_schedule"})
@@ -234,7 +233,7 @@ class Local(Section):
 
 
 class Budget(Section):
-    """How many local steps τ_i each client can afford: drawn from {low..high} per client and round, or a schedule."""
+    """Local steps τ_i that each client can afford: drawn from {low..high} per client and round, or from a schedule."""
 
     low: Count | None = None
     high: Count | None = None
@@ -250,16 +249,16 @@ class Budget(Section):
 
 
 class Periodic(Section):
-    """Something done every so many rounds; 0 means never."""
+    """A period in rounds; 0 means never."""
 
     every: Period = 0
 
 
 class Evaluate(Section):
-    """When to measure test (and, if asked, training) loss and accuracy, and of which model.
+    """How often to evaluate test (optionally training) loss and accuracy, and of which model.
 
-    `metrics` names the user's own functions of output and target, each of which returns a sum and a count; the record
-    has Σ sums / Σ counts as ``test_<name>`` (and ``train_<name>``).
+    `metrics` names user functions (output, target) → (sum, count); the record has Σ sums / Σ counts as
+    ``test_<name>`` (and ``train_<name>``).
     """
 
     every: Period = 1
@@ -283,7 +282,7 @@ class Evaluate(Section):
 
 
 class Recipe(Section):
-    """A whole run. Field by field as in the README's recipe page; see the sections' own docstrings."""
+    """The recipe of a run; the README's table explains its fields, the docstrings of sections theirs."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()

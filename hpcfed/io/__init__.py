@@ -1,1 +1,1 @@
-"""Reading text of other people within bounds, writing files whole or not at all, and output that ends no run."""
+"""Bounded reading of untrusted text, atomic writing of files, and terminal output that cannot end a run."""

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and what is on disk for good."""
+"""Atomic and durable writing of files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until the disk has what was written to a file, or the names in a folder.
+    """Wait until a file's content, or a folder's entries, are on disk.
 
     Raises:
         OSError: as the system reports it.

@@ -14,10 +14,10 @@ from hpcfed.io.output import Output
 
 
 class Console(rich.console.Console):
-    """A console whose escapes are its own: those within the texts that it shows are made visible.
+    """A rich console that makes control characters in the texts it prints visible.
 
     Args:
-        file: standard output unless given.
+        file: default: standard output.
         options: rich's.
     """
 
@@ -25,6 +25,6 @@ class Console(rich.console.Console):
         super().__init__(file=Output(file or sys.stdout, cleans=False), **options)  # type: ignore[arg-type]
 
     def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
-        """Yield the segments of what is shown; see rich."""
+        """Yield rich's segments, their texts made visible."""
         for segment in super().render(*arguments, **options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)

@@ -1,8 +1,8 @@
-"""Standard output and error of a command: never the reason why training is lost, and free of what names smuggle in.
+"""Standard output and error of a command: a failed write never ends training, and control characters are escaped.
 
-Two kinds of commands print. One leaves files (run, sweep, …): what it prints is decoration, and it goes on when the
-pipe is closed, the disk full or the terminal gone. The other prints its result (inspect, cite, …): it ends there,
-quietly where the reader of a pipe has left, else as a failure of the environment.
+A command that leaves files (run, sweep, …) goes on when the pipe is closed, the disk full or the terminal gone. A
+command whose output is its result (inspect, cite, …) ends there: quietly if the reader of a pipe has left, else with an
+`EnvironmentFailure`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcfed.errors import EnvironmentFailure, HpcfedError, visible
 
 
 class Unheard(HpcfedError):
-    """The reader of a pipe has left, and so has what reads on for it: `hpcfed inspect x.h5 | head -1`."""
+    """The reader of a pipe has left: `hpcfed inspect x.h5 | head -1`."""
 
     exit_code = 0
 
@@ -27,15 +27,14 @@ class Unheard(HpcfedError):
 
 
 class Output(io.TextIOBase):
-    """A text stream in front of another, which may fail.
+    """A text stream that wraps another one, whose failures it survives.
 
-    Characters that the other's encoding lacks are written as their escapes. After its first failure nothing more is
-    written.
+    Characters that the inner stream's encoding lacks are escaped. After its first failure nothing more is written.
 
     Args:
-        stream: the other; None for none.
-        cleans: whether control characters, too, are written as their escapes. Else the writer has seen to that.
-        matters: whether a failure is an error.
+        stream: the inner stream; None discards everything.
+        cleans: whether control characters are escaped, too; false if the caller has escaped them.
+        matters: whether a failure raises.
     """
 
     def __init__(self, stream: TextIO | Output | None, *, cleans: bool = True, matters: bool = False):
@@ -47,17 +46,17 @@ class Output(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The other stream's."""
+        """The inner stream's."""
         return getattr(self.stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
+        """Whether the inner stream is a terminal."""
         with suppress(ValueError, OSError, AttributeError):
             return not self._lost and bool(self.stream.isatty())  # type: ignore[union-attr]
         return False
 
     def fileno(self) -> int:
-        """The other stream's descriptor.
+        """The inner stream's descriptor.
 
         Raises:
             OSError: it has none.
@@ -67,14 +66,14 @@ class Output(io.TextIOBase):
         return self.stream.fileno()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def close(self) -> None:
-        """Leave the other stream open."""
+        """Leave the inner stream open."""
 
     def write(self, text: str) -> int:
-        """Write a text, or lose it.
+        """Write a text; after a failure, discard it.
 
         Raises:
             Unheard, EnvironmentFailure: the stream has failed, and it matters.
@@ -84,7 +83,7 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what is buffered; fails as `write` does."""
+        """Flush the inner stream; fails as `write` does."""
         self._try(lambda stream: stream.flush())
 
     def _try(self, call: Callable[[TextIO], object]) -> None:
@@ -97,13 +96,13 @@ class Output(io.TextIOBase):
                 got = getattr(error, "strerror", None) or str(error)
                 failure = EnvironmentFailure("cannot be written", where="standard output", got=got)
                 self._failure = Unheard() if isinstance(error, BrokenPipeError) else failure
-        if self.matters and self._failure is not None:  # again and again: a library may have swallowed the first
+        if self.matters and self._failure is not None:  # at every call: a library may have swallowed the first
             raise self._failure
 
 
 @contextmanager
 def streams(*, matters: bool) -> Iterator[None]:
-    """Put an `Output` in front of standard output and standard error while the block runs."""
+    """Wrap standard output and standard error in `Output` while the block runs."""
     for descriptor in range(3):
         _occupy(descriptor)
     before = sys.stdout, sys.stderr
@@ -128,7 +127,7 @@ def _encodable(text: str, encoding: str) -> str:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Point a stream's descriptor to no file, so that flushing what it still holds, at exit, fails no more."""
+    """Point a stream's descriptor to /dev/null, so that flushing its buffer at exit does not fail again."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -138,7 +137,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 def _occupy(descriptor: int) -> None:
-    """Open a closed standard descriptor on no file: the next file to be opened would get its number, and its text."""
+    """Open a closed standard descriptor on /dev/null: else the next file opened gets its number and its output."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -1,8 +1,8 @@
-"""Text of other people as plain data: the one reader of YAML and the one reader of JSON, both within bounds.
+"""Untrusted text to plain data: the one reader of YAML and the one reader of JSON, both within bounds.
 
-A recipe, a schedule, a record or a manifest may come from anybody. What leaves this module consists of mappings with
-text as keys, lists, text, numbers, booleans and null alone. The bounds below hold for its depth, its whole numbers, and
-for YAML its size with aliases written out. Everything else raises `Malformed`.
+A recipe, a schedule, a record or a manifest may come from anybody. Results consist of mappings with text keys, lists,
+text, numbers, booleans and null alone. The constants below bound their depth, their whole numbers, and for YAML the
+size with aliases expanded. Everything else raises `Malformed`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 DEEPEST = 64
 """Levels of lists and mappings."""
 MOST_NODES = 50_000
-"""Values in a YAML text, aliases written out; a large recipe has some hundred."""
+"""Values in a YAML text, aliases expanded; a large recipe has some hundred."""
 LONGEST = 1 << 20
 """Characters of a YAML text; the largest recipe known has 7,000."""
 LARGEST = 1 << 30
 """Bytes of a JSON file: the schedule of a million clients over a hundred rounds."""
 PIECE = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 WHOLE = range(-(1 << 63), 1 << 64)
 """Whole numbers that a word of 64 bits holds."""
 UNPRINTABLE = re.compile("[\0\ud800-\udfff]")
-"""What no path and no UTF-8 file can hold."""
+"""Characters that no path and no UTF-8 file can hold."""
 ESCAPED = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 ZEROS = str.maketrans("123456789", "000000000")
 
 
 class Malformed(ValueError):
-    """Text that is not well formed, or is beyond the bounds; the message says where."""
+    """Text that is malformed or exceeds the bounds; the message says where."""
 
 
 def read_text(path: Path, most: int = LARGEST) -> str:
@@ -75,10 +75,10 @@ def read_text(path: Path, most: int = LARGEST) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Return what a JSON text stands for.
+    """Return the value of a JSON text.
 
     Raises:
-        Malformed: it is none, or is beyond the bounds.
+        Malformed: it is not JSON, or exceeds the bounds.
     """
     try:
         value = json.loads(text)
@@ -93,10 +93,10 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what a YAML 1.2 text of one document stands for; dates are text, as YAML's core schema has none.
+    """Return the value of a YAML 1.2 text of one document; dates are text, as YAML's core schema has none.
 
     Raises:
-        Malformed: it is none, names a type that is not plain data, or is beyond the bounds.
+        Malformed: it is not such a text, names a type that is not plain data, or exceeds the bounds.
     """
     if len(text) > LONGEST:
         raise Malformed(f"longer than {LONGEST:,} characters")
@@ -111,7 +111,7 @@ def parse_yaml(text: str) -> Any:
         raise Malformed(f"nested more than {DEEPEST} deep") from None
     except YAMLError as error:
         raise Malformed(_said(error)) from None
-    except Exception as error:  # the reader lets errors of its own through on some malformed texts
+    except Exception as error:  # on some malformed texts the YAML reader raises unrelated errors
         raise Malformed(f"not well formed ({type(error).__name__})") from None
 
 
@@ -141,7 +141,7 @@ def _check_events(events: Iterable[Event]) -> None:
     """Check version, depth and size before anything is built: with aliases, little text stands for many values."""
     nodes, depth = 0, 0
     anchors: dict[str, tuple[int, int]] = {}
-    """Anchor → values and levels of what it names."""
+    """Anchor → number of values and of levels in its node."""
     opened: list[tuple[str | None, int, int]] = []
     """For each list or mapping that is open: its anchor, the values before it, and its deepest level so far."""
     for event in events:
@@ -180,7 +180,7 @@ def _yaml() -> YAML:
 
 
 class _PlainData(SafeConstructor):
-    """Builds plain data alone: of the tags that YAML knows, those of its core schema, and dates as text."""
+    """A constructor of plain data alone: the tags of YAML's core schema, and dates as text."""
 
     yaml_constructors = {}  # noqa: RUF012 (that of SafeConstructor builds sets, dates and bytes)
 

@@ -1,12 +1,12 @@
-"""Observers: told of a run on rank 0 as it goes on, and nothing that they do changes it.
+"""Observers of a run: objects called on rank 0 at its start, after each round and at its end, without effect on it.
 
 An observer is any object with one or more of these methods:
 
     start(run)      before the first round of this job; see `Started`
-    round(row)      after each round: what ``metrics.jsonl`` got, a copy of it
+    round(row)      after each round: a copy of its row of ``metrics.jsonl``
     end(status)     ``finished``, ``stopped``, ``diverged`` or ``failed``
 
-One that raises is told of once in the log, and not called again.
+An observer that raises is logged once, and not called again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ METHODS = ("start", "round", "end")
 
 @dataclass(frozen=True)
 class Started:
-    """What an observer is told at the start: the resolved recipe and the environment as plain data (copies), and how
-    many rounds were done before, where the run goes on from a checkpoint.
+    """The argument of ``start``: the resolved recipe and the environment as plain data (copies), and the number of
+    rounds done before, more than 0 if the run goes on from a checkpoint.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Started:
 
 
 def check_observers(sections: Sequence[Observer], python_path: Sequence[Path]) -> None:
-    """Look for what the recipe's observers need, without starting any.
+    """Check that the recipe's observers can be imported, without making any.
 
     Raises:
         InputError: a library is not installed, or a factory cannot be imported.
@@ -75,7 +75,7 @@ class Observers:
 
     @contextmanager
     def told(self, environment: Mapping[str, Any], done: int) -> Iterator[None]:
-        """Tell all of the start, and however the block ends, of the end."""
+        """Call each observer's ``start``, and its ``end`` however the block ends."""
         for name, observer in [*self._observers]:
             recipe, facts = to_plain(self._recipe), copy.deepcopy(dict(environment))
             self._tell(name, observer, "start", Started(self._recipe.name, self._recipe.output, recipe, facts, done))
@@ -90,7 +90,7 @@ class Observers:
                 self._tell(name, observer, "end", status_of(error))
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Tell all of a round."""
+        """Call each observer's ``round``."""
         for name, observer in [*self._observers]:
             self._tell(name, observer, "round", copy.deepcopy(dict(row)))
 
@@ -106,7 +106,7 @@ class Observers:
         try:
             with _leaving_no_trace():
                 function(told)
-        except (Exception, SystemExit) as error:  # an observer may do anything but end the run
+        except (Exception, SystemExit) as error:  # whatever an observer raises, it must not end the run
             place = place_of(error)
             words = f"{method} raised" + (f" at {place}" if place else "")
             log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)
@@ -127,7 +127,7 @@ def _made(section: Observer, python_path: Sequence[Path]) -> Any:
 
 @contextmanager
 def _leaving_no_trace() -> Iterator[None]:
-    """Put back what of torch's settings decides a run's numbers; its random streams are seeded where they are used."""
+    """Restore the torch settings that decide a run's numbers; random streams are seeded wherever they are used."""
     import torch
 
     threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""What loggers of numbers get of a round's row."""
+"""The scalars of a round's row, for loggers."""
 
 from __future__ import annotations
 

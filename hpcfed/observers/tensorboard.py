@@ -11,7 +11,7 @@ from hpcfed.observers.scalars import scalars
 
 
 class TensorBoard:
-    """One scalar a number of the row, by round; the recipe as text.
+    """Writes each number of a row as a scalar by round, and the recipe as text.
 
     Args:
         args: passed on to ``torch.utils.tensorboard.SummaryWriter``, ``log_dir`` among them.
@@ -21,7 +21,7 @@ class TensorBoard:
         self._args = dict(args)
 
     def start(self, run: Started) -> None:
-        """Open the events; those of rounds that will be run again are dropped by TensorBoard."""
+        """Open the event file; TensorBoard drops earlier events of rounds that run again."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "logs" / "tensorboard"
@@ -34,7 +34,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, row["round"])
 
     def end(self, status: str) -> None:
-        """Write what is left."""
+        """Flush and close the event file."""
         self._writer.close()
 
 

@@ -11,17 +11,17 @@ from hpcfed.observers.scalars import scalars
 
 
 class WeightsAndBiases:
-    """One value a number of the row, by round; the recipe as the configuration.
+    """Logs each number of a row by round, and the recipe as the configuration.
 
     Args:
-        args: passed on to ``wandb.init``: ``project``, ``entity``, ``group``; ``mode: online`` where a network is.
+        args: passed on to ``wandb.init``: ``project``, ``entity``, ``group``; ``mode: online`` with a network.
     """
 
     def __init__(self, args: Mapping[str, Any]):
         self._args = dict(args)
 
     def start(self, run: Started) -> None:
-        """Begin a run there, or go on with the one of this folder."""
+        """Begin a W&B run, or resume the one of this folder."""
         import wandb
 
         folder = run.folder / "logs"
@@ -43,7 +43,7 @@ class WeightsAndBiases:
         self._run.log(dict(scalars(row)), step=row["round"])
 
     def end(self, status: str) -> None:
-        """Tell how it ended, and write what is left."""
+        """Record the status, and finish the W&B run."""
         self._run.summary["status"] = status
         self._run.finish(exit_code=0 if status == "finished" else 1)
 

@@ -1,1 +1,1 @@
-"""The run folder: what may be started in it, its record and code, how a run ended, and progress while it goes on."""
+"""The run folder: whether a run may start in it, its record, its user code, its end, and progress on the terminal."""

@@ -1,8 +1,8 @@
-"""``code.json`` of a run folder: the user's own code that a run was trained with, and what has been accepted since.
+"""``code.json`` of a run folder: the user's code that each round was trained with.
 
 files     module → file, path, hash and text: the code of the rounds from `since` on
 since     a round, counted from 1
-before    the code of the rounds before, as often as other code was accepted: a list of the same two keys
+before    a list with one entry, `files` and `since`, per accepted change: the code of earlier rounds
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and recor
 
 
 def references(recipe: Recipe) -> list[str]:
-    """Return the functions and classes that decide a recipe's result and are in no installed package."""
+    """Return a recipe's references to user code that decides its result; installed packages are left out."""
     search(recipe.python_path)
     named = [recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, *recipe.evaluate.metrics.values()]
     return [reference for reference in named if reference is not None and not is_installed(reference)]
 
 
 def own_code(recipe: Recipe) -> dict[str, Source]:
-    """Return the user's own code as far as it is loaded; none where the recipe names none.
+    """Return the sources of the user's loaded modules, by module; empty if the recipe names none.
 
-    A module that only an observer comes from does not count, as observers do not.
+    Modules that only observers use are left out, as observers do not affect the result.
     """
     named = references(recipe)
     if not named:
@@ -46,7 +46,7 @@ def own_code(recipe: Recipe) -> dict[str, Source]:
 
 
 def check_hosts(recipe: Recipe, world: World) -> None:
-    """Refuse code that is not the same on all hosts, of which one rank each reads it; called on every rank.
+    """Refuse code that differs between hosts; called on every rank, one rank per host reads.
 
     Raises:
         InputError: naming the module and the hosts.
@@ -67,7 +67,7 @@ def check_hosts(recipe: Recipe, world: World) -> None:
 
 
 class CodeRecord:
-    """The record of code in a run folder; on rank 0 alone.
+    """The file ``code.json`` of a run folder; used on rank 0 alone.
 
     Args:
         folder: the run folder.
@@ -79,11 +79,11 @@ class CodeRecord:
         self._looked_at = 0
 
     def exists(self) -> bool:
-        """Tell whether there is one; folders of hpcfed 0.1 have none."""
+        """Whether the file exists; folders of hpcfed 0.1 have none."""
         return self._path.exists()
 
     def refuse_changes(self, recipe: Recipe) -> None:
-        """Refuse to go on with other code.
+        """Refuse to go on with changed code.
 
         Raises:
             InputError: naming the files.
@@ -94,7 +94,7 @@ class CodeRecord:
             raise InputError(f"your code is another than this run's: {told}", where=where, remedy=EDITED)
 
     def changes(self, recipe: Recipe) -> str:
-        """Say what differs between the record and what this process has loaded, or else would load; "" if nothing."""
+        """Name the recorded files that differ from those loaded, or on disk if not loaded yet; "" if none."""
         if not references(recipe):
             return ""
         here, told = own_code(recipe), []
@@ -108,10 +108,10 @@ class CodeRecord:
         return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
 
     def write(self, recipe: Recipe, done: int) -> None:
-        """Record the code of the rounds after the `done` ones; what these were trained with is kept where it differs.
+        """Record the code of the rounds after `done`; that of the earlier rounds is kept, too, if it differs.
 
         Raises:
-            InputError: the record cannot be understood.
+            InputError: the present file is malformed.
             OSError: as the system reports it.
         """
         self._recipe, code = recipe, own_code(recipe)
@@ -131,7 +131,7 @@ class CodeRecord:
             self._write({**found, "files": _plain(now), "since": since})
 
     def add(self) -> None:
-        """Record what has been imported since `write`; costs nothing where that is nothing.
+        """Record modules imported since `write`; costs nothing if there are none.
 
         Raises:
             OSError: as the system reports it.
@@ -148,10 +148,10 @@ class CodeRecord:
         return {name: Source(**entry) for name, entry in self._read()["files"].items()}
 
     def _read(self) -> dict[str, Any]:
-        """Return what the record says; nothing where there is none.
+        """Return the file's content; an empty record if there is no file.
 
         Raises:
-            InputError: it cannot be understood.
+            InputError: it is malformed.
         """
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ class CodeRecord:
 
 
 def _now(then: Source, python_path: Sequence[Path]) -> Source:
-    """Return what a recorded source is today, wherever the recipe's folders are now."""
+    """Return the present version of a recorded source, found in the recipe's present folders."""
     if not then.path:
         return source_in_notebook(then.file.partition(":")[2])
     places = [folder / then.file for folder in python_path]

@@ -1,17 +1,17 @@
-"""The run folder: what may be started in it, and the files that a run leaves there.
+"""The run folder: its files, and whether a run starts, goes on, is finished or is refused there.
 
     nothing there                               start
     our finished run of the same recipe         say so, exit 0
     our unfinished run of the same recipe       go on from its checkpoint, the record cut to that round
     the same without a checkpoint               start again, the old record kept under previous-N/
     only FREE keys changed                      likewise
-    the user's own code changed                 refuse, with the files; after `accept_code` go on, both recorded
+    the user's code changed                     refuse, with the files; after `accept_code` go on, both recorded
     anything else changed                       refuse, with the difference
     a run that is going on, files not ours      refuse
 
-`fresh` starts anew whatever run of ours is there, and keeps it under previous-N/; what is not ours stays where it is.
+`fresh` starts anew and keeps our run that is there under previous-N/; files that are not ours stay in place.
 
-Rank 0 alone looks and writes.
+Rank 0 alone reads and writes the folder.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from hpcfed.run_folder.code import FRESH, NAME, CodeRecord, references
 from hpcfed.run_folder.rounds import count_rounds, parse_rounds
 
 PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "observers")
-"""Keys that say where a run's files are, how they are read and who looks on: they never invalidate a finished run."""
+"""Keys for the places of files, how they are read, and observers: they never invalidate a finished run."""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
-"""Keys that may differ between a run and what continues it."""
+"""Keys that may change when a run is continued."""
 RECORD = (
     "metrics.jsonl",
     "clients.csv",
@@ -54,21 +54,21 @@ RECORD = (
     "checkpoints",
     "logs",
 )
-"""What is put aside when a run starts again."""
+"""Files that are put aside when a run starts again."""
 ASIDE = "previous-*"
-"""What earlier runs are kept under."""
+"""Folders of earlier runs."""
 BEFORE = (".lock", "logs", "checkpoints", NAME)
-"""What there may be before a run has written its recipe."""
+"""Entries that may exist before a run has written its recipe."""
 REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, ('recipe.yaml', 'report.html', *RECORD)))})\.\d+\.tmp")
-"""What a job may leave that is killed while it writes a file of ours (`hpcfed.io.atomic.write_whole`)."""
+"""Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""
 
 
 class RunFolder:
-    """One run's folder.
+    """The folder of one run.
 
     Args:
-        path: where it is.
-        fresh: whether a run of ours that is there makes room for another.
+        path: of the folder.
+        fresh: whether our run that is there is put aside for a new one.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False):
@@ -79,11 +79,11 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def is_finished(self, recipe: Recipe) -> bool:
-        """Tell whether this very recipe's run is here and finished, and not to be started anew; writes nothing.
+        """Whether this recipe's run is here and finished, and `fresh` is not set; writes nothing.
 
         Raises:
-            InputError: the folder holds another recipe's run, one of other code, files that are not ours, or a lesser
-                record.
+            InputError: the folder holds another recipe's run, one of other code, files that are not ours, or a record
+                with another number of rounds than the finished run's.
         """
         wanted = to_plain(recipe)
         try:
@@ -103,7 +103,7 @@ class RunFolder:
 
     @contextmanager
     def held(self, world: World) -> Iterator[None]:
-        """Make the folder and hold it against other jobs.
+        """Create the folder and lock it against other jobs.
 
         Raises:
             InputError: a run is going on there, or the folder cannot be written.
@@ -119,7 +119,7 @@ class RunFolder:
                 self._lock = None
 
     def _leave_nothing_empty(self, made: Sequence[Path]) -> None:
-        """Where nothing came of the run, remove the lock's file and the folders that were made for it."""
+        """If the run left nothing, remove the lock file and the folders that were created for it."""
         with suppress(OSError):
             if [entry.name for entry in self.path.iterdir()] == [".lock"]:
                 (self.path / ".lock").unlink()
@@ -127,7 +127,7 @@ class RunFolder:
                     path.rmdir()
 
     def _take_lock(self) -> None:
-        """Lock the folder until the file is closed, by this process or its end; not where a file system has no locks.
+        """Lock the folder until the lock file is closed or the process ends; no lock if the file system has none.
 
         Raises:
             Busy: a run is going on there.
@@ -146,7 +146,7 @@ class RunFolder:
                 raise self._unusable(error) from None
 
     def check_code(self, recipe: Recipe) -> None:
-        """Refuse to go on with other code than what is here was trained with.
+        """Refuse to go on with other code than that of the run here.
 
         Raises:
             InputError: naming the files.
@@ -155,7 +155,7 @@ class RunFolder:
             self.code.refuse_changes(recipe)
 
     def word_of_code(self, recipe: Recipe) -> str:
-        """Say what cannot be known of the code that is here, or that a run starts again since it has changed."""
+        """Return a remark: this run's code is not recorded, or has changed and the run starts again; else ""."""
         if self.fresh or not self._has_rounds() or not references(recipe):
             return ""
         if not self.code.exists():
@@ -164,13 +164,13 @@ class RunFolder:
         return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""
 
     def _goes_on(self) -> bool:
-        """Whether there are results that a run of the same recipe is made of."""
+        """Whether a run of the same recipe would keep results from here: it is finished, or has a checkpoint."""
         return self._read_json("result.json").get("status") == "finished" or any(
             (self.path / "checkpoints").glob("round-*.json")
         )
 
     def accept_code(self, recipe: Recipe) -> None:
-        """Let what is here go on with the user's code as it is now, and record both.
+        """Let the run here go on with the user's present code, and record both.
 
         Raises:
             Busy: it is going on already.
@@ -185,7 +185,7 @@ class RunFolder:
             raise self._unusable(error) from None
 
     def set_aside(self) -> None:
-        """Put the run that is here under previous-N/, so that another can begin; not what is not ours.
+        """Move the run here to previous-N/, to make room for another.
 
         Raises:
             Busy: it is going on.
@@ -206,8 +206,8 @@ class RunFolder:
         Returns the facts of the federation file, to be kept in ``environment.json``.
 
         Raises:
-            InputError: the folder cannot be written, its record is damaged, the data are not those it is about, or the
-                code that was loaded is not that of the `done` rounds.
+            InputError: the folder cannot be written, its record is damaged, the data are not the recorded ones, or the
+                loaded code is not that of the `done` rounds.
             EnvironmentFailure: the data cannot be read.
         """
         known = self._read_json("environment.json").get("data")
@@ -241,7 +241,7 @@ class RunFolder:
             raise EnvironmentFailure("cannot be written", where=str(self.path / name), got=str(error)) from error
 
     def to_disk(self) -> None:
-        """Wait until the disk has the rounds that are recorded.
+        """Wait until the recorded rounds are on disk.
 
         Raises:
             OSError: as the system reports it.
@@ -251,11 +251,11 @@ class RunFolder:
                 to_disk(record)
 
     def rounds(self) -> int:
-        """Return how many rounds are recorded."""
+        """Return the number of recorded rounds."""
         return count_rounds(self.metrics)
 
     def _has_files(self) -> bool:
-        """Whether there is more than what a job leaves that ends before it has begun, or a place for checkpoints."""
+        """Whether there are files other than those of `BEFORE`, temporary files and earlier runs."""
         if not self.path.exists():
             return False
         return any(
@@ -301,7 +301,7 @@ class RunFolder:
             )
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        """Return what a JSON file of the folder maps; nothing where there is none, or it is damaged.
+        """Return the mapping in a JSON file of the folder; empty if the file is missing or damaged.
 
         Raises:
             InputError: it cannot be read.
@@ -326,7 +326,7 @@ class RunFolder:
                 got=str(len(lines)),
                 remedy=FRESH,
             )
-        deque(parse_rounds(lines, self.metrics), maxlen=0)  # refuses damage, which would stay there for good
+        deque(parse_rounds(lines, self.metrics), maxlen=0)  # raises on damage, which would stay for good
         write_whole(self.metrics, b"".join(lines))
         if self.clients.exists():
             self._cut_clients(done)
@@ -334,7 +334,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _cut_clients(self, done: int) -> None:
-        """Cut the table of clients behind the last row of the `done` rounds; the last of all may be half a row."""
+        """Cut ``clients.csv`` after the last row of the `done` rounds; its last row may be incomplete."""
         with self.clients.open("r+b") as table:
             kept = len(table.readline())
             for row in table:
@@ -348,7 +348,7 @@ class RunFolder:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
 
     def _put_aside(self) -> None:
-        """Move what a run has left under previous-N/, but for its recipe, of which a copy goes there."""
+        """Move a run's files to previous-N/; the recipe is copied there."""
         if not any((self.path / name).exists() for name in ("recipe.yaml", *RECORD)):
             return
         number = 1
@@ -367,22 +367,22 @@ class RunFolder:
 
 
 def refuse_both(fresh: bool, accept_code: bool) -> None:
-    """Refuse to start anew and to go on.
+    """Refuse `fresh` together with `accept_code`.
 
     Raises:
-        InputError: both are asked for.
+        InputError: both are set.
     """
     if fresh and accept_code:
         raise InputError("--fresh and --accept-code", expected="one of them", got="both")
 
 
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
-    """Return a digest of all that decides the result of a recipe's rounds: of all keys but those that are `free`."""
+    """Return a digest of the keys that decide the result of a recipe's rounds: all but the `free` ones."""
     return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), free), sort_keys=True).encode())
 
 
 def _round_of(line: bytes) -> Any:
-    """Return the round that a line of the record is about; None where it is damaged."""
+    """Return the round number in a line of the record; None if the line is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -391,7 +391,7 @@ def _round_of(line: bytes) -> Any:
 
 
 def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keys that decide the result as dotted names; the data counts by its content where that is known."""
+    """Return the keys that decide the result, dotted; without the path of the data if its content hash is known."""
     data = ("data",) if recipe.get("data_content") else ()
     return dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
 

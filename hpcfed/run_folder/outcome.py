@@ -1,4 +1,4 @@
-"""How a run tells of itself besides its metrics: a log per rank, and how it ended."""
+"""The end of a run, ``result.json``, and the log of each rank, ``logs/rank-R.log``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stoppe
 
 
 def status_of(error: BaseException | None) -> str:
-    """Return how a run ends with an error, or with none."""
+    """Return the status of a run that ended with `error`, or without one."""
     if error is None:
         return "finished"
     return next((status for kind, status in ENDED_BY.items() if isinstance(error, kind)), "failed")
@@ -29,14 +29,14 @@ def status_of(error: BaseException | None) -> str:
 
 @dataclass
 class Ending:
-    """What the block tells of its end: why a run that went well ended before its last round, if it did."""
+    """Set by the block: why a run without errors ended before its last round; None if it did not."""
 
     stopped: str | None = None
 
 
 @contextmanager
 def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
-    """Leave ``result.json`` however the block ends."""
+    """Write ``result.json`` however the block ends."""
     started = time.perf_counter()
     status, message, ending = "failed", "", Ending()
     try:
@@ -51,17 +51,17 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
             seconds = round(time.perf_counter() - started, 6)
             told = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
             failing = suppress(EnvironmentFailure) if status == "failed" else nullcontext()
-            with failing:  # a full disk must not hide what was said of it first
+            with failing:  # a full disk must not hide the first error
                 folder.write("result.json", told | {"stopped": ending.stopped})
 
 
 @contextmanager
 def own_code_named(world: World | None = None) -> Iterator[None]:
-    """Turn an exception of the user's own code into one line that names its place; the traceback goes to the log.
+    """Turn an exception in user code into one line that names its place; the traceback goes to the log.
 
     Raises:
         InputError: the user's code raised.
-        EnvironmentFailure: it met a full disk, or the like.
+        EnvironmentFailure: it met a fault of the machine, such as a full disk.
     """
     try:
         yield
@@ -77,26 +77,26 @@ def own_code_named(world: World | None = None) -> Iterator[None]:
 
 
 def see_log(world: World | None) -> str:
-    """Return where a rank's traceback is to be found."""
+    """Return the remedy: where to find the rank's traceback."""
     return "correct it there" if world is None else f"see the run folder's logs/rank-{world.rank}.log"
 
 
 class _Lines(logging.Formatter):
-    """What a log says of an event, free of control characters: they would steer the terminal that shows the log."""
+    """A log formatter that escapes control characters: they would steer the terminal that shows the log."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose folder, too, appears with the first thing there is to say."""
+    """A log file that is created, with its folder, at the first message."""
 
     def _open(self) -> Any:
         Path(self.baseFilename).parent.mkdir(exist_ok=True)
         return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Let a disk that is full end the run with what the run says of it."""
+        """Ignore a failed write: if the disk is full, the run's own error says so."""
 
     def close(self) -> None:
         with suppress(OSError):
@@ -105,7 +105,7 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def own_log(folder: RunFolder, world: World) -> Iterator[None]:
-    """Send this rank's log and warnings to ``logs/rank-R.log``, which exists only where there was something to say."""
+    """Send this rank's log and warnings to ``logs/rank-R.log``, created at the first message."""
     handler = _LogFile(folder.path / "logs" / f"rank-{world.rank}.log", delay=True, encoding="utf-8")
     handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger("hpcfed"), logging.getLogger("py.warnings")]

@@ -1,6 +1,6 @@
-"""What rank 0 says while a run goes on: a live line on a terminal, at most one plain line every 10 s elsewhere.
+"""Progress of a run, printed by rank 0: a live line on a terminal, at most one plain line every 10 s elsewhere.
 
-It is decoration: where it cannot be written, the run goes on without it (`hpcfed.io.output`).
+If it cannot be written, the run goes on without it (`hpcfed.io.output`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ QUIET_SECONDS = 10.0
 
 
 class Reporter:
-    """Tells of the rounds as they end.
+    """Prints the progress of a run, round by round.
 
     Args:
         name, rounds: of the run.
         speaks: false on all ranks but one.
-        live: whether a terminal may get a moving line. Under a launcher it may not: some give every rank a terminal of
-            its own and write what comes out of it to a file.
-        stream: standard output unless given; where writing to it fails, no more is written.
+        live: whether a terminal may get a moving line. Not under a launcher: some give every rank a pseudo-terminal and
+            write its output to a file.
+        stream: default: standard output. After a failed write nothing more is written.
     """
 
     def __init__(self, name: str, rounds: int, *, speaks: bool, live: bool, stream: TextIO | None = None):
@@ -49,7 +49,7 @@ class Reporter:
             self._live.stop()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Tell of a round from its record."""
+        """Show a round, from its row of the record."""
         if not self._speaks:
             return
         self._done += 1

@@ -1,7 +1,7 @@
-"""The record of a run, ``metrics.jsonl``: one JSON object a round; how a round is written, and how all read it.
+"""The record of a run, ``metrics.jsonl``, one JSON object a round: its writing, its reading and its columns.
 
-A run that still goes on, or that was killed, may leave half a line at the end: it is no round yet, and left out. What
-is not a finite number is null in the file and nan in a column; records of older versions have ``NaN`` there.
+An incomplete last line, left by a run that goes on or was killed, is no round yet and left out. A number that is not
+finite is null in the file and nan in a column; older versions wrote ``NaN``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ METRICS = (
 PHASES = ("local", "wait", "reduce", "server", "evaluate")
 TIMERS = (*PHASES, "total")
 NUMBERS = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
-"""Columns that every record has, nan where a round's object lacks them."""
+"""Columns that every record has, nan if a round's object lacks them."""
 DEEPEST = 8
-"""Levels of objects in a round; what lies deeper is no column."""
+"""Levels of objects in a round that become columns."""
 
 
 def line_of(row: Mapping[str, Any]) -> str:
-    """Return a round as its line of the record: JSON as everybody reads it, null where a number is not finite."""
+    """Return a round's line of the record: standard JSON, with null for numbers that are not finite."""
     try:
         return json.dumps(row, allow_nan=False) + "\n"
-    except ValueError:  # seldom, and looking for them takes longer
+    except ValueError:  # rare, and searching every row takes longer
         return json.dumps(_finite(row), allow_nan=False) + "\n"
 
 
@@ -63,7 +63,7 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator[dict[str, Any]]:
-    """Yield the objects of lines that hold the rounds from `first` on, each on the line of its number.
+    """Yield the objects of consecutive lines, one for each round from `first` on.
 
     Raises:
         InputError: a line is no JSON object, or of another round.
@@ -83,10 +83,11 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
 
 def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
     """Return a round's numbers by dotted names, ``seconds.local``, ``clients.global.test.loss.mean``: all `NUMBERS`,
-    the recipe's own metrics, and whatever else is a number. Lists and text are no columns; nan stands for null.
+    the user's metrics, and all other numbers. Lists and text are left out; null becomes nan.
 
     Raises:
-        InputError: one that has to be a number or null is something else.
+        InputError: one of `NUMBERS` or of the user's metrics is neither a number nor null, a number exceeds float64,
+            or ``seconds`` is no object.
     """
     where = f"{path}, line {row.get('round')}"
     if not isinstance(row.get("seconds") or {}, Mapping):
@@ -107,7 +108,7 @@ def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
 
 
 class Columns(dict[str, list[float]]):
-    """Columns (T,) by name that grow by a round at a time; nan where a round does not have one."""
+    """Columns (T,) by name, which grow round by round; nan for a value that a round lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,12 +132,12 @@ def columns_of(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
 
 
 def is_own(name: str) -> bool:
-    """Whether a column is a metric of the recipe's own."""
+    """Whether a column is a user's metric (``evaluate.metrics``)."""
     return name.startswith(("test_", "train_")) and name not in METRICS
 
 
 def count_rounds(path: Path) -> int:
-    """Return how many rounds a record has, by its whole lines; 0 where there is no file."""
+    """Return the number of rounds in a record, its complete lines; 0 if there is no file."""
     if not path.exists():
         return 0
     with path.open("rb") as record:

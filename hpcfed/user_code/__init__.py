@@ -1,1 +1,1 @@
-"""The user's own code: which modules it is, whose error an exception is, and checks of what a method answers."""
+"""User code: its modules and their sources, the errors it raises, and checks of a user's method."""

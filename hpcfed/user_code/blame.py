@@ -1,4 +1,4 @@
-"""Whose error it is: the line of the user's own code that raised, in one line for the person who wrote it."""
+"""Errors raised in user code, as one line that names their place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.user_code.modules import is_own
 
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
-"""What the system says of a wrong path, not of a machine that fails."""
+"""Errors of the system that mean a wrong path, not a failing machine."""
 OF_THE_MACHINE = ("CUDA error", "out of memory", "can't allocate memory", "can't start new thread")
-"""What a RuntimeError says that the machine causes, whatever code meets it."""
+"""Texts of a RuntimeError that the machine causes, whichever code meets it."""
 
 
 def place_of(error: BaseException) -> str:
-    """Return file, line and function of the innermost own frame through which an error came; "" where there is none."""
+    """Return file, line and function of the innermost frame of user code in an error's traceback; "" if none."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         return f"{_short(error.filename)}, line {error.lineno}"
     seen: BaseException | None = error
@@ -33,7 +33,7 @@ def place_of(error: BaseException) -> str:
 
 
 def defined_at(part: object, name: str = "") -> str:
-    """Return file and line of a method of the user's, or of his class where it has none; "" where that is not known."""
+    """Return file and line of a user's method, or of its class if it has no code; "" if unknown."""
     kind = part if inspect.isclass(part) else type(part)
     function = inspect.unwrap(getattr(kind, name, kind))
     code = getattr(function, "__code__", None)
@@ -45,14 +45,14 @@ def defined_at(part: object, name: str = "") -> str:
 
 
 def _short(file: str) -> str:
-    """A path as it is shortest: from the working folder where it lies under it."""
+    """Return a path, relative to the working folder if it lies in it."""
     return file.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def blamed(error: Exception, where: str = "", remedy: str = "correct it there") -> HpcfedError | None:
-    """Return the one line for an error that the user's own code raised; None where no line of it took part.
+    """Return the one-line error for an exception raised in user code; None if no user code is in its traceback.
 
-    What the machine is to blame for stays an `EnvironmentFailure`, whoever's code met it.
+    A fault of the machine becomes an `EnvironmentFailure`, any other an `InputError`.
     """
     place = place_of(error)
     if not place:

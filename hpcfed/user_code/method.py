@@ -1,4 +1,4 @@
-"""A method of the user's own, each answer of which is checked against what it was asked for."""
+"""Checks of a user's method: types, names, shapes and dtypes of everything it returns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Signature = dict[str, tuple[tuple[int, ...], Any]]
 
 
 def checked(method: Method) -> Method:
-    """Return the method with parts whose answers are checked."""
+    """Return the method with parts whose results are checked."""
     return replace(
         method,
         local=cast("LocalMethod", _CheckedLocal(method.local)),
@@ -63,7 +63,7 @@ class _Checked:
         return {key: (tuple(value.shape), value.dtype) for key, value in state.items()}
 
     def _check_state(self, name: str, state: State, like: Signature) -> None:
-        """Refuse a next state that is not of the names, shapes and types of the first one."""
+        """Refuse a next state whose names, shapes or types differ from the first one's."""
         found = self._signature(name, state)
         for key in sorted(found.keys() | like.keys()):
             if found.get(key) != like.get(key):
@@ -146,5 +146,5 @@ class _CheckedNormalization(_Checked):
 
 
 def _named(signature: tuple[tuple[int, ...], Any] | None) -> str:
-    """Say in words what a tensor is."""
+    """Describe a tensor's shape and type in words."""
     return "none" if signature is None else f"a tensor of shape {signature[0]} in {signature[1]}"

@@ -1,6 +1,6 @@
-"""The user's own code: which loaded modules it is, and their sources as this process imported them.
+"""User code: its loaded modules, and their sources as this process imported them.
 
-A file is the user's own if it belongs neither to Python, nor to an installed package, nor to hpcfed.
+A file is user code if it belongs neither to Python, nor to an installed package, nor to hpcfed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 import xxhash
 
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages, of whatever environment."""
+"""Folders of installed packages, in any environment."""
 CELLS = ("<ipython-input", "<stdin>")
-"""How the code of a prompt names its file; a notebook's cells name one in a temporary folder."""
+"""File names of code typed at a prompt; a notebook's cells name a file in a temporary folder."""
 NOTEBOOK = "__main__"
 
 
@@ -37,7 +37,7 @@ class Source:
         file: its path from the folder in which its module was found, or ``__main__:name``.
         path: its absolute path; "" in a notebook.
         hash: XXH3-128 of its bytes, hexadecimal; "" for a file that is not there.
-        text: what it says; None for a compiled module.
+        text: its content; None for a compiled module.
     """
 
     file: str
@@ -57,11 +57,11 @@ class Source:
 
 
 _loaded: dict[str, tuple[object, Source]] = {}
-"""By module: what stands for this import of it, and its source as read right after."""
+"""Module → the stamp of its import (see `_stamp`), and its source as read right after."""
 
 
 def is_own(file: str) -> bool:
-    """Tell whether a file, as a module or a frame names it, is the user's own."""
+    """Whether a file, as named by a module or a frame, is user code."""
     if file.startswith("<"):
         return file.startswith(CELLS)
     return not file.startswith(_libraries()) and not any(name in INSTALLED for name in Path(file).parts)
@@ -69,7 +69,7 @@ def is_own(file: str) -> bool:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Folders of Python itself, of its packages, and of this one."""
+    """Folders of Python, of its packages, and of hpcfed, as path prefixes."""
     python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     ours = Path(__file__).parents[1]
     folders = [*python, str(ours), str(ours.with_name("data_prep"))]
@@ -77,14 +77,14 @@ def _libraries() -> tuple[str, ...]:
 
 
 def search(python_path: Sequence[Path]) -> None:
-    """Have imports look in these folders, first one first, before what is installed."""
+    """Put these folders, in this order, at the front of the import path."""
     wanted = [str(folder) for folder in python_path]
     if sys.path[: len(wanted)] != wanted:
         sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
 
 
 def outdated(python_path: Sequence[Path]) -> list[str]:
-    """Name own modules that Python would import otherwise today: edited since, or another folder's of the same name.
+    """Return loaded user modules that are out of date: edited since, or hidden by another folder's of the same name.
 
     A new process has none; a notebook, or a script that runs several recipes, would go on with the old ones.
     """
@@ -95,16 +95,16 @@ def outdated(python_path: Sequence[Path]) -> list[str]:
     found = {name for name in packages if _is_found_elsewhere(name, python_path)}
     here = [name for name, file in own.items() if file.startswith(folders)]
     if any(_is_edited(name) for name in here):
-        found |= {name.partition(".")[0] for name in here}  # all of them: one may hold what another defined
+        found |= {name.partition(".")[0] for name in here}  # all of them: one may hold objects that another defined
     return [name for name in own if name.partition(".")[0] in found]
 
 
 def forget(names: Iterable[str]) -> None:
-    """Have Python import these modules anew."""
+    """Drop these modules, so that Python imports them anew."""
     for name in names:
         cached = getattr(sys.modules.pop(name, None), "__cached__", None)
         _loaded.pop(name, None)
-        if cached is not None:  # bytecode is compared by whole seconds and size alone
+        if cached is not None:  # bytecode is matched by whole seconds and size alone
             with suppress(OSError):
                 Path(cached).unlink()
 
@@ -129,7 +129,7 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
     Args:
         folders: the recipe's.
         references: its ``package.module:name`` texts; the folders that hold these packages count, too.
-        leave_out: modules that do not matter.
+        leave_out: modules to leave out.
     """
     references = [*references]
     ignored, roots = {*leave_out}, _with_real([*folders, *_homes(references)])
@@ -142,7 +142,7 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
 
 
 def _of_main(references: Sequence[str]) -> dict[str, Source]:
-    """The script that this process runs, or the notebook's callables, where the recipe names any of it."""
+    """Return the sources of the running script, or of the notebook's callables, if the recipe refers to them."""
     names = [name for module, _, name in (text.partition(":") for text in references) if module == NOTEBOOK]
     main = sys.modules.get(NOTEBOOK)
     if not names or main is None:
@@ -154,7 +154,7 @@ def _of_main(references: Sequence[str]) -> dict[str, Source]:
 
 
 def source_in_notebook(name: str) -> Source:
-    """Return the source of a notebook's function or class, and of all of the notebook that it uses."""
+    """Return the source of a notebook's function or class, with all the notebook's definitions that it uses."""
     parts: dict[str, str] = {}
     variables = vars(sys.modules[NOTEBOOK])
     pending = [name]
@@ -175,7 +175,7 @@ def source_in_notebook(name: str) -> Source:
 
 
 def _text_of(value: Any, codes: Sequence[CodeType]) -> str:
-    """The text of a function or class; of one that was typed at a prompt, what it was compiled to."""
+    """Return the source of a function or class; its bytecode if it was typed at a prompt."""
     with suppress(OSError, TypeError):
         return inspect.getsource(value)
     with suppress(OSError, TypeError):
@@ -184,7 +184,7 @@ def _text_of(value: Any, codes: Sequence[CodeType]) -> str:
 
 
 def _codes_of(value: Any) -> Iterator[CodeType]:
-    """The code of a function, or of a class's methods, and of the functions in it."""
+    """Yield the code objects of a function, or of a class's methods, nested functions included."""
     members = vars(value).values() if inspect.isclass(value) else [value]
     pending = [code for code in (getattr(member, "__code__", None) for member in members) if code is not None]
     while pending:
@@ -204,7 +204,7 @@ def read_source(file: str, path: str) -> Source:
 
 
 def _source_of(name: str, file: str, relative: str) -> Source:
-    """The source of a loaded module as it was when this process first looked, right after the import."""
+    """Return a loaded module's source as this process first read it, right after the import."""
     stamp, source = _loaded.get(name, (None, None))
     if source is None or stamp is not _stamp(sys.modules[name]) or source.path != file:
         source = read_source(relative, file)
@@ -213,19 +213,19 @@ def _source_of(name: str, file: str, relative: str) -> Source:
 
 
 def _stamp(module: ModuleType) -> object:
-    """What is another object after a reload."""
+    """Return an object that a reload of the module replaces."""
     return vars(module).get("__spec__") or module
 
 
 def _file_of(module: Any) -> str | None:
-    file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module is not to be woken up
+    file = getattr(module, "__dict__", {}).get("__file__")  # without triggering a lazy module's import
     if not isinstance(file, str) or file.startswith("<"):
         return None
     return file if file.startswith(os.sep) else str(Path.cwd() / file)
 
 
 def _own_files() -> Iterator[tuple[str, str]]:
-    """Yield the loaded modules that are the user's own, with their files; not the script that is run."""
+    """Yield (module, file) of the loaded user modules, without the running script."""
     main = sys.modules.get(NOTEBOOK)
     for name, module in sorted(sys.modules.items()):
         file = None if module is main else _file_of(module)  # multiprocessing knows it by another name, too
@@ -234,14 +234,14 @@ def _own_files() -> Iterator[tuple[str, str]]:
 
 
 def _with_real(folders: Iterable[Path]) -> tuple[str, ...]:
-    """The folders as prefixes of paths, with links and without."""
+    """Return the folders as path prefixes, with links kept and with links resolved."""
     named = [os.path.normpath(Path(folder).absolute()) for folder in folders]
     paths = [path for name in named for path in (name, os.path.realpath(name))]
     return tuple(dict.fromkeys(f"{path.rstrip(os.sep)}{os.sep}" for path in paths))
 
 
 def is_installed(reference: str) -> bool:
-    """Tell whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
+    """Whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
     origin = _origin(reference)
     return origin is not None and not is_own(origin)
 
@@ -255,7 +255,7 @@ def _homes(references: Iterable[str]) -> Iterator[Path]:
 
 
 def _origin(reference: str) -> str | None:
-    """The file of a reference's outermost package; None where there is none, and for a notebook's or script's own."""
+    """Return the file of a reference's top-level package; None if it has none, and for ``__main__``."""
     package = reference.partition(":")[0].partition(".")[0]
     if package == NOTEBOOK:
         return None
