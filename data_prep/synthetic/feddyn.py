@@ -122,7 +122,7 @@ def _models(
 
 
 def _features(gamma: float | None, owner: np.ndarray, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Return x (n, d) of the clients `owner` (n,), around the origin without a γ."""
+    """Return x (n, d) of the clients `owner` (n,), centred at the origin without a γ."""
     num_clients, dimension = shape
     deviations = np.sqrt(np.arange(1, dimension + 1) ** -DECAY)
     x = rng.standard_normal((len(owner), dimension)) * deviations
