@@ -11,7 +11,7 @@ from data_prep.tables.read import header
 from hpcfed.errors import InputError, nearest
 
 OBVIOUS = ("y", "target", "label", "class", "outcome")
-"""Column names taken as the target without --target, if a table has one of them."""
+"""Column names taken as the target without --target, if a table has exactly one of them."""
 FEW = 6
 
 

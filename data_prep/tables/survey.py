@@ -34,7 +34,7 @@ class Facts:
         levels: distinct cells as text, in columns of words or names.
         image: whether the column holds images.
         strange: type of a column that is neither numbers, text nor images; "" for these.
-        infinite: the first number that is not a finite float32; "" for none.
+        infinite: place of the first number that is not a finite float32; "" for none.
     """
 
     missing: int = 0
