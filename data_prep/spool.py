@@ -92,7 +92,7 @@ def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def spooled(images: np.ndarray, dtype: type, rows: np.ndarray | None = None) -> Spool:
-    """Return some rows of `images` (default: all) in a new spool; uint8 becomes k / 255 in float32."""
+    """Return some rows of `images` (default: all) in a new spool; uint8 becomes k / 255 if `dtype` is float32."""
     rows = np.arange(len(images)) if rows is None else rows
     spool = Spool(images.shape[1:], dtype)
     size = rows_per_block(images.shape[1:], spool.dtype)

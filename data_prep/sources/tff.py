@@ -44,7 +44,7 @@ class Kind:
     Attributes:
         stem: the files are ``<stem>_train.h5`` and ``<stem>_test.h5``.
         name: of the federation.
-        origin: what is published.
+        origin: the published files.
         fields: of a client: name → shape of a row and kinds of its numbers, ``O`` for text.
         num_classes: of the labels, or characters.
         normalization: of the images.

@@ -108,7 +108,7 @@ class Federation:
             raise InputError("no such federation file", where=str(path), remedy=REMEDY) from None
         except PermissionError:
             raise InputError("may not be read", where=str(path), remedy="check its permissions") from None
-        except (OSError, ValueError) as error:  # ValueError: text that is no path
+        except (OSError, ValueError) as error:  # ValueError: not a valid path
             truncated = "truncated" in str(error)
             what = "truncated HDF5 file" if truncated else "not an HDF5 file, or damaged"
             remedy = "copy or prepare it again" if truncated else REMEDY

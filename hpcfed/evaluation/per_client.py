@@ -57,7 +57,7 @@ class ClientScores:
 
         All clients with samples count alike. The worst decile is the mean over the tenth of them, rounded up, with the
         largest loss or the least accuracy (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
-        Table 1); the variance is divided by their number. None where a client's loss is not finite.
+        Table 1); the variance is divided by their number. None if any client's value is not finite.
         """
         return {
             model: {
