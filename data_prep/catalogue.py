@@ -1,4 +1,4 @@
-"""Every data set by the name a user types: what reads or makes it, and where its files come from.
+"""Catalogue of data sets by the name a user types: the reader or generator, and the origin of the files.
 
 To add one, write its file in ``sources`` or ``synthetic`` and name it in `SOURCES`.
 """
@@ -18,13 +18,13 @@ from data_prep.synthetic import feddyn, fedprox, leaf, linear_regression, toy2d
 
 @dataclass(frozen=True)
 class Source:
-    """One name a user can type.
+    """An entry of the catalogue.
 
     Attributes:
-        load: makes the data. Its parameters say what it takes: `raw`, the folder of the source's files; `seed`; and, by
-            keyword only, options of its own.
-        origin: what it is and where its files come from.
-        seed: where the user names none.
+        load: reader or generator. Its parameters are among `raw`, the folder of the source's files; `seed`; and
+            keyword-only options.
+        origin: title, and the published files.
+        seed: default seed.
     """
 
     load: Callable[..., Dataset]
@@ -80,7 +80,7 @@ SOURCES = {
 
 
 def listing() -> Iterator[str]:
-    """Yield the lines of ``hpcfed prepare --list``: of each source its files, their sizes and checksums."""
+    """Yield the lines of ``hpcfed prepare --list``: each source's files, with sizes and checksums."""
     for name, source in SOURCES.items():
         origin = source.origin
         yield f"{name:<18} {origin.title}"

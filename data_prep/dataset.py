@@ -1,4 +1,4 @@
-"""What a source hands over: samples in the source's own order, and what is known about them."""
+"""`Dataset`: a source's samples in the source's order, with their metadata."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from hpcfed.data.federation import Normalization
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples of one source, before they are given to clients.
+    """Samples of one source, before they are assigned to clients.
 
     Attributes:
         name: short name, the default name of the federation.
         task: ``classification``, ``regression`` or ``next-token``.
         x, y: (n, ...) and (n,) or (n, ...): arrays or memory maps in the types to be stored.
         num_classes: labels are 0 … num_classes - 1; None for regression.
-        test_x, test_y: the common test set; None where there is none.
-        normalization: what the run subtracts and divides by; None for "use x as it is".
+        test_x, test_y: the test set; None if absent.
+        normalization: constants by which the run normalizes x; None for "use x as it is".
         source: provenance, stored as JSON: files with sha256, or the generator with its parameters.
-        owner: (n,) int64, the client of each sample where the source comes already split; None elsewhere.
-        test_owner: (num_test,) int64, likewise for the test set where it comes split; None for a common one.
-        clients: names of the source's clients, each once; None where they have none.
+        owner: (n,) int64, the client of each sample if the source comes already split; else None.
+        test_owner: (num_test,) int64, likewise for the test set; None for a common one.
+        clients: names of the source's clients, each once; None without names.
         rows: (n,) int64, the row of each sample in the source, or (n, 2), file and row; None for 0 … n-1.
-        vocabulary: what tokens stand for, stored as JSON; None where there are none.
-        features: names of the p features of x (n, p); None where they have none.
-        indicators: numbers of the features that are 0 or 1 by a one-hot column.
-        fill: how NaN in x is filled from training rows once they are known, ``mean`` or ``median``; "" for no NaN.
-        statistics: means and deviations (N, C) by which each client's x has been scaled; None where it has not been.
-        remarks: lines for the person who prepares the data, such as the verdict on checksums.
+        vocabulary: the tokens' meaning, stored as JSON; None without tokens.
+        features: names of the p features of x (n, p); None without names.
+        indicators: indices of the features that are 0 or 1, from one-hot columns.
+        fill: statistic of the training rows that replaces NaN in x, ``mean`` or ``median``; "" for no NaN.
+        statistics: means and deviations (N, C) by which each client's x has been scaled; None if unscaled.
+        remarks: lines for the user, such as the verdict on checksums.
     """
 
     name: str

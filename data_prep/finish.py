@@ -1,4 +1,4 @@
-"""What is done to features once it is known who trains on which rows: missing ones filled, and all put on one scale."""
+"""Last steps on features, once the training rows are known: filling of missing values, and standardization."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from data_prep.tables.standardize import standardize
 
 
 def finish(dataset: Dataset, done: Split, scale: str) -> Dataset:
-    """Return the data set as it is written.
+    """Return the data set with missing values filled and features standardized, ready to be written.
 
     Args:
-        dataset: as its source has read it.
-        done: who trains on which rows; all statistics are of these.
+        dataset: as read by its source.
+        done: the split; all statistics are of its training rows.
         scale: ``client``, ``pooled`` or ``none``.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Your own federation: clients as arrays, torch datasets or generators, written by the writer of all others.
+"""Federations from the user's Python data: clients as arrays, torch datasets or generators.
 
-Samples go through a temporary file, so that neither the number of clients nor their size has to fit into memory.
+Samples go through a temporary file, so neither the number of clients nor their size has to fit into memory.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def write_federation(
         task: ``classification`` (labels 0 … K-1), ``multi-label`` (y (n, K) of 0 and 1), ``regression`` (targets of any
             shape) or ``next-token`` (y: the token that follows, one a sample).
         num_classes: K, or the number of tokens; default: the largest label there is, plus one.
-        vocabulary: what tokens stand for, as JSON can hold it.
-        normalization: means and standard deviations, one or a channel each, that runs normalize x by.
+        vocabulary: the tokens' meaning, JSON-serializable.
+        normalization: means and standard deviations by which runs normalize x, one of each or one per channel.
         name: of the federation; default: the file's.
-        source: where the data come from, as JSON can hold it.
-        missing: what is done about NaN: ``refuse``; ``drop``, with the sample; ``mean`` or ``median`` of the training
-            samples in its place, in x (n, p).
+        source: provenance, JSON-serializable.
+        missing: treatment of NaN: ``refuse``; ``drop`` the sample; or replace it, in x (n, p), by the ``mean`` or
+            ``median`` of the training samples.
         standardize: ``client`` or ``pooled``: x scaled to mean 0 and deviation 1 along axis 1, over the training
             samples of each client or of all (see `data_prep.tables.standardize`); ``none``.
-        overwrite: replace a file that is there.
+        overwrite: replace an existing file.
 
     Raises:
         InputError: samples of different shapes or kinds, numbers that are not finite, labels out of range, names twice.
@@ -98,7 +98,7 @@ def gather(
 ) -> Dataset:
     """Return the data set of all clients' samples, mapped from a temporary file; arguments as `write_federation`.
 
-    With `in_pieces` a client's name may come several times, each time with more of its samples.
+    With `in_pieces` a client's name may be repeated, each time with more of its samples.
 
     Raises:
         InputError: as `write_federation`.

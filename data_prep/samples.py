@@ -1,4 +1,4 @@
-"""Samples as they come, from arrays, torch datasets or generators: checked, and kept in a temporary file."""
+"""Samples from arrays, torch datasets or generators, checked on arrival and kept in a temporary file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Blocks:
 
 
 class Samples:
-    """Samples of one shape and kind, checked as they come.
+    """Samples of one shape and type, checked on arrival.
 
     Args:
         task, num_classes: as `data_prep.own.gather`.
-        like: others, of whose shape and type these must be, too.
-        missing: what is done about NaN in x: ``refuse``; ``drop``, with the sample; ``keep``.
+        like: other samples, whose shape and type these must have.
+        missing: treatment of NaN in x: ``refuse``; ``drop`` the sample; ``keep``.
     """
 
     def __init__(self, task: str, num_classes: int | None, like: Samples | None = None, missing: str = "refuse"):
@@ -41,7 +41,7 @@ class Samples:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
     def add(self, who: str, given: Any) -> None:
-        """Add what `write_federation` takes for the samples of one client, or of the test set."""
+        """Add the samples of one client, or of the test set, in any form that `write_federation` takes."""
         start = 0
         for x, y in _blocks(who, given):
             if len(x) != len(y):
@@ -65,7 +65,7 @@ class Samples:
         return self._x.finish(), self._y.finish()
 
     def _present(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples without those that are dropped for a NaN in x or y."""
+        """Return the samples, without those to be dropped for a NaN in x or y."""
         if self._missing != "drop":
             return x, y
         parts = [part.reshape(len(part), -1) for part in (x, y) if part.dtype.kind == "f" and len(part)]
@@ -142,7 +142,7 @@ def _stacked(who: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:
-    """Refuse samples that the first ones' shape and type cannot hold."""
+    """Refuse samples that do not fit the shape and type of the first ones."""
     if array.shape[1:] != spool.row_shape:
         expected = f"shape {spool.row_shape} a sample, as before"
         raise InputError(what, expected=expected, got=str(array.shape[1:]))
@@ -151,7 +151,7 @@ def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:
 
 
 def _finite(what: str, array: np.ndarray, first: int, nan: bool = False) -> np.ndarray:
-    """Refuse numbers that are not finite, of samples `first` and so on; `nan` lets NaN pass."""
+    """Refuse numbers that are not finite, in samples numbered from `first`; `nan` allows NaN."""
     wrong = np.isinf(array) if nan else ~np.isfinite(array)
     if wrong.any():
         sample, *place = (int(k) for k in np.argwhere(wrong)[0])

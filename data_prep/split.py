@@ -1,4 +1,4 @@
-"""Who gets which sample: the source's own clients, or a partition scheme; and who keeps some of it for a test set."""
+"""Assignment of samples to clients, by the source's split or a partition scheme, and per-client test sets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of a `Dataset`, given to N clients.
+    """Assignment of a `Dataset`'s samples to N clients.
 
     Attributes:
         owner: (n,) int64, the client of each sample, 0 … N-1; `NOBODY` for a sample that is left out.
         num_clients: N.
-        partition: how that came about, stored as JSON: scheme, parameters, seed.
+        partition: provenance, stored as JSON: scheme, parameters, seed.
         clients: the N clients' names; None for ``client-0`` and so on.
-        held: (n,) bool, samples that their client keeps for a test set of its own, in place of the source's common one;
-            None where all are for training.
-        test_owner: (num_test,) int64, the client of each of the source's test samples; None where they are common.
+        held: (n,) bool, samples held out for per-client test sets, which replace the source's test set; None if all are
+            for training.
+        test_owner: (num_test,) int64, the client of each of the source's test samples; None for a common test set.
     """
 
     owner: np.ndarray
@@ -42,7 +42,7 @@ class Split:
 
     @property
     def training(self) -> np.ndarray:
-        """(n,) bool, the samples that clients train on."""
+        """Mask of the samples that clients train on, (n,) bool."""
         given = self.owner != NOBODY
         return given if self.held is None else given & ~self.held
 
@@ -50,15 +50,15 @@ class Split:
 def split(
     dataset: Dataset, scheme: str | None, num_clients: int | None, seed: int, options: Mapping[str, Any]
 ) -> Split:
-    """Give the samples of a data set to clients.
+    """Assign the samples of a data set to clients.
 
     Args:
         dataset: the samples.
-        scheme: a name of `partition.SCHEMES`, or ``natural``; None for natural where the source comes split, else iid.
+        scheme: a name of `partition.SCHEMES`, or ``natural``; None for natural if the source comes split, else iid.
         num_clients: N; None for 100, or the source's own number.
         seed: of every random choice.
-        options: the scheme's own, as given by the user; ``min_samples``, which every scheme takes; and
-            ``test_fraction``, the share of its samples that each client keeps for its own test set.
+        options: the user's options: the scheme's; ``min_samples``, which every scheme takes; and ``test_fraction``, the
+            share of its samples that each client holds out for its own test set.
 
     Raises:
         InputError: an unknown scheme, an option that would have no effect, or numbers that cannot be met.
@@ -76,7 +76,7 @@ def split(
 
 
 def refuse(options: Mapping[str, Any], what: str) -> None:
-    """Refuse options that were given and would do nothing: their user believes that they do.
+    """Refuse options that would have no effect, since the user expects one.
 
     Raises:
         InputError: naming them.
@@ -87,11 +87,11 @@ def refuse(options: Mapping[str, Any], what: str) -> None:
 
 
 def _natural(dataset: Dataset, num_clients: int | None, seed: int, given: dict[str, Any]) -> Split:
-    """Keep the source's clients: all, or so many of them at random; of each all samples, or some in a row.
+    """Keep the source's clients, all or `num_clients` at random, with all their samples or a contiguous crop.
 
-    ``min_samples``: clients with fewer training samples are left out. ``crop``: of each client so many training samples
-    in a row, from a random place; clients with fewer are left out. ``test_crop``: the same of its test samples.
-    ``deal``: what is kept is then dealt to so many clients of equal sizes at random.
+    ``min_samples``: clients with fewer training samples are left out. ``crop``: number of consecutive training samples
+    kept of each client, from a random start; clients with fewer are left out. ``test_crop``: the same for test samples.
+    ``deal``: number of clients of equal sizes to which the kept samples are then dealt at random.
 
     Reference: Acar et al., FedDyn, Table 3; utils_dataset.py of its code (`ShakespeareObjectCrop_noniid`).
     """
@@ -146,7 +146,7 @@ def _cropped(
     rng: np.random.Generator,
     rows: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return (n,) the new number of each sample's client, `NOBODY` outside of the `crop` samples in a row it keeps."""
+    """Return the new number of each sample's client, (n,); `NOBODY` outside the client's `crop` consecutive samples."""
     kept: np.ndarray = number[owner]
     if crop is None:
         return kept
@@ -191,7 +191,7 @@ def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, given
 
 
 def in_source_order(rows: np.ndarray | None) -> np.ndarray | None:
-    """Return the permutation that sorts samples by their rows in the source; None where they lie in that order."""
+    """Return the permutation that sorts samples by their rows in the source; None if they are sorted."""
     if rows is None or (rows.ndim == 1 and (rows[1:] >= rows[:-1]).all()):
         return None
     return np.lexsort(rows.T[::-1]) if rows.ndim > 1 else np.argsort(rows, kind="stable")
@@ -205,7 +205,7 @@ def _check_sizes(owner: np.ndarray, num_clients: int, least: int) -> None:
 
 
 def _hold_out(done: Split, fraction: float, seed: int) -> Split:
-    """Let each client k keep ⌊fraction · n_k⌋ of its samples, drawn at random, for its own test set."""
+    """Hold out ⌊fraction · n_k⌋ samples of each client k, drawn at random, for its own test set."""
     if not 0 < fraction < 1:
         raise InputError("test-fraction", expected="a number between 0 and 1", got=str(fraction))
     keys = stream(seed, "test sets of clients").random(len(done.owner))

@@ -1,4 +1,4 @@
-"""Rows that arrive one by one, kept on disk: how formats that must be unpacked stay within a bounded memory."""
+"""Disk-backed buffers for rows that arrive piecewise, so that unpacking a format needs bounded memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WHOLE = 255
 
 
 class Spool:
-    """Rows of one shape and type in an unnamed file of ``$TMPDIR``, which the system removes with its last user.
+    """Rows of one shape and type in an unnamed file of ``$TMPDIR``, which the system removes after its last use.
 
-    Rows are written, not stored into a map, so that a full disk is an error and not a signal.
+    Rows are written, not stored into a map, so a full disk raises an error instead of a signal.
     """
 
     def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype | type | str):
@@ -84,7 +84,7 @@ def as_unit(images: np.ndarray) -> np.ndarray:
 
 
 def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two results of `UnitImages` in one type: uint8 only where both are."""
+    """Return two results of `UnitImages` in one type: uint8 if both are, else float32."""
     if first.dtype == second.dtype:
         return first, second
     wide = (array if array.dtype == np.float32 else spooled(array, np.float32).finish() for array in (first, second))
@@ -92,7 +92,7 @@ def alike(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def spooled(images: np.ndarray, dtype: type, rows: np.ndarray | None = None) -> Spool:
-    """Return the given rows of `images` (all without any) in a new spool; uint8 becomes k / 255 in a wider type."""
+    """Return some rows of `images` (default: all) in a new spool; uint8 becomes k / 255 if `dtype` is float32."""
     rows = np.arange(len(images)) if rows is None else rows
     spool = Spool(images.shape[1:], dtype)
     size = rows_per_block(images.shape[1:], spool.dtype)

@@ -1,4 +1,4 @@
-"""Temporary files beside their target: named by host and process, so that what a killed one left is known for it."""
+"""Temporary files beside their target, named by host and process, so that leftovers of killed processes are known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LONG_S = 86_400
-"""A file of another host that nobody has written to for so long, in seconds, is taken for left."""
+"""Seconds without a write after which a file of another host counts as a leftover."""
 
 
 def temporary_of(path: Path) -> Path:
@@ -18,7 +18,7 @@ def temporary_of(path: Path) -> Path:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove what killed processes have left of `path`; never the file of one that may be alive.
+    """Remove the leftovers of killed processes for `path`; never the file of a process that may be alive.
 
     Raises:
         OSError: the folder can't be read.

@@ -1,4 +1,4 @@
-"""The only writer of federation files: streaming, whole or not at all, the same bytes from the same input."""
+"""The only writer of federation files: streaming, atomic, and byte-identical for identical input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpcfed.data.federation import FORMAT, VERSION
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk
 
-# Every array starts on a cache line, so that its memory map can go to any library as it is.
+# Every array starts on a cache line, so that any library can use its memory map directly.
 ALIGNMENT_BYTES = 64
 # Room for the index, the names and HDF5's own structures, beside x, y and row.
 SPARE_BYTES = 1 << 20
@@ -47,17 +47,17 @@ def write(
     memory does not grow with a source that is memory-mapped.
 
     Args:
-        path: the file; folders on the way are made.
+        path: the file; missing folders are created.
         dataset: the samples.
         owner: (n,) int64, the client of each sample, 0 … num_clients - 1; negative for a sample that is left out.
         num_clients: N.
-        partition: how `owner` came about, stored as JSON: scheme, parameters, seed.
+        partition: provenance of `owner`, stored as JSON: scheme, parameters, seed.
         clients: the N names; None for ``client-0`` and so on.
-        held: (n,) bool, samples that go to their client's own test set, in place of the dataset's test set.
+        held: (n,) bool, samples of per-client test sets, which replace the dataset's test set.
         test_owner: (num_test,) int64, the client of each of the dataset's test samples, negative for one that is left
             out; None for a common test set.
-        name: name of the federation; that of the dataset where empty.
-        overwrite: replace a file that is there.
+        name: name of the federation; default: the dataset's.
+        overwrite: replace an existing file.
 
     Raises:
         InputError: the file exists, or its folder can't be written.
@@ -88,7 +88,7 @@ def write(
 
 
 def _create(path: Path) -> h5py.File:
-    """Create a file whose structures have checksums (HDF5 1.10 and later read it) and no time of day."""
+    """Create a file whose structures have checksums (readable from HDF5 1.10 on) and no timestamps."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_file_locking(False, True)
@@ -108,7 +108,7 @@ def _group(file: h5py.File, name: str) -> h5py.Group:
 def _by_client(
     owner: np.ndarray, num_clients: int, source_rows: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of all clients, one after another in the source's order, and the clients' offsets (N+1,)."""
+    """Return the rows of all clients, concatenated, each client's in the source's order, and the offsets (N+1,)."""
     keys = [] if source_rows is None else list(source_rows.reshape(len(owner), -1).T[::-1])
     order = np.lexsort((*keys, owner))
     rows = order[np.count_nonzero(owner < 0) :]
@@ -164,7 +164,7 @@ def _size(dataset: Dataset) -> int:
 
 @contextmanager
 def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; afterwards it is `path`, or, after an error, gone."""
+    """Yield a temporary name beside `path`; the file is renamed to `path` on success, removed on error."""
     if path.is_dir():
         raise InputError("is a folder", where=str(path), remedy="name a file")
     if path.exists() and not overwrite:

@@ -1,10 +1,10 @@
-"""Ways to give the samples of one data set to clients, one file a scheme.
+"""Partition schemes, one file each: assignments of one data set's samples to clients.
 
 Every scheme is a pure function
 
     assign(labels, num_clients, rng, *, <its own options>) -> owner
 
-with labels (n,), and owner (n,) int64: the client of each sample, so that no sample can be lost or given twice.
+with labels (n,), and owner (n,) int64: the client of each sample, so no sample can be lost or assigned twice.
 To add a scheme, write its file and name it in `SCHEMES`.
 """
 

@@ -35,8 +35,8 @@ def assign(
     """Return owner (n,) int64 for labels (n,) of 0 … K-1; sizes are equal up to one, or lognormal with `sigma`, and at
     least `min_samples`.
 
-    Drawing a used-up class again is the same as drawing from the prior over what is left, so a client's prior is cut
-    down to that when it first hits a used-up class, and no draw is made in vain for ever.
+    Redrawing after a used-up class is the same as drawing from the prior over the classes left, so a client's prior is
+    restricted to those when it first hits a used-up class, and redrawing always ends.
 
     Raises:
         InputError: not enough samples for the clients, or options out of range.
@@ -81,7 +81,7 @@ def _draw_class(cumulative: list[float], uniform: float) -> int:
 def _cumulative(priors: np.ndarray, pools: list[list[int]]) -> list[list[float]]:
     """Return the running sums (N, K) of priors (N, K) over the classes that still have samples.
 
-    Where small α leaves a client no weight at all on them, the samples left decide.
+    If small α leaves a client no weight on them, the numbers of samples left are its weights.
     """
     left = np.array([len(pool) for pool in pools], dtype=float)
     weights = priors * (left > 0)

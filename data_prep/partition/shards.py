@@ -16,7 +16,7 @@ from hpcfed.errors import InputError
 
 
 def assign(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, shards: int = 2) -> np.ndarray:
-    """Return owner (n,) int64 for labels (n,) of 0 … K-1; which samples of a class make a shard is drawn as well.
+    """Return owner (n,) int64 for labels (n,) of 0 … K-1; the samples of a class are shuffled before they are cut.
 
     Raises:
         InputError: fewer than one shard a client, or more shards than samples.

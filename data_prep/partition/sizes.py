@@ -1,4 +1,4 @@
-"""How many samples each client gets, for the schemes that fix it beforehand."""
+"""Client sizes, for the schemes that fix them in advance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcfed.errors import InputError, nearest
 
 SIZES = ("equal", "lognormal")
 SIGMA = 0.3
-"""FedDyn's unbalanced splits."""
+"""σ of FedDyn's unbalanced splits."""
 
 
 def draw(
@@ -20,8 +20,8 @@ def draw(
 
     ``equal``: the same up to one. ``lognormal``: proportional to exp(σ z), z ~ N(0, 1), as FedDyn's unbalanced splits,
     rounded by largest remainders. σ is the standard deviation of the sizes' logarithms; the paper's 0.3, "standard
-    deviation of data amounts", is 0.31 of the mean size for the sizes themselves: √(exp(σ²) − 1). Who would get less
-    than `min_samples` gets that, and the others share the rest in the same proportions.
+    deviation of data amounts", is 0.31 of the mean size for the sizes themselves: √(exp(σ²) − 1). Sizes below
+    `min_samples` are raised to it, and the other clients share the rest in the same proportions.
 
     Raises:
         InputError: not enough samples for the clients, an unknown kind, or a σ that is not positive.
@@ -43,7 +43,7 @@ def draw(
 
 
 def _with_a_floor(shares: np.ndarray, total: int, floor: int) -> np.ndarray:
-    """Return (N,) numbers of sum `total`, proportional to `shares` but for those that the floor lifts."""
+    """Return (N,) numbers of sum `total`, proportional to `shares` except for those raised to `floor`."""
     lifted = np.zeros(len(shares), bool)
     while not lifted.all():
         scale = (total - floor * lifted.sum()) / shares[~lifted].sum()

@@ -45,10 +45,10 @@ class Version:
     """One of the two sets.
 
     Attributes:
-        name, title: of the federation, and for people.
+        name, title: of the federation, and for display.
         origin: its published files.
         num_classes: of the labels, which are the fine ones of CIFAR-100.
-        label_bytes: before the pixels of a record; the label is the last of them.
+        label_bytes: number of label bytes before the pixels of a record; the last one is the label.
         binary, python: the files of the two versions, the test set last, and the folder they are unpacked to.
         labels: the key of the labels in the python version.
         normalization: of the training set, after scaling to [0, 1].
@@ -147,23 +147,23 @@ def load10(raw: str | Path, *, incomplete: bool = False, first: int | None = Non
 
 
 def load100(raw: str | Path, *, incomplete: bool = False, normalization: str = "feddyn") -> Dataset:
-    """Read CIFAR-100 with its fine labels, normalized by its own constants, or by those of CIFAR-10 as FedExP does."""
+    """Read CIFAR-100 with its fine labels, normalized by its own constants, or as FedExP by those of CIFAR-10."""
     if normalization not in OF_100:
         raise InputError("normalization of cifar100", got=repr(normalization), remedy=nearest(normalization, OF_100))
     return load(Path(raw), CIFAR100, OF_100[normalization], incomplete)
 
 
 def load(folder: Path, version: Version, normalization: Normalization, incomplete: bool = False) -> Dataset:
-    """Read a set from the version that lies in `folder`, the binary one if both do: x (n, 3, 32, 32) uint8, y (n,).
+    """Read a set from its version in `folder`, the binary one if both are there: x (n, 3, 32, 32) uint8, y (n,).
 
     Args:
-        folder: where the unpacked files are, or the folder that they come in.
+        folder: the unpacked files, or the parent of their folder.
         version: CIFAR-10 or CIFAR-100.
         normalization: to be stored.
-        incomplete: take what there is of the binary version, any ``data_batch*.bin`` and ``test_batch*.bin``.
+        incomplete: accept any ``data_batch*.bin`` and ``test_batch*.bin`` of the binary version.
 
     Raises:
-        InputError: files are missing or damaged, or hold something else.
+        InputError: files are missing or damaged, or have other contents.
     """
     check_folder(folder)
     paths, read = _any_binary(folder, version) if incomplete else _complete(folder, version)
@@ -185,7 +185,7 @@ def load(folder: Path, version: Version, normalization: Normalization, incomplet
 
 
 def _complete(folder: Path, version: Version) -> tuple[list[Path], Reader]:
-    """Return the files of a version, the test set last, and what reads them."""
+    """Return the files of a version, the test set last, and their reader."""
     binary, python = zip((version.binary, version.python), version.folders, strict=True)
     use_python = _some(folder, *python) and not _some(folder, *binary)
     names, inside = python if use_python else binary
@@ -207,7 +207,7 @@ def _any_binary(folder: Path, version: Version) -> tuple[list[Path], Reader]:
 
 
 def _collect(paths: list[Path], version: Version, read: Reader) -> tuple[np.ndarray, np.ndarray]:
-    """Return x (n, 3, 32, 32) uint8, on disk, and y (n,) uint8 of the files, one after the other."""
+    """Return x (n, 3, 32, 32) uint8, on disk, and y (n,) uint8 of the files, concatenated."""
     spool, labels = Spool(SHAPE, np.uint8), []
     for path in paths:
         pixels, own = read(path, version)

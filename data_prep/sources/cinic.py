@@ -1,8 +1,8 @@
-"""CINIC-10: a folder of PNGs, ``{train,valid,test}/<class>/<name>.png``, or the archive that it comes in.
+"""CINIC-10: a folder of PNGs, ``{train,valid,test}/<class>/<name>.png``, or its published archive.
 
-The archive is read in one pass and not unpacked: images go to a temporary file as they come, then into the order of
-their names, so that folder and archive make the same federation. Constants of the normalization: FedExP's
-util_data.py:240, the authors' own.
+The archive is read in one pass without unpacking it: images are spooled to a temporary file, then sorted by name, so
+folder and archive make the same federation. Constants of the normalization: FedExP's util_data.py:240, those of
+CINIC-10's authors.
 
 Reference: Darlow, Crowley, Antoniou, Storkey, "CINIC-10 is not ImageNet or CIFAR-10", arXiv 1810.03505.
 """
@@ -44,7 +44,7 @@ Named = tuple[str, str, str]  # part, class, file
 
 
 def load(raw: str | Path, *, valid: bool = False) -> Dataset:
-    """Read the parts train and test, from ``CINIC-10.tar.gz`` in `raw` where there are no folders; `raw` may name it.
+    """Read the parts train and test, from folders in `raw`, else from ``CINIC-10.tar.gz`` in or at `raw`.
 
     Args:
         raw: the folder, or the archive.
@@ -130,10 +130,10 @@ def _part(archive: Path, part: str, pixels: np.ndarray, found: list[Named]) -> t
 
 
 def _checked(archive: Path, member: tarfile.TarInfo) -> Named | None:
-    """Return part, class and file of a member; None for what is no image.
+    """Return part, class and file of a member, None if it is not an image.
 
     Raises:
-        InputError: no honest archive holds such a member.
+        InputError: a member that only a malicious or damaged archive holds.
     """
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:

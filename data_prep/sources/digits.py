@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: 1797 real 8×8 images that come with the package, so nothing is downloaded.
+"""Scikit-learn's handwritten digits: 1797 real 8×8 images included in the package, so nothing is downloaded.
 
 Reference: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI, 1998 (the test half).
 """

@@ -58,10 +58,10 @@ def family(split: str) -> idx.Family:
 
 
 def load(folder: str | Path, split: str) -> Dataset:
-    """Read a split: x (n, 1, 28, 28) uint8, y (n,) uint8; from ``emnist-<split>.mat`` where there are no IDX files.
+    """Read a split: x (n, 1, 28, 28) uint8, y (n,) uint8; from ``emnist-<split>.mat`` if there are no IDX files.
 
     Raises:
-        InputError: a file is missing or damaged, or labels are not those of the split.
+        InputError: a file is missing or damaged, or labels do not fit the split.
     """
     folder, kin = Path(folder), family(split)
     check_folder(folder)

@@ -1,7 +1,7 @@
-"""A federation file as a source: its samples can be given to other clients without the raw data.
+"""A federation file as a source, so that its samples can be partitioned anew without the raw data.
 
-Samples count in the order of the source that they once came from (`/train/row`), so a scheme with a seed gives the same
-clients, and the same file to the last byte, as it would have from the raw data.
+Samples are taken in the order of their original source (`/train/row`), so a scheme with a seed gives the same clients,
+and the same file to the last byte, as from the raw data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def load(raw: Path) -> Dataset:
     """Return the samples of a federation file, mapped, with its clients as the natural split.
 
     Raises:
-        InputError: it is no federation file.
+        InputError: it is not a federation file.
     """
     with Federation.open(raw) as federation:
         x, y = federation.train()
@@ -60,7 +60,7 @@ def _rows(path: Path) -> np.ndarray | None:
 
 
 def _features(path: Path, shape: tuple[int, ...]) -> tuple[list[str] | None, bool]:
-    """Return the names of the features if the file has them, and whether x is scaled by statistics of its clients."""
+    """Return the features' names, None if absent, and whether x is scaled by its clients' statistics."""
     with h5py.File(path, "r", locking=False) as file:
         names = Attributes(file, lambda what, **_: InputError(what, where=str(path))).json("features")
         sound = isinstance(names, list) and shape == (len(names),) and all(isinstance(name, str) for name in names)

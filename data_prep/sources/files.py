@@ -1,4 +1,4 @@
-"""The raw files of a data set: what is published, what lies in the user's folder, and whether they agree."""
+"""The raw files of a data set: the published ones, the user's, and whether they agree."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ MACHINE = {
     errno.ETIMEDOUT,
     errno.EREMOTEIO,
 }
-"""What the system says where the machine, and not the user, is at fault."""
+"""Error numbers that mean a fault of the machine, not of the user."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """One file as its publisher offers it, or as it comes out of an archive that is published.
+    """One published file, or a file of a published archive.
 
     Attributes:
-        name: as it lies in the user's folder.
-        size: bytes; None where it is not known.
-        md5, sha256: "" where the publisher names none.
-        unpack: what to do with it before it can be read; "" where it is read as it is.
+        name: in the user's folder.
+        size: bytes; None if unknown.
+        md5, sha256: "" if not published.
+        unpack: how to unpack it before it can be read; "" if it is read as it is.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Published:
     unpack: str = ""
 
     def facts(self) -> str:
-        """Return size and checksum in words."""
+        """Return size and checksum as text."""
         size = f"{self.size:,} bytes" if self.size is not None else ""
         digests = (f"{kind} {value}" for kind, value in (("md5", self.md5), ("sha256", self.sha256)) if value)
         return ", ".join(part for part in (size, *digests) if part) or "no size or checksum is published"
@@ -61,7 +61,7 @@ class Origin:
         title: the data set in one line.
         url: the publisher's page.
         files: every file that is published or read.
-        layout: what the folder of ``--raw`` must hold.
+        layout: required contents of the folder ``--raw``.
     """
 
     title: str
@@ -74,7 +74,7 @@ def locate(folder: Path, wanted: Mapping[str, Sequence[str]], *, inside: str = "
     """Return key → path for the first of each key's names that is a file in `folder`, or in its subfolder `inside`.
 
     Raises:
-        InputError: the folder is missing, or files are: all of those are named.
+        InputError: the folder is missing, or files are; every missing file is named.
     """
     check_folder(folder)
     places = [folder / inside, folder] if inside else [folder]
@@ -92,23 +92,23 @@ def locate(folder: Path, wanted: Mapping[str, Sequence[str]], *, inside: str = "
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse what is not a folder.
+    """Refuse a path that is not a folder.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: it is missing, or a file.
     """
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder), remedy="name the one with the raw files by --raw")
 
 
 def spelled(names: Sequence[str]) -> str:
-    """Return the names a file may have in short: the first, with ``[.gz]`` where it may also be packed."""
+    """Return a file's possible names in short: the first, with ``[.gz]`` if it may also be packed."""
     return names[0] + ("[.gz]" if f"{names[0]}.gz" in names else "")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a file system's refusal into one line.
+    """Turn errors of the file system into errors of one line.
 
     Raises:
         InputError: the file can't be read.
@@ -121,7 +121,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: OSError) -> InputError | EnvironmentFailure:
-    """Return the error for what the system will not or cannot read."""
+    """Return the error for a file that the user may not, or the machine cannot, read."""
     got = (error.strerror or str(error))[:80]
     where = str(path if error.filename is None else error.filename)
     if error.errno in MACHINE:
@@ -135,7 +135,7 @@ def unreadable(path: Path, error: OSError) -> InputError | EnvironmentFailure:
 
 
 def damaged(path: Path, what: str, error: Exception | None = None) -> InputError:
-    """Return the error for a file that is not what it should be."""
+    """Return the error for a damaged file, or one of another format."""
     return InputError(what, where=str(path), got="" if error is None else str(error), remedy=AGAIN)
 
 
@@ -146,9 +146,9 @@ def examine(
 
     Args:
         origin: the published files.
-        paths: those that were read.
-        title: what to call the data set.
-        published: the name a file is published by, of the one it lies under.
+        paths: the files that were read.
+        title: the data set's name in the line.
+        published: maps a file's name on disk to its published name.
     """
     known = {file.name: file for file in origin.files}
     entries, others, unknown = [], [], []
@@ -174,7 +174,7 @@ def examine(
 
 
 def digests(path: Path) -> tuple[str, str]:
-    """Return md5 and sha256 of a file as it lies."""
+    """Return md5 and sha256 of a file as stored, without unpacking it."""
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(CHUNK):

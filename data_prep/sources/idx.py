@@ -34,9 +34,9 @@ class Family:
     """One member of the MNIST family.
 
     Attributes:
-        name, title: of the federation, and for people.
+        name, title: of the federation, and for display.
         origin: its published files, gzipped and plain.
-        stems: part → the first words of its file; the part itself where absent.
+        stems: part → the first words of its file's name; default: the part itself.
         normalization: mean and std of the pixels; None for pixels in [0, 1].
         num_classes, first_label: labels are first_label … first_label + num_classes - 1 in the files.
         transposed: images are stored column by column.
@@ -92,7 +92,7 @@ def load(folder: str | Path, family: Family) -> Dataset:
     """Read the four files of a family, gzipped or not, from `folder`: x (n, 1, H, W) uint8, y (n,) uint8.
 
     Raises:
-        InputError: a file is missing, damaged, of another kind, or does not fit the others.
+        InputError: a file is missing, damaged, of another format, or does not fit the others.
     """
     paths = find(Path(folder), family)
     arrays = {part: read(path, AXES[part.split("-")[1]]) for part, path in paths.items()}
@@ -141,7 +141,7 @@ def names(part: str, family: Family) -> list[str]:
 def read(path: Path, num_axes: int) -> np.ndarray:
     """Read one IDX file of unsigned bytes with `num_axes` axes; its header must agree with what follows it.
 
-    A plain file is mapped, a gzipped one is unpacked to disk piece by piece, so that no header can ask for memory.
+    A plain file is mapped, a gzipped one is unpacked to disk piece by piece, so that no header can exhaust memory.
 
     Raises:
         InputError: wrong magic, wrong number of axes, truncated, longer than its header says, or damaged gzip.

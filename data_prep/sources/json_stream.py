@@ -1,4 +1,4 @@
-"""A json file as a stream: the members of its object one after another, and those of one member singly."""
+"""Streaming of a json file: its object's members one by one, with one of them opened into its own members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from data_prep.sources.files import damaged, reading
 
 DEEPEST = 8
-"""Deeper values are damage; without a limit, one bracket after the other fills the memory."""
+"""Deepest nesting of a value. Deeper ones are damage; without a limit, a file of brackets exhausts memory."""
 PIECE = 1 << 16
 SIMPLE = {"number", "string", "boolean", "null"}
 
@@ -17,12 +17,12 @@ Events = Iterator[tuple[str, Any]]
 
 
 def members(path: Path, opened: str) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of the object in a file; of the member `opened`, (opened, (key, value)) for each of its own.
+    """Yield (key, value) for each member of a file's object; for `opened`, (opened, (key, value)) for each of its own.
 
-    One value at a time is in memory, and numbers are floats where they are not whole.
+    One value at a time is in memory. Integers are int, other numbers float.
 
     Raises:
-        InputError: the file can't be read, is not json, or holds no object; or `opened` is none.
+        InputError: the file can't be read, is not json, or holds no object; or `opened` is not an object.
     """
     import ijson
 
@@ -38,7 +38,7 @@ def members(path: Path, opened: str) -> Iterator[tuple[str, Any]]:
                 else:
                     for own, own_event, own_value in _keys(events):
                         yield opened, (own, _built(events, own_event, own_value))
-            next(events, None)  # where it complains of what comes after
+            next(events, None)  # raises if anything follows the object
         except (ijson.JSONError, UnicodeDecodeError, ValueError) as error:
             raise damaged(path, "not json, or damaged", error) from error
 

@@ -1,6 +1,6 @@
 """LEAF's json: ``{"users": […], "num_samples": […], "user_data": {user: {"x": […], "y": […]}}}``, in many files.
 
-Files are read as a stream, one client in memory at a time. Three of its data sets, by what x and y are:
+Files are streamed, with one client in memory at a time. Three of LEAF's data sets, by their x and y:
 
     femnist       784 numbers in [0, 1], background 1, not inverted, and one of 62 classes; uint8 where all are k / 255
     shakespeare   80 characters, and the one after them
@@ -38,7 +38,7 @@ MOST_CLASSES = 1 << 20
 
 
 class Sink(Protocol):
-    """Takes the samples of one client after the other."""
+    """Destination of samples, client after client."""
 
     def append(self, rows: np.ndarray) -> None: ...
 
@@ -47,7 +47,7 @@ class Sink(Protocol):
 
 @dataclass
 class Half:
-    """The training or the test half as it is read: samples of `clients`, of which each row names one by `owner`."""
+    """The training or the test half while it is read: samples of `clients`, with each row's client in `owner`."""
 
     x: Sink
     y: list[np.ndarray] = field(default_factory=list)
@@ -65,10 +65,10 @@ Decode = Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
 def load_femnist(raw: str | Path) -> Dataset:
-    """Read FEMNIST: x (n, 1, 28, 28) uint8, or float32 where pixels are not k / 255; y (n,) int64, split by writer.
+    """Read FEMNIST: x (n, 1, 28, 28) uint8, or float32 if pixels are not all k / 255; y (n,) int64, split by writer.
 
     Raises:
-        InputError: files are missing or damaged, or hold something else.
+        InputError: files are missing or damaged, or have other contents.
     """
 
     def decode(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +101,7 @@ def load_shakespeare(raw: str | Path) -> Dataset:
 
 
 def load_vectors(raw: str | Path) -> Dataset:
-    """Read vectors: x (n, d) float64, y (n,) int64, classes 0 to the largest label there is; see `load_femnist`."""
+    """Read vectors: x (n, d) float64, y (n,) int64, with classes 0 to the largest label; see `load_femnist`."""
     dimension = _first_dimension(Path(raw))
 
     def decode(x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -114,10 +114,10 @@ def load_vectors(raw: str | Path) -> Dataset:
 
 
 def files(raw: Path) -> tuple[list[Path], list[Path]]:
-    """Return the training and the test files; a file that `raw` itself names is for training.
+    """Return the training and the test files; if `raw` is a file, it is for training.
 
     Raises:
-        InputError: there are none to train on.
+        InputError: there are no training files.
     """
     if raw.is_file():
         return [raw], []
@@ -150,7 +150,7 @@ def _read(
 
 
 def _read_file(path: Path, half: Half, decode: Decode) -> None:
-    said: dict[str, Any] = {}  # what the file says of its clients before their data
+    said: dict[str, Any] = {}  # metadata that precede the clients' data
     promised: dict[str, int | None] | None = None
     for key, value in members(path, "user_data"):
         if key != "user_data":
@@ -179,7 +179,7 @@ def _read_file(path: Path, half: Half, decode: Decode) -> None:
 
 
 def _promised(path: Path, said: dict[str, Any]) -> dict[str, int | None]:
-    """Return user → number of samples, None where the file does not say; {} where it has named no users yet."""
+    """Return user → number of samples, None if the file does not state it; {} if it has named no users yet."""
     users = said.get("users", [])
     sizes = said.get("num_samples", [None] * len(users) if isinstance(users, list) else None)
     if not isinstance(users, list) or not isinstance(sizes, list) or not all(isinstance(user, str) for user in users):
@@ -245,7 +245,7 @@ def _dataset(
     source: dict[str, Any],
     remarks: tuple[str, ...],
 ) -> Dataset:
-    """Put the halves together: test samples keep their clients where all of them are clients of training too."""
+    """Combine the halves: test samples keep their clients if all of these are training clients too."""
     shared = test.clients.keys() <= train.clients.keys()
     numbers = np.array([train.clients.get(client, -1) for client in test.clients], np.int64)
     if len(test_x) and not shared:

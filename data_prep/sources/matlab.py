@@ -1,12 +1,12 @@
-"""MATLAB's level 5 .mat files, as far as EMNIST's need it: one variable, a struct of structs of matrices of numbers.
+"""Reader of EMNIST's MATLAB files (.mat, level 5): one variable, a struct of structs of matrices of numbers.
 
     file     128 bytes of header, then elements
     element  type (4 bytes), size (4 bytes), data, padded to 8 bytes; or, when small, type and size in 2 bytes each and
              4 bytes of data. Type 15 is a zlib stream of an element, type 14 a matrix: elements for its class, its
              dimensions, its name, and then, by class, numbers column by column, or names of fields and a matrix each
 
-The file is read in one pass and images go to disk as they come, so that neither a large file nor a size that the file
-only claims costs memory; scipy.io.loadmat holds all of it at once, three times over.
+The file is read in one pass and images are spooled to disk, so neither a large file nor a false size in it exhausts
+memory; scipy.io.loadmat holds all of it at once, three times over.
 
 Reference: The MathWorks, "MAT-File Format", chapter 1.
 """
@@ -31,7 +31,7 @@ STRUCT = 2
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 NUMERIC_CLASSES = range(6, 16)
 MOST_SMALL = 1 << 16
-"""Most bytes of an element that describes others: a name, dimensions, the names of fields."""
+"""Most bytes of a descriptive element: a name, dimensions, the names of fields."""
 FIELDS = {"images": "u1", "labels": "f8"}
 
 Read = Callable[[int], bytes]
@@ -59,7 +59,7 @@ def read_emnist(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 class _Wrong(Exception):
-    """The file is not what it should be."""
+    """The file has another structure, or is damaged."""
 
 
 def _read(file: BufferedReader) -> dict[tuple[str, str], np.ndarray]:
@@ -106,7 +106,7 @@ class _Elements:
         self._read, self._order = read, order
 
     def tag(self) -> tuple[int, int, bytes | None]:
-        """Return type and size of the next element, and its data if it is small."""
+        """Return type and size of the next element, and its data if stored in the tag (small element)."""
         (kind, size) = struct.unpack(f"{self._order}2I", _exactly(self._read, 8))
         if not kind >> 16:
             return kind, size, None
@@ -116,7 +116,7 @@ class _Elements:
         return kind & 0xFFFF, kind >> 16, data[: kind >> 16]
 
     def small(self, *kinds: int) -> bytes:
-        """Return the data of the next element, which describes others."""
+        """Return the data of the next element, a descriptive one of one of the types `kinds`."""
         kind, size, data = self.tag()
         if kind not in kinds or size > MOST_SMALL:
             raise _Wrong(f"an element of type {kind} and {size} bytes where one of type {kinds[0]} should be")
@@ -126,7 +126,7 @@ class _Elements:
         return data
 
     def struct(self, name: str | None = None) -> list[str]:
-        """Read the head of a struct of one element, of that name if any, and return the names of its fields."""
+        """Read the head of a struct of one element, called `name` unless None, and return the names of its fields."""
         kind, shape, found = self._head()
         if kind != STRUCT or math.prod(shape) != 1 or name not in (None, found):
             raise _Wrong(f"no struct {name or ''}, but {found!r} of class {kind} and shape {shape}")
@@ -142,7 +142,7 @@ class _Elements:
         return self.struct()
 
     def numbers(self, dtype: str) -> np.ndarray:
-        """Return a matrix of numbers (n, m) that is a field, mapped from a file of its own."""
+        """Return a field's matrix of numbers (n, m), mapped from a temporary file."""
         self._matrix()
         kind, shape, _ = self._head()
         number, size, data = self.tag()
@@ -165,7 +165,7 @@ class _Elements:
         return spool.finish().reshape(shape[::-1]).T
 
     def skip_matrix(self) -> None:
-        """Pass over a field."""
+        """Skip a field."""
         left = self._matrix()
         left += -left % 8
         while left:
@@ -192,14 +192,14 @@ class _Elements:
 
 
 class _Inflated:
-    """The bytes that a zlib stream of `size` bytes unpacks to, as many at a time as are asked for."""
+    """Reader of the unpacked bytes of a zlib stream of `size` packed bytes."""
 
     def __init__(self, file: BufferedReader, size: int):
         self._file, self._left = file, size
         self._inflate = zlib.decompressobj()
 
     def read(self, count: int) -> bytes:
-        """Return up to `count` bytes; none only at the end.
+        """Return up to `count` bytes; b"" only at the end.
 
         Raises:
             EOFError: the stream ends before its checksum.

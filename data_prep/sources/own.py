@@ -1,8 +1,8 @@
-"""Your own files, a client each, or one table of all clients.
+"""The user's own files: one per client, one table of all clients, or one pool of samples.
 
     FOLDER/CLIENT.npz                           arrays x and y
     FOLDER/CLIENT.x.npy  FOLDER/CLIENT.y.npy    the same in two files
-    FOLDER/CLIENT.csv    FOLDER/CLIENT.parquet  a header, a column a feature, and the target's
+    FOLDER/CLIENT.csv    FOLDER/CLIENT.parquet  a header, one column per feature, and the target's
     FOLDER/CLIENT/CLASS/*.png                   images
     TABLE.csv            TABLE.parquet          all clients, with a column that names the client; or one pool of samples
     FOLDER/CLASS/*.png                          one pool of images
@@ -53,15 +53,15 @@ def load(
     Args:
         raw: see this module's page.
         task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
-        target: columns of y in tables, with commas between; default: the one with an obvious name.
+        target: columns of y in tables, comma-separated; default: the one with an obvious name.
         client_column: column that names the client, in one table of all clients.
-        categorical: columns of tables that are one-hot though they hold numbers, with commas between.
-        exclude: columns of tables that are left out, likewise.
-        missing: what is done about missing values: ``refuse``, ``drop``, ``mean`` or ``median``.
-        partition: the scheme by which samples are dealt to clients, if any: without one, clients must have names.
+        categorical: columns of tables that become one-hot although they hold numbers, comma-separated.
+        exclude: columns of tables that are left out, comma-separated.
+        missing: treatment of missing values: ``refuse``, ``drop``, ``mean`` or ``median``.
+        partition: the scheme by which samples are dealt to clients, if any; without one, clients must have names.
 
     Raises:
-        InputError: nothing of this kind is there, or a file is damaged or does not fit the others.
+        InputError: there are no such files, or one is damaged or does not fit the others.
         EnvironmentFailure: the machine fails to read one.
     """
     raw = Path(raw)
@@ -103,7 +103,7 @@ def load(
 
 
 def _pooled(dataset: Dataset) -> Dataset:
-    """Return the data set without its only client, which is none."""
+    """Return a pool: the data set without its only client, a placeholder."""
     return replace(dataset, owner=None, clients=None)
 
 
@@ -112,7 +112,7 @@ def _listed(names: str | None) -> tuple[str, ...]:
 
 
 def _found(raw: Path, partition: str | None) -> tuple[Files, list[Path], Files]:
-    """Return client → files, the common test set's files if there are any, and client → files of its own test set."""
+    """Return client → files, the files of a common test set, and client → files of its own test set."""
     clients = _named(raw)
     if clients and all(path.is_dir() for files in clients.values() for path in files) and _is_pool(clients):
         if partition is None:
@@ -131,7 +131,7 @@ def _found(raw: Path, partition: str | None) -> tuple[Files, list[Path], Files]:
 
 
 def _is_pool(folders: Mapping[str, list[Path]]) -> bool:
-    """Tell whether folders are classes of images and not clients: they hold images, and no folders."""
+    """Tell whether folders are classes of images rather than clients: they hold images, and no folders."""
     inside = [entry for files in folders.values() for entry in files[0].iterdir() if not entry.name.startswith(".")]
     return any(entry.suffix.lower() in own_images.IMAGES for entry in inside) and not any(e.is_dir() for e in inside)
 
@@ -171,7 +171,7 @@ def _one_ending(raw: Path, paths: list[Path]) -> str:
 def _reader(
     ending: str, paths: list[Path]
 ) -> tuple[Callable[[Path], Any], list[str] | None, list[Path], tuple[str, ...]]:
-    """Return what reads a client's samples, the classes' names if they have any, all files, and remarks."""
+    """Return the reader of a client's samples, the classes' names if any, all files, and remarks."""
     if ending == ".npz":
         return own_arrays.read_npz, None, paths, ()
     if ending == ".x.npy":

@@ -1,6 +1,6 @@
 """Arrays x and y of one client: an .npz, or a pair of .npy files; no pickle is ever read.
 
-A header's claim is compared with the bytes there are before anything is allocated.
+A header's claim is compared with the bytes present before anything is allocated.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_npy_pair(x_path: Path, y_path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return two .npy files, mapped.
+    """Return the arrays of two .npy files, mapped.
 
     Raises:
         InputError: one holds objects or is damaged.

@@ -1,6 +1,6 @@
-"""A folder of images a client, with a folder a class inside: ``CLIENT/CLASS/name.png`` (or .jpg, .bmp).
+"""Images in a folder per client and class: ``CLIENT/CLASS/name.png`` (or .jpg, .bmp).
 
-Images of 8 bits stay as they are. Where one has 16, all become float32 in [0, 1], so that none loses its depth.
+8-bit images stay uint8. If any image has 16 bits, all become float32 in [0, 1], so that none loses depth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pickles as data: dicts, lists, numbers, text and arrays of uint8 are rebuilt, and nothing a pickle names is run.
+"""Safe reader of pickles: it rebuilds dicts, lists, numbers, text and arrays of uint8, and runs nothing they name.
 
-CIFAR's "python version" are pickles, and to load one is to run it. Here `pickletools` only takes it apart; a small
-stack machine puts plain values together and knows four names, for which it has stand-ins of its own:
+CIFAR's "python version" consists of pickles, and loading a pickle runs it. Here `pickletools` only disassembles it; a
+small stack machine builds plain values and knows four names, for which it has stand-ins:
 
     numpy.core.multiarray._reconstruct, numpy.ndarray, numpy.dtype     an array: its shape, its type, its bytes
     _codecs.encode                                                     how Python 3 writes bytes in protocol 2
@@ -42,26 +42,26 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 STORED = {"PUT", "BINPUT", "LONG_BINPUT"}
 FETCHED = {"GET", "BINGET", "LONG_BINGET"}
 IGNORED = {"PROTO", "FRAME"}
-# What goes wrong in a stack machine whose program is damaged.
+# Errors of a stack machine with a damaged program.
 BROKEN = (ValueError, IndexError, KeyError, TypeError, AttributeError, UnicodeError, OverflowError)
 
 
 class Named(NamedTuple):
-    """A name the pickle would import."""
+    """A name that the pickle would import."""
 
     module: str
     name: str
 
 
 class Typed:
-    """Stand-in of a numpy type."""
+    """Stand-in for a numpy dtype."""
 
     def __init__(self, code: object):
         self.code = code
 
 
 class Stored:
-    """Stand-in of a numpy array: its state as the pickle gives it."""
+    """Stand-in for a numpy array: its state in the pickle."""
 
     state: tuple[Any, ...] = ()
 
@@ -70,7 +70,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """Return the dict that a pickle of CIFAR holds; arrays are (…) uint8.
 
     Raises:
-        InputError: it is damaged, holds something else, or asks for code to be run.
+        InputError: it is damaged, has other contents, or requires code to be run.
     """
     with reading(path):
         content = path.read_bytes()
@@ -86,7 +86,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def _run(content: bytes) -> Any:
-    """Return what the pickle's operations put together."""
+    """Return the value that the pickle's operations build."""
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
@@ -158,7 +158,7 @@ def _named(module: str, name: str) -> Named:
 
 
 def _made(called: Any, arguments: Any) -> Any:
-    """Return the stand-in for what a call would make."""
+    """Return the stand-in for the result of a call."""
     if not isinstance(called, Named):
         raise ValueError("a call of something that is no name")
     if called.name == "_reconstruct":

@@ -1,9 +1,9 @@
-"""Text as next-token samples: 80 characters in, the one after them out, at every place of a client's text.
+"""Text as next-token samples: 80 characters and the one that follows, at every position of a client's text.
 
-`load` reads plain text by role: paragraphs, of which each begins with a line ``ROLE:``; every role is a client. The
-speeches of a role are joined by newlines. The first 80 % of a role's samples are for training, the others for testing,
-less the 80 in between: no character of a test sample was in a training one. Roles too short for one sample are left
-out. The text is held in memory, the samples, eighty times as large, are not.
+`load` reads plain text by role: paragraphs that each begin with a line ``ROLE:``; every role is a client. The speeches
+of a role are joined by newlines. The first 80 % of a role's samples are for training, the rest for testing, less the 80
+in between, so that no character of a test sample is in a training sample. Roles too short for one sample are left out.
+The text is held in memory; the samples, eighty times as large, are not.
 
 References: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
 section 3; Caldas et al., "LEAF", arXiv 1812.01097; the 80 characters of models/utils/language_utils.py of its code.
@@ -24,7 +24,7 @@ from hpcfed.errors import InputError
 WINDOW = 80
 TRAIN_FRACTION = 0.8
 MOST_STRANGE = 0.01
-"""Largest share of characters outside the alphabet: beyond it, the text is not for this alphabet."""
+"""Largest share of characters outside the alphabet; a text with more does not fit the alphabet."""
 LEAF_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 ORIGIN = Origin(
     "Shakespeare by role, from plain text: paragraphs that begin with a line 'ROLE:'",
@@ -35,11 +35,11 @@ ORIGIN = Origin(
 
 
 class Alphabet:
-    """Characters by number; those that are not in it are read as spaces, and counted.
+    """Numbering of characters; unknown characters are read as spaces, and counted.
 
     Attributes:
         letters: the characters, in the order of their numbers.
-        num_read, num_strange: characters encoded so far, and how many of them were not in it.
+        num_read, num_strange: characters encoded so far, and the unknown ones among them.
     """
 
     def __init__(self, letters: str):
@@ -59,10 +59,10 @@ class Alphabet:
         return codes
 
     def verdict(self, where: str) -> tuple[str, ...]:
-        """Return what is to be said of strange characters, if anything.
+        """Return a remark on unknown characters, if there were any.
 
         Raises:
-            InputError: there are too many of them.
+            InputError: there were too many of them.
         """
         if self.num_strange > MOST_STRANGE * self.num_read:
             expected = f"at most {MOST_STRANGE:.0%} of characters outside the {len(self.letters)} known ones"
@@ -73,7 +73,7 @@ class Alphabet:
 
 
 class Samples:
-    """Samples of many clients, one after the other, on disk."""
+    """Samples of many clients, concatenated on disk."""
 
     def __init__(self) -> None:
         self._x, self._y = Spool((WINDOW,), np.uint8), Spool((), np.uint8)
@@ -143,9 +143,9 @@ def load(raw: str | Path) -> Dataset:
 
 
 def by_role(lines: Iterable[str], where: str) -> dict[str, str]:
-    """Return role → all it says, in the order in which roles first speak.
+    """Return role → all its speeches, with roles in the order of their first speech.
 
-    A paragraph goes on with the role before it unless its first line is a name and a colon.
+    A paragraph belongs to the previous role unless its first line is a name and a colon.
 
     Raises:
         InputError: the text does not begin with a role.

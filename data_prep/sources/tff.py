@@ -4,8 +4,8 @@
     fed_cifar100   image (m, 32, 32, 3) uint8 · label (m,), 100 classes                  500 clients, 100 others to test
     shakespeare    snippets (m,) text                                                    715 roles
 
-A client's snippets are joined by newlines and cut into samples as plain text is (see `text`), with the 86 characters
-of TFF's text generation tutorial. A test set whose clients are those of training keeps them.
+A client's snippets are joined by newlines and cut into samples like plain text (see `text`), with the 86 characters
+of TFF's text generation tutorial. A test set with the clients of training stays split by client.
 
 Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, appendix C; tff.simulation.datasets.
 """
@@ -34,7 +34,7 @@ from hpcfed.data.storage import Storage
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 LETTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
 DEFLATE_AT_MOST = 1032
-"""No deflate stream unpacks to more times its size, so a dataset that claims more is damaged."""
+"""Largest expansion of a deflate stream; a dataset that claims more is damaged."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Kind:
     Attributes:
         stem: the files are ``<stem>_train.h5`` and ``<stem>_test.h5``.
         name: of the federation.
-        origin: what is published.
-        fields: of a client, with the shape of a row and the kinds of numbers; text has none.
+        origin: the published files.
+        fields: of a client: name → shape of a row and kinds of its numbers, ``O`` for text.
         num_classes: of the labels, or characters.
         normalization: of the images.
     """
@@ -113,7 +113,7 @@ class Half:
 
 
 def load_emnist(raw: str | Path) -> Dataset:
-    """Read Federated EMNIST: x (n, 1, 28, 28) uint8, or float32 where pixels are not k / 255; y (n,) int64."""
+    """Read Federated EMNIST: x (n, 1, 28, 28) uint8, or float32 if pixels are not all k / 255; y (n,) int64."""
     halves = _both(Path(raw), EMNIST, lambda path: _images(path, EMNIST, UnitImages((1, 28, 28)), _unit))
     halves[0].x, halves[1].x = alike(halves[0].x, halves[1].x)
     return _dataset(Path(raw), EMNIST, halves)
@@ -139,7 +139,7 @@ def _both(raw: Path, kind: Kind, read: Callable[[Path], Half]) -> tuple[Half, Ha
     """Return both halves.
 
     Raises:
-        InputError: a file is missing, no HDF5, damaged, or holds something else.
+        InputError: a file is missing, not HDF5, damaged, or has other contents.
     """
     paths, halves = _paths(raw, kind), []
     for path in paths.values():
@@ -169,10 +169,10 @@ def _colours(images: np.ndarray) -> np.ndarray:
 
 
 def _images(path: Path, kind: Kind, sink: Spool | UnitImages, shown: Callable[[np.ndarray], np.ndarray]) -> Half:
-    """Return images and labels of a file, of which one block at a time is in memory.
+    """Return images and labels of a file, read with one block in memory at a time.
 
     Raises:
-        ValueError: they are not those of this kind.
+        ValueError: they do not fit `kind`.
     """
     image = next(iter(kind.fields))
     names: list[str] = []
@@ -218,7 +218,7 @@ def _clients(path: Path, kind: Kind) -> Iterator[tuple[str, dict[str, h5py.Datas
         if not isinstance(examples, h5py.Group) or not len(examples):
             raise ValueError("no group 'examples' of clients")
         for name in examples:
-            if not isinstance(name, str):  # as h5py gives names that are no UTF-8
+            if not isinstance(name, str):  # h5py returns names that are not UTF-8 as bytes
                 raise ValueError("a client's name is no text")
             fields = {field: examples[name][field] for field in kind.fields}
             for field, (shape, numbers) in kind.fields.items():
@@ -229,7 +229,7 @@ def _clients(path: Path, kind: Kind) -> Iterator[tuple[str, dict[str, h5py.Datas
 
 
 def _check(dataset: h5py.Dataset, shape: tuple[int, ...], numbers: str) -> None:
-    """Refuse a dataset of other rows, and one that claims more than its bytes in the file can hold."""
+    """Refuse a dataset with rows of another shape or type, or of a size that its bytes in the file cannot hold."""
     if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in numbers or not dataset.shape:
         raise ValueError(f"a field that is not an array of kind {numbers}")
     if dataset.shape[1:] not in (shape, shape or (1,)):
@@ -241,7 +241,7 @@ def _check(dataset: h5py.Dataset, shape: tuple[int, ...], numbers: str) -> None:
 
 
 def _blocks(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
-    """Yield the rows of a dataset, some at a time; rows of one number come without an axis of their own."""
+    """Yield the rows of a dataset in blocks, with rows (m, 1) as (m,)."""
     size = rows_per_block(dataset.shape[1:], dataset.dtype)
     for start in range(0, len(dataset), size):
         block = dataset[start : start + size]

@@ -9,8 +9,8 @@ Client i of N holds n_i samples (x, y) with x in R^d and y in {0, …, K−1}:
     type 2, features:      ν_i ~ N(β_i, 1) entry by entry          β_i ~ N(0, γ²)
     type 3, sizes:         n_i = max(1, ⌊200 exp(γ z_i)⌋)          z_i ~ N(0, 1)
 
-Types 1 to 3 change in type 0 what their line says and nothing else, also in the numbers drawn: each of the three has a
-random stream of its own. γ = 0 still gives every client its own model or features, of one law; and since μ_i adds the
+Types 1 to 3 differ from type 0 in their own line alone, also in the numbers drawn: each of the three has a separate
+random stream. γ = 0 still gives every client its own model or features, of one law; and since μ_i adds the
 same number to every logit of a sample, the γ of type 1 changes no label. The paper calls γ a variance and 200 the
 average size; in its authors' code γ is a standard deviation and 200 the median, and so they are here. The paper prints
 no γ; 1 reproduces the order of its methods. Labels have no noise, and no client is without a sample. Their experiment:
@@ -122,7 +122,7 @@ def _models(
 
 
 def _features(gamma: float | None, owner: np.ndarray, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Return x (n, d) of the clients `owner` (n,), around the origin without a γ."""
+    """Return x (n, d) of the clients `owner` (n,), centred at the origin without a γ."""
     num_clients, dimension = shape
     deviations = np.sqrt(np.arange(1, dimension + 1) ** -DECAY)
     x = rng.standard_normal((len(owner), dimension)) * deviations

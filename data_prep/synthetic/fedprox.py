@@ -10,8 +10,8 @@ Client k of N has n_k samples (x, y) with x in R^d and y in {0, …, K−1}; z s
 
 The paper writes N(0, α); its authors' code takes α and β for standard deviations, and so they are here (of its values
 0, 0.5 and 1 that matters for 0.5). u_k adds the same number to every logit of a sample, so α changes no label: each
-client has a model of its own at any α. Of each client ⌊0.9 n_k⌋ samples are for training. The code draws without a
-seed, so its numbers can't be had again: compare laws and orders. Their experiment: N = 30, d = 60, K = 10.
+client has its own model at any α. Of each client ⌊0.9 n_k⌋ samples are for training. The code draws without a
+seed, so its numbers can't be reproduced: compare laws and orders. Their experiment: N = 30, d = 60, K = 10.
 
 Reference: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020,
 section 5.1 and appendix C.1; data/synthetic_1_1/generate_synthetic.py of its code.

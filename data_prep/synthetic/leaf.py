@@ -1,4 +1,4 @@
-"""LEAF's synthetic classification, the one GeL is measured on: 1000 clients of very different size, and a test set.
+"""LEAF's synthetic classification, as in GeL's experiments: 1000 clients of very different size, and a test set.
 
 Client k of N has n_k samples (x, y) with x in R^d and y in {0, …, K−1}; z stands for fresh standard normal numbers:
 
@@ -13,7 +13,7 @@ and seed 931231, that makes the 96,374 training samples of GeL's table 4, and 11
 
 n_k, x and y are LEAF's, number for number: numpy's legacy generator, seeded once for the sizes and once more for all
 else (so that the sizes and Q come from the same normal numbers), with a draw for the cluster, of which LEAF has one.
-Which samples are for training is drawn here: LEAF's scripts take the clock for a seed unless told otherwise.
+The training samples are drawn with a seed here: LEAF's scripts seed that draw from the clock by default.
 
 References: Caldas et al., "LEAF: a benchmark for federated settings", arXiv 1812.01097, appendix on the synthetic data;
 data/synthetic/ and data/utils/split_data.py of its code. Boukhari et al., arXiv 2110.11486, table 4.

@@ -2,7 +2,7 @@
 
     (A_i)_j ~ N(m_i, I)     b_ij = w_iᵀ (A_i)_j     m_i ~ N(u_i, I)   w_i ~ N(v_i, I)   u_i, v_i ~ N(0, 0.1²)
 
-Then every row of A_i and every vector b_i is scaled to unit norm, as the authors' code does; with it
+Then every row of A_i and every vector b_i is scaled to unit norm, as in the authors' code, so that
 mean_i ‖A_i w − b_i‖² = 1 at w = 0. The 0.1 is a standard deviation there.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, appendix D.2; linear_regression.ipynb of its code.

@@ -1,1 +1,1 @@
-"""Tables of one's own: columns found by name, cells turned into numbers, statistics of training rows."""
+"""The user's own tables: columns found by name, cells converted to numbers, statistics of training rows."""

@@ -1,4 +1,4 @@
-"""What a cell says: a number, or one of several names."""
+"""Cells of a table as numbers, or as one of several names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 
 class NoNumber(Exception):
-    """A cell that is no number: its row, and what it says."""
+    """A cell is not a number: its row, and its text."""
 
     def __init__(self, row: int, text: str):
         super().__init__(text)
@@ -23,7 +23,7 @@ class NoNumber(Exception):
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """Return the number that a text is; None where it is none."""
+    """Return a text as a number, None if it is not one."""
     if decimal_comma and DECIMAL_COMMA.fullmatch(text):
         text = text.replace(",", ".")
     try:
@@ -33,10 +33,10 @@ def number(text: str, decimal_comma: bool = False) -> float | None:
 
 
 def numbers(values: pyarrow.Array, decimal_comma: bool = False) -> np.ndarray:
-    """Return cells as float64, (m,), NaN where one is missing.
+    """Return cells as float64, (m,), with NaN for missing ones.
 
     Raises:
-        NoNumber: for the first cell that is none.
+        NoNumber: for the first cell that is not a number.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -55,7 +55,7 @@ def numbers(values: pyarrow.Array, decimal_comma: bool = False) -> np.ndarray:
 
 
 def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:
-    """Return the different cells as text, and for each cell its number among them, (m,), -1 where one is missing."""
+    """Return the distinct cells as text, and each cell's index among them, (m,), -1 for missing ones."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -65,9 +65,9 @@ def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:
 
 
 def names(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:
-    """Return the different names that texts stand for, in order, and text → its name's number.
+    """Return the distinct names that texts stand for, sorted, and a mapping from text to its name's index.
 
-    Where all texts are numbers, 1, 1.0 and 01 are one name; the order is that of the numbers.
+    If all texts are numbers, 1, 1.0 and 01 are one name, and the order is numeric.
     """
     found = sorted(texts)
     values = [number(text) for text in found]

@@ -1,4 +1,4 @@
-"""What the columns of tables are: the target, the client's name, and features, found by name in any order."""
+"""Roles of a table's columns: the target, the client's name, and features, found by name in any order."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from data_prep.tables.read import header
 from hpcfed.errors import InputError, nearest
 
 OBVIOUS = ("y", "target", "label", "class", "outcome")
-"""Names by which a target needs no --target, if a table has one of them."""
+"""Column names taken as the target without --target, if a table has exactly one of them."""
 FEW = 6
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says about the columns.
+    """The user's options about the columns.
 
     Attributes:
         task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
-        target: names of y's columns, with commas between; None for the obvious one.
-        client: column that names the client; None where each file is one.
-        categorical: columns that are one-hot though they hold numbers.
+        target: names of y's columns, comma-separated; None for the obvious one.
+        client: column that names the client; None if each file is one client.
+        categorical: columns that become one-hot although they hold numbers.
         excluded: columns that are left out.
-        missing: what is done about missing values, one of `missing.WAYS`.
+        missing: treatment of missing values, one of `missing.WAYS`.
     """
 
     task: str = "classification"
@@ -38,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns by what they are: `features` in the order of the first file that has the usual ones."""
+    """The columns by role; `features` are in the order of the first file that has the usual columns."""
 
     targets: tuple[str, ...]
     client: str | None
@@ -46,11 +46,11 @@ class Roles:
 
 
 def roles(paths: Sequence[Path], asked: Asked) -> Roles:
-    """Return what the columns are that all tables share.
+    """Return the roles of the columns that all tables share.
 
     Raises:
-        InputError: tables have different columns, a column that was named is not there or has two roles, no target was
-            named and none is obvious, or no feature is left.
+        InputError: tables have different columns, a named column is missing or has two roles, no target was named and
+            none is obvious, or no feature is left.
     """
     first, names = _shared(paths)
     targets = _targets(first, names, asked)
@@ -90,10 +90,10 @@ def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:
 
 
 def _shared(paths: Sequence[Path]) -> tuple[Path, list[str]]:
-    """Return the columns that most tables have, and the first of these tables.
+    """Return the first table with the columns that most tables have, and these columns.
 
     Raises:
-        InputError: another table has other ones; it says which.
+        InputError: another table has other columns; the message names them.
     """
     headers = {path: header(path) for path in paths}
     usual = Counter(frozenset(names) for names in headers.values()).most_common(1)[0][0]

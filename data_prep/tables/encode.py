@@ -18,7 +18,7 @@ def samples(plan: Plan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """Return x (m, p) float32 or images, y (m,) or (m, targets), and the numbers of the rows kept, (m,).
 
     Raises:
-        InputError: a cell is not what it was when the file was first read, or an image is damaged.
+        InputError: a cell has changed since the first pass over the file, or an image is damaged.
     """
     y = _targets(plan, block)
     keep = ~(np.isnan(y) if y.ndim == 1 else np.isnan(y).any(axis=1))

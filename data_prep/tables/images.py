@@ -13,7 +13,7 @@ from hpcfed.errors import InputError
 
 
 def depth(block: Block, column: str) -> int:
-    """Return the most bits that a pixel of a block's images has.
+    """Return the largest number of bits per pixel among a block's images.
 
     Raises:
         InputError: a cell holds no image.

@@ -1,4 +1,4 @@
-"""Labels by what they are: the classes of a target, numbered in the order of their names."""
+"""The classes of a target column, numbered in the order of their names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Classes:
     """The classes of a target.
 
     Attributes:
-        names: of the classes, in order; None where the labels are 0 … K-1 themselves.
+        names: of the classes, in order; None if the labels are 0 … K-1 themselves.
         codes: text of a cell → number of its class.
         count: K.
-        remarks: what their user should look at.
+        remarks: doubts for the user to check.
     """
 
     names: list[str] | None
@@ -32,10 +32,10 @@ class Classes:
 
 
 def classes(paths: Sequence[Path], column: str, facts: Facts) -> Classes:
-    """Return the classes that a column of labels names.
+    """Return the classes of a column of labels.
 
     Raises:
-        InputError: no cell has a label; labels are fractions; or a label is beyond the names that a file has for them.
+        InputError: no cell has a label; labels are fractions; or a label is beyond the class names that a file defines.
     """
     if facts.strange or facts.image:
         raise InputError(f"target {column!r}", where=str(paths[0]), expected="labels", got=facts.strange or "images")

@@ -1,6 +1,6 @@
-"""Tables as a data set: a first pass finds what the columns hold, a second makes numbers of them.
+"""Data sets from tables, in two passes: the first surveys the columns, the second converts the rows to numbers.
 
-Neither pass holds more than a block of rows, so tables may be larger than the memory.
+Neither pass holds more than a block of rows, so tables may be larger than memory.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def load(
 
     Args:
         name: of the data set.
-        clients: client → its files; where `asked.client` names a column, the files of all, under any name.
+        clients: client → its files; if `asked.client` names a column, the files of all clients, under any name.
         common: the files of a common test set; empty for none.
         own: client → the files of its own test set.
-        asked: what the user says about the columns.
+        asked: the user's options about the columns.
         source: provenance so far.
 
     Raises:
-        InputError: files that are no tables, or do not fit each other or what was asked.
+        InputError: files that are not tables, or do not fit each other or the options.
     """
     missing.check_way(asked.missing)
     if asked.task == "next-token" and asked.missing in (missing.MEAN, missing.MEDIAN):
@@ -89,7 +89,7 @@ def load(
 
 
 def _of(plan: Plan, who: str, files: Files, rows: list[np.ndarray] | None = None, train: Files = ()) -> Iterator[Pair]:
-    """Yield the samples of some files, and note their rows."""
+    """Yield the samples of some files, and append their row numbers to `rows`."""
     for path in files:
         for block in blocks(path):
             x, y, kept = samples(plan, block)
@@ -100,7 +100,7 @@ def _of(plan: Plan, who: str, files: Files, rows: list[np.ndarray] | None = None
 
 
 def _by_client(plan: Plan, block: Block, number: int, rows: list[np.ndarray]) -> Iterator[tuple[str, Any]]:
-    """Yield the samples of a block, the clients' in turn."""
+    """Yield the samples of a block, client by client."""
     assert plan.asked.client is not None
     names, codes = cells.distinct(block.columns[plan.asked.client])
     x, y, kept = samples(plan, block)

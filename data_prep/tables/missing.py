@@ -1,4 +1,4 @@
-"""Cells without a value: counted by column, and refused, dropped with their rows, or filled after the split."""
+"""Missing cells: counted by column, and refused, dropped with their rows, or filled after the split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEW = 8
 
 
 def check_way(missing: str) -> None:
-    """Refuse an unknown way to treat missing values.
+    """Refuse an unknown treatment of missing values.
 
     Raises:
         InputError: naming the nearest.
@@ -30,16 +30,16 @@ def check_way(missing: str) -> None:
 
 
 def counts(found: Survey, roles: Roles, features: Sequence[str]) -> dict[str, int]:
-    """Return column → number of missing cells, for the columns that are used and have any."""
+    """Return column → number of missing cells, for the used columns that have any."""
     used = dict.fromkeys((*features, *roles.targets, *([] if roles.client is None else [roles.client])))
     return {name: found.facts[name].missing for name in used if found.facts[name].missing}
 
 
 def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
-    """Refuse missing cells unless something is to be done about them.
+    """Refuse missing cells unless the user chose to drop or fill them.
 
     Raises:
-        InputError: naming the first cell, and the number of them in each column.
+        InputError: naming the first missing cell, and their number in each column.
     """
     if asked.missing == REFUSE and missing:
         name = next(iter(missing))
@@ -49,16 +49,16 @@ def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
 
 
 def listed(counted: dict[str, int]) -> str:
-    """Return names with their counts in words, a few of them."""
+    """Return the first few names with their counts, as text."""
     words = [f"{name} {count:,}" for name, count in list(counted.items())[:FEW]]
     return ", ".join(words) + (f" and {len(counted) - FEW} more" if len(counted) > FEW else "")
 
 
 def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
-    """Return the data set with the mean or median of a feature's training rows wherever x (n, p) is NaN.
+    """Return the data set with NaN in x (n, p) replaced by the mean or median of the feature's training rows.
 
     Args:
-        dataset: whose `fill` says how; returned as it is where that is empty.
+        dataset: its `fill` names the statistic; returned unchanged if that is empty.
         training: (n,) bool, the rows that clients train on.
 
     Raises:
@@ -81,7 +81,7 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
 
 
 def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:
-    """Return the mean or median of each feature over the given rows that have it, (p,) float64, NaN where none has."""
+    """Return each feature's mean or median over `rows` without NaN, (p,) float64; NaN if no row has a value."""
     typical = np.full(x.shape[1], np.nan)
     width = max(1, MOST_BYTES // (8 * max(1, len(rows))))
     for start in range(0, x.shape[1], width):
@@ -93,7 +93,7 @@ def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:
 
 
 def _filled(x: np.ndarray, values: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Return x with `values` (p,) for NaN, and note in `used` (p,) which of them it took."""
+    """Return x with NaN replaced by `values` (p,), and mark in `used` (p,) those that were needed."""
     spool = Spool(x.shape[1:], x.dtype)
     block = rows_per_block(x.shape[1:], x.dtype)
     for start in range(0, len(x), block):

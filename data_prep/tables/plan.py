@@ -1,4 +1,4 @@
-"""How the rows of tables become samples, as the first pass over them found."""
+"""Plan for the conversion of tables to samples, made by the first pass over them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """How rows become samples.
+    """Everything that the conversion of rows to samples needs.
 
     Attributes:
-        clients: text of a cell that names the client; empty where files do.
+        clients: texts of the cells that name clients; empty if files name them.
         missing: column → number of missing cells.
         deep: whether images have more than 8 bits.
         dropped: client or test set → rows dropped so far.
@@ -52,17 +52,17 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """Names of the features of x, (p,)."""
+        """Names of the p features of x."""
         return [f"{f.column}={level}" if f.levels else f.column for f in self.features for level in f.levels or ("",)]
 
     @property
     def indicators(self) -> tuple[int, ...]:
-        """Numbers of the features that are 0 or 1."""
+        """Indices of the features that are 0 or 1."""
         hot = [bool(feature.levels) for feature in self.features for _ in feature.levels or ("",)]
         return tuple(np.flatnonzero(hot).tolist())
 
     def described(self) -> dict[str, Any]:
-        """Return what the federation file says of the columns."""
+        """Return the columns' metadata for the federation file."""
         said: dict[str, Any] = {"target": ", ".join(self.roles.targets)}
         if self.classes is not None and self.classes.names is not None:
             said["classes"] = self.classes.names
@@ -74,7 +74,7 @@ class Plan:
         return said
 
     def remarks(self, paths: Files) -> Iterator[str]:
-        """Yield what was understood of the tables."""
+        """Yield lines on how the tables were understood."""
         if self.classes is not None:
             yield labels.told(self.roles.targets[0], self.classes)
             yield from self.classes.remarks
@@ -103,7 +103,7 @@ class Plan:
             yield f"missing in {self.found.rows:,} rows: {missing.listed(self.missing)}{filled}"
 
     def dropped_rows(self) -> Iterator[str]:
-        """Yield how many rows each client lost."""
+        """Yield lines on how many rows each client lost."""
         lost = {name: count for name, count in self.dropped.items() if count}
         if lost:
             why = "" if self.asked.missing == missing.DROP else " without a label or a client"
@@ -111,10 +111,10 @@ class Plan:
 
 
 def plan(paths: Files, asked: Asked) -> Plan:
-    """Read all tables once, and return how their rows become samples.
+    """Read all tables once, and return the plan for their conversion.
 
     Raises:
-        InputError: files that are no tables, or do not fit each other or what was asked.
+        InputError: files that are not tables, or do not fit each other or the options.
     """
     columns = roles(paths, asked)
     found = survey(paths, columns, asked)

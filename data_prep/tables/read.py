@@ -1,6 +1,6 @@
 """Tables in blocks of rows, read by pyarrow: CSV with any usual separator, and Parquet.
 
-Text comes without blanks at its ends, and missing cells as nulls, whatever the file writes for them (`MISSING`).
+Text is trimmed, and missing cells are nulls, however the file writes them (`MISSING`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 TABLES = (".csv", ".tsv", ".parquet")
 SEPARATORS = (",", ";", "\t", "|")
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "-nan", "null", "NULL", "?")
-"""What stands for no value; "None" may be an answer."""
+"""Texts of a missing cell; "None" is not among them, as it may be an answer."""
 BLOCK_BYTES, MOST_BYTES = 8 << 20, 128 << 20
-"""Text of a block: usually, and where rows are so wide that it would hold few."""
+"""Bytes of text per block: usually, and at most, for rows so wide that the usual block would hold few."""
 BLOCK_ROWS, BLOCK_IMAGES = 4096, 64
 LONGEST_HEADER = 16 << 20
 
@@ -37,7 +37,7 @@ class Block:
     Attributes:
         path: the file.
         start: number of the first row, from 0.
-        columns: name → its cells, of one length: text (trimmed), numbers, or whatever else Parquet holds.
+        columns: name → its cells, all columns of one length: text (trimmed), numbers, or other types of Parquet.
         decimal_comma: whether 1,5 is a number: in files whose separator is a semicolon.
     """
 
@@ -47,7 +47,7 @@ class Block:
     decimal_comma: bool = False
 
     def place(self, row: int) -> str:
-        """Return where a row of this block is for a person: a CSV's header is row 1, as a spreadsheet shows it."""
+        """Return the place of a row of this block, for messages; a CSV's header is row 1, as in a spreadsheet."""
         return f"{self.path}: row {self.start + row + (1 if _is_parquet(self.path) else 2)}"
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ def header(path: Path) -> list[str]:
     """Return the names of a table's columns.
 
     Raises:
-        InputError: the file can't be read or is damaged, names are missing, or one is there twice.
+        InputError: the file can't be read or is damaged, or a name is missing or repeated.
     """
     with _one_line(path):
         if _is_parquet(path):
@@ -77,7 +77,7 @@ def header(path: Path) -> list[str]:
 
 
 def separator(path: Path) -> str:
-    """Return the separator of a CSV: the one that cuts its header into most cells, and the first row into as many."""
+    """Return the separator of a CSV: the one that cuts its header into most cells, and its first row into as many."""
     lines = _first_lines(path)
 
     def cells(mark: str) -> tuple[bool, int]:
@@ -88,15 +88,15 @@ def separator(path: Path) -> str:
 
 
 def _split(line: str, mark: str) -> list[str]:
-    """Return the cells of a line; a line without the mark is one, however long."""
+    """Return the cells of a line; a line without the mark is one cell, however long."""
     return next(csv.reader([line], delimiter=mark), []) if mark in line else [line.strip('"')]
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """Yield a table in pieces, in the order of its rows.
+    """Yield a table in blocks, in the order of its rows.
 
     Raises:
-        InputError: the file is no table or damaged, or a row has more or fewer cells than the header.
+        InputError: the file is not a table or is damaged, or a row has more or fewer cells than the header.
     """
     names, start = header(path), 0
     decimal_comma = not _is_parquet(path) and separator(path) == ";"
@@ -107,7 +107,7 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def class_names(path: Path, column: str) -> list[str] | None:
-    """Return what the numbers of a label column stand for, where Parquet of the datasets hub names them."""
+    """Return a label column's class names, in order, if Parquet of the datasets hub has them."""
     if not _is_parquet(path):
         return None
     with _one_line(path), _parquet(path) as table:
@@ -164,7 +164,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Turn what pyarrow and the system raise into one line."""
+    """Turn errors of pyarrow and the system into errors of one line."""
     try:
         import pyarrow
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Features on one scale: means and standard deviations of training rows alone, of all clients or of each."""
+"""Standardization of features by means and standard deviations of training rows alone, of all clients or of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpcfed.errors import InputError, nearest
 
 CLIENT, POOLED, NONE = WAYS = ("client", "pooled", "none")
 FEWEST = 2
-"""Training rows of a client with statistics of its own; one with fewer takes those of all clients."""
+"""Training rows a client needs for its own statistics; with fewer it takes those of all clients."""
 FAR, WIDE, NARROW = 2.0, 5.0, 0.05
 """A feature looks unscaled where its mean is farther from 0, or its deviation wider or narrower, than these."""
 FEW = 6
@@ -26,7 +26,7 @@ FEW = 6
 class Moments:
     """Means and standard deviations over axis 1 of x, (groups, C) float64, of `rows` (groups,) training rows each.
 
-    A deviation is 0 where all rows have one value.
+    A deviation is 0 if all rows have one value.
     """
 
     mean: np.ndarray
@@ -37,12 +37,12 @@ class Moments:
 def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     """Return the data set with features of mean 0 and deviation 1 over the training rows, of all clients or of each.
 
-    ``pooled`` leaves x as it is and names the statistics, which a run applies. ``client`` scales x here: rows of a
-    client, its own test rows included, by its own statistics, and a common test set by those of all clients.
-    A feature that is constant at a client has the deviation of all there; one-hot features stay as they are.
+    ``pooled`` leaves x unchanged and stores the statistics, which a run applies. ``client`` scales x here: a client's
+    rows, its test rows included, by its own statistics, and a common test set by those of all clients. A feature that
+    is constant at a client is divided by the deviation over all clients; one-hot features are unchanged.
 
     Raises:
-        InputError: an unknown way, tokens, or data that come with constants to be normalized by.
+        InputError: an unknown `how`, tokens, or data that already have normalization constants.
     """
     if how not in WAYS:
         raise InputError(f"standardize {how!r}", expected="client, pooled or none", remedy=nearest(how, WAYS))
@@ -87,7 +87,7 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
 
 
 def unscaled(dataset: Dataset, done: Split) -> str:
-    """Return a line on the features of a table that look unscaled, with mean and deviation; "" where none does."""
+    """Return a line on the features of a table that look unscaled, with mean and deviation; "" if none does."""
     if dataset.features is None or dataset.x.ndim != 2 or dataset.normalization or dataset.x.dtype.kind != "f":
         return ""
     all_rows = moments(dataset, done, by_client=False)
@@ -126,13 +126,13 @@ def moments(dataset: Dataset, done: Split, *, by_client: bool) -> Moments:
 
 
 def _add(total: np.ndarray, group: np.ndarray, values: np.ndarray) -> None:
-    """Add values (m, C) to the totals (groups, C) of their groups (m,), which are in order."""
+    """Add values (m, C) to the totals (groups, C) of their groups (m,), which are sorted."""
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     total[group[starts]] += np.add.reduceat(values, starts, axis=0)
 
 
 def _blocks(x: np.ndarray, rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield the given rows of x as (m, C, rest) float64, a block at a time; uint8 in [0, 1]."""
+    """Yield `rows` of x as (m, C, rest) float64, a block at a time; uint8 is scaled to [0, 1]."""
     size = rows_per_block(x.shape[1:], np.dtype(np.float64))
     for start in range(0, len(rows), size):
         where = slice(start, start + size)
@@ -142,7 +142,7 @@ def _blocks(x: np.ndarray, rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray
 
 
 def _scaled(x: np.ndarray, owner: np.ndarray | None, by: Moments) -> np.ndarray:
-    """Return x scaled by its owners' statistics, or by the only ones, in its own type (uint8 becomes float32)."""
+    """Return x scaled by its owners' statistics, or without owners by the only ones; uint8 becomes float32."""
     spool = Spool(x.shape[1:], x.dtype if x.dtype.kind == "f" else np.float32)
     for where, block in _blocks(x, np.arange(len(x))):
         group = np.zeros(len(block), np.int64) if owner is None else np.maximum(owner[where], 0)

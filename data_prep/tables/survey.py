@@ -1,4 +1,4 @@
-"""First pass over tables: what each column's cells are, before any of them is turned into a number."""
+"""First pass over tables: types, distinct values and missing cells of each column."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     import pyarrow
 
 MOST_LEVELS, MOST_CHOSEN, MOST_CLASSES = 100, 10_000, 100_000
-"""Distinct values of a column of words, of one named by --categorical, and of labels."""
+"""Most distinct values of a column of words, of one named by --categorical, and of labels."""
 MANY_NUMBERS = 20
-"""Labels that are fractions: more different ones are taken for the target of a regression."""
+"""Distinct fractional labels above which a column is taken for the target of a regression."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
 class Facts:
-    """What is in one column, over all files.
+    """Contents of one column, over all files.
 
     Attributes:
-        missing: cells without a value; `absent` is where the first is.
-        number, word: whether any cell is a number; the first that is none, and where it is.
-        levels: different cells as text, of words and of columns that hold names.
-        strange: the type of a column that is neither numbers, text nor images, or where a number is no finite float32.
+        missing: number of missing cells; `absent` is the place of the first.
+        number, word: whether any cell is a number; the place and text of the first that is not.
+        levels: distinct cells as text, in columns of words or names.
+        image: whether the column holds images.
+        strange: type of a column that is neither numbers, text nor images; "" for these.
+        infinite: place of the first number that is not a finite float32; "" for none.
     """
 
     missing: int = 0
@@ -47,7 +49,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Feature:
-    """A column of x: numbers, or one of `levels`, which is one-hot."""
+    """A column of x: numbers, or names in `levels`, encoded one-hot."""
 
     column: str
     levels: tuple[str, ...] = ()
@@ -56,12 +58,12 @@ class Feature:
 
 @dataclass(frozen=True)
 class Survey:
-    """What all tables hold.
+    """Contents of all tables.
 
     Attributes:
-        facts: column → what is in it, for the columns that have a role.
+        facts: column → its contents, for the columns that have a role.
         rows: number of rows of all tables.
-        comma: the first file where a comma was read as the decimal point, "" for none.
+        comma: the first file with a comma read as the decimal point, "" for none.
     """
 
     facts: dict[str, Facts]
@@ -73,7 +75,7 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
     """Read all tables once.
 
     Raises:
-        InputError: as `read.blocks`; or a column of names has more than can be told apart.
+        InputError: as `read.blocks`; or a column of names has too many distinct values.
     """
     labels = roles.targets if asked.task == "classification" else ()
     limits = {
@@ -94,10 +96,10 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
 
 
 def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Feature]:
-    """Return the columns of x: the images alone where a column holds any.
+    """Return the columns of x: the column of images alone, if there is one.
 
     Raises:
-        InputError: a column that can be no feature, and why.
+        InputError: a column cannot be a feature; the message says why.
     """
     images = [name for name in roles.features if found.facts[name].image]
     if len(images) > 1:
@@ -133,7 +135,7 @@ def _feature(name: str, facts: Facts, asked: Asked, where: Path) -> Feature:
 
 
 def _look(facts: Facts, block: Block, name: str, limit: int | None) -> None:
-    """Add what one block says of a column; `limit` is for a column that holds names whatever they look like."""
+    """Add one block's cells of a column to its facts; `limit`: most distinct values, for a column of names."""
     import pyarrow
 
     values = block.columns[name]

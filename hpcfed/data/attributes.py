@@ -15,13 +15,13 @@ from hpcfed.io.text import Malformed, parse_json
 
 READABLE = (h5py.h5t.STRING, h5py.h5t.INTEGER, h5py.h5t.FLOAT)
 LARGEST = 1 << 26
-"""Bytes of a text of fixed length."""
+"""Most bytes of a fixed-length text."""
 
 
 class Attributes:
     """Typed access to a file's attributes.
 
-    `wrong` makes the error, from what is wrong, what was expected and what was found.
+    `wrong` builds the error from a message, ``expected`` and ``got``.
     """
 
     def __init__(self, file: h5py.File, wrong: Callable[..., InputError]):
@@ -29,7 +29,7 @@ class Attributes:
         self._wrong = wrong
 
     def text(self, name: str) -> str:
-        """Return an attribute as text; "" where absent.
+        """Return an attribute as text, "" if absent.
 
         Raises:
             InputError: it is neither text nor a number.
@@ -37,10 +37,10 @@ class Attributes:
         return text(self._value(name)) if name in self._attrs else ""
 
     def integer(self, name: str) -> int | None:
-        """Return one integer, or None where absent.
+        """Return one integer, None if absent.
 
         Raises:
-            InputError: it is no single integer.
+            InputError: it is not a single integer.
         """
         if name not in self._attrs:
             return None
@@ -50,10 +50,10 @@ class Attributes:
         return int(value.item())
 
     def json(self, name: str) -> Any:
-        """Return what a JSON text stands for, or None where absent.
+        """Return the value of a JSON text, None if absent.
 
         Raises:
-            InputError: it is no JSON.
+            InputError: it is not JSON.
         """
         if name not in self._attrs:
             return None
@@ -64,7 +64,7 @@ class Attributes:
             raise self._wrong(f"attribute {name!r}", expected="JSON", got=repr(written[:40])) from None
 
     def json_object(self, name: str) -> dict[str, Any] | None:
-        """Return a JSON object, or None where absent.
+        """Return a JSON object, None if absent.
 
         Raises:
             InputError: it is something else.
@@ -75,7 +75,7 @@ class Attributes:
         return _made_visible(value)
 
     def _value(self, name: str) -> Any:
-        """Read a single text or number; nothing else is read, as HDF5 does not survive damaged types of other kinds."""
+        """Read a single text or number; other kinds are not read, because damaged types of theirs crash HDF5."""
         stored = self._attrs.get_id(name)
         kind = stored.get_type()
         count = math.prod(stored.shape) if stored.shape is not None else 0
@@ -85,9 +85,9 @@ class Attributes:
 
 
 def text(value: Any) -> str:
-    """Return an attribute or a name as text; bytes that are no UTF-8 show as replacement characters.
+    """Return an attribute or a name as text, with replacement characters for invalid UTF-8.
 
-    Control characters show as their escapes: what a stranger's file says steers no terminal.
+    Control characters are escaped, so that an untrusted file cannot control the terminal.
     """
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
@@ -96,7 +96,7 @@ def text(value: Any) -> str:
 
 
 def _made_visible(value: Any) -> Any:
-    """Return what JSON holds, with `visible` texts: escapes may also be written by JSON's own."""
+    """Return a JSON value with `visible` texts: JSON's own escapes may also encode control characters."""
     if isinstance(value, dict):
         return {visible(key): _made_visible(inner) for key, inner in value.items()}
     if isinstance(value, list):

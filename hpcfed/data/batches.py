@@ -1,4 +1,4 @@
-"""In what order a client visits its samples."""
+"""Shuffled minibatches: the order in which a client visits its samples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from hpcfed.data.cache import Samples
 
 GATHERED_BYTES = 1 << 18
-"""Minibatches are gathered together up to this size: few calls, and still in the cache when used."""
+"""Most bytes of minibatches gathered in one call: few calls, and the data still in the CPU's cache when used."""
 
 
 def minibatches(samples: Samples, batch_size: int | str, steps: int, rng: np.random.Generator) -> Iterator[Samples]:
-    """Yield `steps` minibatches: the shuffled samples in pieces of `batch_size`, shuffled anew each time they run out.
+    """Yield `steps` minibatches: the shuffled samples in pieces of `batch_size`, reshuffled at each pass.
 
-    A short last piece counts as a minibatch. ``full`` yields all samples, unshuffled, each time.
+    A short last piece counts as a minibatch. ``full`` yields all samples, unshuffled, at each step.
     """
     x, y = samples
     if batch_size == "full" or steps == 0:
@@ -37,9 +37,9 @@ def minibatches(samples: Samples, batch_size: int | str, steps: int, rng: np.ran
 def visits(
     num_samples: int, batch_size: int | str, steps: int, rng: np.random.Generator, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which samples the same minibatches hold, (steps, width) int64, and how many each has, (steps,) int64.
+    """Return `minibatches` as sample numbers, (steps, width) int64, and the minibatches' sizes, (steps,) int64.
 
-    Rows are filled up with sample 0 to `width`, which is at least the largest minibatch.
+    Rows are padded with sample 0 to `width`, which is at least the largest minibatch.
     """
     if batch_size == "full":
         order = np.zeros((steps, width), np.int64)

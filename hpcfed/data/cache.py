@@ -1,4 +1,4 @@
-"""Prepared samples that are kept while there is room, and how those of many clients share memory."""
+"""Cache of prepared samples, least recently used out first, and the aligned layout of many clients in one tensor."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 Samples = tuple[Tensor, Tensor]
-"""x (n, …) and y (n, …), in the types that `hpcfed.data.shards.types_of` says."""
+"""x (n, …) and y (n, …), of the dtypes of `hpcfed.data.shards.types_of`."""
 Key = tuple[str, int]
 ALIGNED = 64
-"""Bytes: where torch's own memory begins; the last bits of a product may depend on it."""
+"""Bytes: torch's own alignment; the last bits of a matrix product may depend on it."""
 
 
 class Held:
-    """Samples by key, in pieces of memory. The least recently used piece goes first, with all that lies in it.
+    """Cache of samples by key, in pieces of memory; the least recently used piece is evicted with all its samples.
 
     Args:
-        capacity: bytes; the newest piece is held even if it is larger.
+        capacity: bytes; the newest piece is kept even if it is larger.
     """
 
     def __init__(self, capacity: int):
@@ -35,17 +35,17 @@ class Held:
         return key in self._samples
 
     def get(self, key: Key) -> Samples:
-        """Return what is held; its piece is now the last to go.
+        """Return cached samples; their piece becomes the most recently used.
 
         Raises:
-            KeyError: nothing is.
+            KeyError: they are not cached.
         """
         samples, piece = self._samples[key]
         self._pieces.move_to_end(piece)
         return samples
 
     def add(self, members: Mapping[Key, Samples], nbytes: int) -> None:
-        """Hold samples that share a piece of memory, of `nbytes`."""
+        """Cache samples that share one piece of memory, of `nbytes`."""
         self._room -= nbytes
         while self._room < 0 and self._pieces:
             _, (keys, freed) = self._pieces.popitem(last=False)
@@ -58,10 +58,10 @@ class Held:
 
 
 def aligned(rows: Tensor, sizes: np.ndarray) -> tuple[list[Tensor], int]:
-    """Return the rows of each client as views of one piece of memory, each aligned, and the bytes of that piece.
+    """Return the rows of each client as aligned views of one tensor, and the bytes of that tensor.
 
     Args:
-        rows: (n, …) of all clients, one after another, aligned.
+        rows: (n, …) of all clients, concatenated, aligned.
         sizes: rows of each client, (C,), of sum n.
     """
     multiple = ALIGNED // gcd(ALIGNED, prod(rows.shape[1:]) * rows.element_size())

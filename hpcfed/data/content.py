@@ -1,4 +1,4 @@
-"""The hash by which a run knows that it reads the data it was started on."""
+"""Content hash of a federation's data, by which a resumed run recognises them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hpcfed.data.storage import member
 HASHED = ("train/x", "train/y", "train/offsets", "test/x", "test/y", "test/offsets")
 ATTRIBUTES = ("task", "num_classes", "normalization")
 KIND = "sha256:"
-"""What the hashes begin with that can be computed here; a file of another program may name others."""
+"""Prefix of the hashes computed here; a file of another program may name others."""
 BLOCK_BYTES = 16 << 20
 
 
 def content_hash(file: h5py.File) -> str:
     """Return ``sha256:…`` over all that training sees: x, y and offsets, the task, the classes, the normalization.
 
-    Names and provenance are left out, so that describing the same data in other words keeps its hash.
+    Names and provenance are excluded, so the same data described in other words keep their hash.
     """
     digest = hashlib.sha256()
     for name in ATTRIBUTES:

@@ -36,15 +36,15 @@ REMEDY = "write it with `hpcfed prepare`"
 
 # Labels of larger files are checked a client at a time, when they are read: reading them all would make opening slow.
 LABELS_CHECKED_AT_OPEN = 10_000_000
-# More are taken for damage: whoever counts or predicts classes needs memory for all of them.
+# More are treated as damage: counting or predicting classes allocates memory for all of them.
 MOST_CLASSES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """What is subtracted and divided by: ``(x - mean) / std`` along axis 1 of x, after uint8 was scaled to [0, 1].
+    """Constants of ``(x - mean) / std`` along axis 1 of x, applied after uint8 was scaled to [0, 1].
 
-    Each tuple has length 1, or one entry per channel (per feature, where x is (n, p)).
+    Each tuple has length 1, or one entry per channel (per feature, if x is (n, p)).
     """
 
     mean: tuple[float, ...]
@@ -55,18 +55,18 @@ class Federation:
     """Read-only view of one federation file of N clients and n training samples.
 
     Attributes:
-        path, name, content: where it lies, what it is called, and the hash of its data ("" where the writer gave none).
+        path, name, content: its file, its name, and the hash of its data ("" if the writer stored none).
         task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
         num_classes: C: labels and tokens are 0 … C - 1, multi-label targets C zeros and ones; None for regression.
-        vocabulary: what tokens stand for, as the writer stored it; None where absent.
-        partition, source: provenance, {} where absent.
-        normalization: None where x is used as it is (uint8 is still scaled to [0, 1]).
-        num_clients, num_samples, num_test: N, n and the size of the common test set (0 where absent).
+        vocabulary: the tokens' meaning, as the writer stored it; None if absent.
+        partition, source: provenance, {} if absent.
+        normalization: None if x is used as it is (uint8 is still scaled to [0, 1]).
+        num_clients, num_samples, num_test: N, n and the size of the test set (0 if absent).
         offsets: (N+1,) int64; the rows of client k are ``offsets[k]:offsets[k+1]``.
-        sizes, mean_size: (N,) int64, samples per client, where 0 is allowed; and their mean.
-        test_offsets: (N+1,) int64 for per-client test sets; None where absent.
+        sizes, mean_size: samples per client, (N,) int64, 0 allowed; and their mean.
+        test_offsets: (N+1,) int64 for per-client test sets; None if absent.
         feature_shape, target_shape: of one sample; target_shape is () for labels.
-        x_dtype, y_dtype: as the arrays are returned, in native byte order.
+        x_dtype, y_dtype: of the returned arrays, in native byte order.
     """
 
     def __init__(self, path: Path, file: h5py.File, access: str = "mmap"):
@@ -108,7 +108,7 @@ class Federation:
             raise InputError("no such federation file", where=str(path), remedy=REMEDY) from None
         except PermissionError:
             raise InputError("may not be read", where=str(path), remedy="check its permissions") from None
-        except (OSError, ValueError) as error:  # ValueError: text that is no path
+        except (OSError, ValueError) as error:  # ValueError: not a valid path
             truncated = "truncated" in str(error)
             what = "truncated HDF5 file" if truncated else "not an HDF5 file, or damaged"
             remedy = "copy or prepare it again" if truncated else REMEDY
@@ -118,17 +118,17 @@ class Federation:
         except InputError:
             file.close()
             raise
-        except (EnvironmentFailure, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # so does h5py
+        except (EnvironmentFailure, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # h5py's errors
             file.close()
             raise InputError(
                 "damaged HDF5 file", where=str(path), got=str(error), remedy="copy or prepare it again"
             ) from error
 
     def client(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return x (n_k, ...) and y (n_k, ...) of client k: read-only views where the file is mapped, else copies.
+        """Return x (n_k, ...) and y (n_k, ...) of client k: read-only views if the file is mapped, else copies.
 
         Raises:
-            InputError: labels out of range in a file too large to check them all when it is opened.
+            InputError: labels out of range, in a file with too many labels to check at opening.
             EnvironmentFailure: the file changed or failed since it was opened.
         """
         rows = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
@@ -138,7 +138,7 @@ class Federation:
         return self._x[rows], y
 
     def clients(self, clients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return x (n, ...) and y (n, ...) of some clients, one after another, as copies.
+        """Return copies of x (n, ...) and y (n, ...) of some clients, concatenated.
 
         Raises:
             InputError, EnvironmentFailure: as `client`.
@@ -151,14 +151,14 @@ class Federation:
         return self._x.joined(parts), y
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Let the system begin to read the samples of some clients from disk, so that nobody need wait for them."""
+        """Start reading the samples of some clients from disk in the background."""
         parts = self._parts(clients)
         self._x.expect(parts)
-        if not self._targets_checked:  # else they have been read
+        if not self._targets_checked:  # else they were read at opening
             self._y.expect(parts)
 
     def train(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return x (n, ...) and y (n, ...) of all clients, one after another, as `client` does."""
+        """Return x (n, ...) and y (n, ...) of all clients, concatenated, as `client` does."""
         return self._x[:], self._y[:]
 
     def test(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +166,7 @@ class Federation:
         return self._test_x[start:stop], self._test_y[start:stop]
 
     def client_name(self, k: int) -> str:
-        """Return the name of client k, read from the file one at a time; its number where the file names none."""
+        """Return the name of client k, read singly from the file; its number if the file has no names."""
         with suppress(IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # too short, or damaged
             names = self._member("train/client")
             if names is not None and h5py.check_string_dtype(names.dtype) is not None:
@@ -181,7 +181,7 @@ class Federation:
         return [self.client_name(k) for k in range(self.num_clients)]
 
     def close(self) -> None:
-        """Close the file; arrays handed out before stay valid."""
+        """Close the file; arrays returned before stay valid."""
         self._storage.close()
         self._file.close()
 
@@ -192,7 +192,7 @@ class Federation:
         self.close()
 
     def _parts(self, clients: Iterable[int]) -> np.ndarray:
-        """Return the first row of each client, and the one after its last, (C, 2)."""
+        """Return start and stop of each client's rows, (C, 2)."""
         first = np.fromiter(clients, np.int64)
         return np.column_stack((self.offsets[first], self.offsets[first + 1]))
 
@@ -244,7 +244,7 @@ class Federation:
         return Normalization(mean, std)
 
     def _member(self, name: str) -> h5py.Dataset | None:
-        """Return a dataset of this very file, None where it has none of the name."""
+        """Return a dataset of this file, None if absent."""
         try:
             found = member(self._file, name)
         except Elsewhere as place:
@@ -269,7 +269,7 @@ class Federation:
         return Rows(x, self._storage), Rows(y, self._storage)
 
     def _refuse_unstored(self, dataset: h5py.Dataset) -> None:
-        """Refuse a dataset of which the file holds less than its header claims."""
+        """Refuse a dataset whose header claims more than the file holds."""
         why = flaw(dataset, self._storage.size)
         if why is not None:
             raise self._wrong(f"dataset {dataset.name} {why}", remedy="copy or prepare it again")
@@ -327,7 +327,7 @@ class Federation:
             self._check_values(self._test_y[:], "/test/y")
 
     def _check_values(self, targets: np.ndarray, where: str) -> None:
-        """Refuse labels that are no class, and targets that are no number."""
+        """Refuse labels outside the classes, and targets that are not finite."""
         if self.num_classes is None:
             if targets.dtype.kind == "f" and not np.isfinite(targets).all():
                 raise self._wrong(f"targets in {where}", expected="finite numbers", got="NaN or infinity")

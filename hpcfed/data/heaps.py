@@ -1,6 +1,7 @@
-"""Global heaps, where HDF5 keeps texts of variable length without checksums: damage is found before they are read.
+"""Soundness check of HDF5's global heaps, which hold variable-length strings without checksums.
 
-The library follows the sizes it finds in a heap; free space of size 0 keeps it busy for ever.
+It runs before any string is read: the library trusts the sizes in a heap, and free space of size 0 makes it loop for
+ever.
 
 Reference: HDF5 file format specification, version 3.0, section III.E, "Disk Format: Level 1E - Global Heap".
 """
@@ -18,7 +19,7 @@ SIGNATURE = b"GCOL\x01"
 HEADER, OBJECT = struct.Struct("<8xQ"), struct.Struct("<H6xQ")
 ALIGNMENT = 8
 MOST_SEARCHED = 16 << 20
-"""Bytes beside contiguous arrays; a file with more holds packed samples, in which nobody looks for heaps."""
+"""Bytes outside contiguous arrays; a file with more holds packed samples, which are not searched for heaps."""
 
 
 def heaps_are_sound(file: h5py.File, storage: Storage) -> bool:
@@ -37,7 +38,7 @@ def heaps_are_sound(file: h5py.File, storage: Storage) -> bool:
 
 
 def _between_arrays(file: h5py.File, size: int) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of all that is not in a contiguous array."""
+    """Yield start and stop of each byte range outside the contiguous arrays."""
     taken = []
     for part in ("train", "test"):
         for name in ("x", "y", "offsets", "client", "row"):
@@ -55,7 +56,7 @@ def _between_arrays(file: h5py.File, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_sound(data: bytes, place: int) -> bool:
-    """Walk the objects of the heap at `place` as the library does: each names its size, free space includes its own."""
+    """Walk the heap at `place` as the library does: an object's size excludes its header, free space's includes it."""
     if place + HEADER.size > len(data):
         return False
     stop = place + HEADER.unpack_from(data, place)[0]

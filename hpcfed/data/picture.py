@@ -1,4 +1,4 @@
-"""How classes and samples are spread over the clients of a federation: counts, a text heat map, a figure."""
+"""Distribution of classes and samples over the clients of a federation: counts, a text heat map, a figure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
 MAX_FIGURE_ROWS = 1000
 LEVELS = (0.0, 0.05, 0.15, 0.35, 0.60)
-"""Lower bounds of the shares of a client's samples that `SHADES` stand for, each exclusive; a blank stands for none."""
+"""Exclusive lower bounds of the shares of a client's samples shown by `SHADES`; a blank stands for no samples."""
 SHADES = "·░▒▓█"
 STYLES = ("bright_black", "blue", "cyan", "yellow", "bright_red")
 FIGURE_3_SHARES = (0.4, 0.6, 0.8)
@@ -27,13 +27,13 @@ FIGURE_TYPES = (".png", ".pdf", ".svg")
 
 
 def class_counts(federation: Federation) -> np.ndarray:
-    """Return the samples of each class that each client holds, (N, K) int64, for a classification."""
+    """Return the number of each client's samples of each class, (N, K) int64, for a classification."""
     labels = (federation.client(k)[1] for k in range(federation.num_clients))
     return np.stack([np.bincount(y, minlength=federation.num_classes or 0) for y in labels])
 
 
 def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
-    """Return how many of its largest classes hold `share` of each client's samples, (N,) int64, for counts (N, K)."""
+    """Return how many of each client's largest classes hold `share` of its samples, (N,) int64, from counts (N, K)."""
     held = np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1)
     return np.minimum(1 + (held < share * held[:, -1:]).sum(axis=1), counts.shape[1])
 
@@ -41,7 +41,7 @@ def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
 def text_heat_map(counts: np.ndarray) -> list[Text]:
     """Return lines of text: clients down, classes across, the share of a client's samples as a shade.
 
-    Neighbouring clients and classes are added up where there are more than fit.
+    Neighbouring clients and classes are merged if there are too many to fit.
     """
     cells, clients = _merge(counts, MAX_TEXT_ROWS)
     cells, classes = _merge(cells.T, MAX_TEXT_COLUMNS)
@@ -67,10 +67,10 @@ def text_heat_map(counts: np.ndarray) -> list[Text]:
 
 
 def save_figure(federation: Federation, counts: np.ndarray | None, path: Path) -> None:
-    """Draw clients × classes (where there are classes), the clients' sizes, both as histograms, and a few samples.
+    """Draw clients × classes (if any), the clients' sizes, histograms of both, and a few samples.
 
-    `counts` are (N, K), None where there are no classes; the ending of `path` sets the type. The histogram of classes
-    is that of FedDyn's Figure 3: in how many classes 40, 60 and 80 % of each client's data lie.
+    `counts` are (N, K), None without classes; the suffix of `path` sets the type. The histogram of classes is that of
+    FedDyn's Figure 3: in how many classes 40, 60 and 80 % of each client's data lie.
 
     Raises:
         OSError: the file can't be written.
@@ -112,7 +112,7 @@ def _draw_clients(federation: Federation, counts: np.ndarray | None, figure: Sub
 
 
 def _draw_histograms(federation: Federation, counts: np.ndarray | None, figure: SubFigure) -> None:
-    """Draw how many clients have how many samples, and how many classes hold most of their data."""
+    """Draw histograms of the clients' sizes and of the number of classes that hold most of a client's data."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots(1, 1 if counts is None else 2, squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""A few samples of a few clients, as a person would look at them: images as they are, tokens as text."""
+"""Pictures of a few samples of a few clients: images as images, tokens as text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def has_pictures(federation: Federation) -> bool:
 
 
 def samples_height(federation: Federation) -> float:
-    """Return the inches that `draw_samples` needs."""
+    """Return the height that `draw_samples` needs, in inches."""
     return CLIENTS * (0.25 if federation.task == "next-token" else 0.7)
 
 
 def draw_samples(federation: Federation, figure: SubFigure) -> None:
-    """Draw the first samples of the first clients that have some, a row a client."""
+    """Draw the first samples of the first clients that are not empty, one row per client."""
     clients = np.flatnonzero(federation.sizes)[:CLIENTS].tolist()
     if federation.task == "next-token":
         _draw_text(federation, clients, figure)
@@ -46,14 +46,14 @@ def draw_samples(federation: Federation, figure: SubFigure) -> None:
 
 
 def text_of(tokens: np.ndarray, vocabulary: Any) -> str:
-    """Return tokens (T,) as text; those beyond the vocabulary as �."""
+    """Return tokens (T,) as text, with � for tokens beyond the vocabulary."""
     words = _words(vocabulary) or []
     joint = "" if all(len(word) <= 1 for word in words) else " "
     return joint.join(words[token] if token < len(words) else "\ufffd" for token in tokens.reshape(-1).tolist())
 
 
 def _words(vocabulary: Any) -> list[str] | None:
-    """Return what each token stands for, from a text of characters, a list, or a mapping from words to numbers."""
+    """Return each token's text, from a string of characters, a list, or a mapping from words to numbers."""
     if isinstance(vocabulary, dict) and all(isinstance(number, int) for number in vocabulary.values()):
         vocabulary = sorted(vocabulary, key=vocabulary.__getitem__)
     return [str(word) for word in vocabulary] if isinstance(vocabulary, list | str) else None

@@ -1,4 +1,4 @@
-"""Clients' data as a device sees it: read from the federation file, normalised once, kept while there is room."""
+"""A rank's data on its device: read from the federation file, normalised once, cached while there is room."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 
 SMALL = 1 << 16
-"""Bytes in the file of a client whose samples are quicker read and prepared together with others'."""
+"""Most bytes in the file of a client that is read and prepared together with others, which is faster."""
 
 
 def types_of(task: str, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Return the types of x and y: tokens and labels are int64, all else is in the run's dtype.
+    """Return the dtypes of x and y: int64 for tokens and labels, the run's dtype for everything else.
 
-    The zeros and ones of a multi-label target count as numbers.
+    Multi-label targets are numbers, in the run's dtype.
     """
     x = torch.int64 if task == "next-token" else dtype
     y = torch.int64 if task in ("classification", "next-token") else dtype
@@ -30,14 +30,14 @@ def types_of(task: str, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
 class Shards:
     """The data this rank trains and evaluates on, prepared at first use.
 
-    The least recently used pieces make room once `capacity` bytes are held; what is prepared again is the same to the
-    last bit, so the capacity changes the time of a run and nothing else.
+    Beyond `capacity` bytes the least recently used pieces are evicted. Preparing them again gives the same bits, so the
+    capacity changes a run's time alone.
 
     Args:
         federation: the file.
-        dtype, device: of the samples that it returns.
-        capacity: bytes to hold.
-        keeps_clients: whether clients' training samples are held. Of a million clients, a run sees hardly any twice.
+        dtype, device: of the returned samples.
+        capacity: bytes to cache.
+        keeps_clients: whether clients' training samples are cached. Of a million clients, a run sees hardly any twice.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Shards:
         return self._get(("train", client), lambda: self._federation.client(client))
 
     def clients(self, clients: Sequence[int]) -> list[Samples]:
-        """Return all samples of each of several clients, (C,), as `client` does; small ones are read at once."""
+        """Return all samples of each of several clients, (C,), as `client` does; small clients are read together."""
         is_small = (self._federation.sizes[clients] * self._sample_bytes <= SMALL).tolist()
         missing = [k for k, small in zip(clients, is_small, strict=True) if small and ("train", k) not in self._held]
         read = self._read_together(missing) if missing else {}
         return [read[k] if k in read else self.client(k) for k in clients]
 
     def expect(self, clients: Callable[[], Iterable[int]]) -> None:
-        """Let the system read from disk, meanwhile, what clients have that is not held yet.
+        """Start reading those clients' samples from disk in the background that are not cached.
 
-        `clients` is asked only if samples have been read since the last call: once all are held, nothing is expected.
+        `clients` is called only if samples were read since the last call: once all are cached, nothing is left to read.
         """
         if not self._missed:
             return
@@ -82,7 +82,7 @@ class Shards:
         self._federation.expect(client for client in clients() if ("train", client) not in self._held)
 
     def client_test(self, client: int) -> Samples:
-        """Return all samples of a client's own test set, in the file's order, of a federation that has such sets."""
+        """Return a client's test samples, in the file's order, of a federation with per-client test sets."""
         start, stop = self._test_offsets[client : client + 2].tolist()
         return self._get(("client test", client), lambda: self._federation.test(start, stop))
 
@@ -100,7 +100,7 @@ class Shards:
         return samples
 
     def _read_together(self, clients: Sequence[int]) -> dict[int, Samples]:
-        """Read and prepare samples of clients in one go, into memory that they share."""
+        """Read and prepare several clients' samples at once, into shared memory."""
         self._missed = True
         sizes = self._federation.sizes[clients]
         both = self._prepare(*self._federation.clients(clients))
@@ -125,23 +125,23 @@ class Shards:
         return prepared
 
     def _check_tokens(self, x: np.ndarray) -> None:
-        """Refuse tokens that an embedding of the vocabulary has no row for; on a GPU they would end the process."""
+        """Refuse tokens outside the vocabulary: on a GPU, an embedding without their row would abort the process."""
         top = (self._federation.num_classes or 0) - 1
         if x.size and (x.min() < 0 or x.max() > top):
             expected, got = f"0 … {top}", f"{x.min()} … {x.max()}"
             raise InputError("tokens of x", where=str(self._federation.path), expected=expected, got=got)
 
     def _to_device(self, array: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """Copy into memory of torch's own, aligned to 64 bytes wherever the rows lie in the file.
+        """Copy into torch's memory, aligned to 64 bytes wherever the rows lie in the file.
 
-        Bytes travel as bytes and are converted on the device; all else is converted while it is copied.
+        uint8 is copied as uint8 and converted on the device; other types are converted by the copy.
         """
         copy = torch.empty(array.shape, dtype=torch.uint8 if array.dtype == np.uint8 else dtype)
         copy.numpy()[...] = array
         return copy.to(self._device).to(dtype)
 
     def _per_channel(self, federation: Federation) -> tuple[Tensor, Tensor] | None:
-        """Mean and std, shaped to broadcast along axis 1 of (n, C, …)."""
+        """Return mean and std, shaped to broadcast along axis 1 of (n, C, …)."""
         if federation.normalization is None:
             return None
         trailing = (1,) * max(len(federation.feature_shape) - 1, 0)

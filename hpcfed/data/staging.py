@@ -1,4 +1,4 @@
-"""How a run opens its federation file: where it lies, or, staged, as a copy on each host's local scratch."""
+"""Opening of a run's federation file: in place, or staged as a copy on each host's local scratch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ STAGE = "stage"
 
 
 def open_federation(path: Path, access: str, world: World) -> Federation:
-    """Open the file on this rank; call it on all ranks together.
+    """Open the file on this rank; a collective call.
 
     ``stage`` copies the file to ``$TMPDIR`` (which sites point to local scratch), once per host by its first rank, and
-    maps the copy. The copy loses its name as soon as the host's ranks have opened it, so that its space comes back with
-    their end, however they end.
+    maps the copy. The copy is unlinked as soon as the host's ranks have opened it, so its space is freed when they end,
+    however they end.
 
     Raises:
-        InputError: the file is none that can be used.
+        InputError: the file is missing or not a usable federation file.
         EnvironmentFailure: there is no room for the copy, or a disk failed.
     """
     if access != STAGE:
         return world.together(lambda: Federation.open(path, access))
     first = world.hosts.index(world.hosts[world.rank])
-    copies: list[Path] = []  # this rank's, if it is its host's first
+    copies: list[Path] = []  # of this rank, if it is the first on its host
     try:
         world.together(lambda: copies.append(_copy(path)) if first == world.rank else None)
         (copy,) = world.gather(copies)[first]

@@ -1,11 +1,11 @@
-"""How rows of a federation file come into memory, and how a file that fails in mid-run is noticed.
+"""Access to the rows of a federation file, mapped or read, with detection of files that fail during a run.
 
-    mmap      the file is mapped once: rows are views of the page cache, which all ranks of a host share; but a few of
-              them are read, since each first touch of a page would map a whole neighbourhood of it
-    memory    rows are copied by ordinary reads into memory of the rank's own
+    mmap      the file is mapped once: rows are views of the page cache, which all ranks of a host share; small requests
+              are read instead, since the first touch of a page maps its whole neighbourhood
+    memory    rows are read into the rank's own memory
 
-Both go through the descriptor that HDF5 opened, so a file is opened once, whatever it holds. A file that another
-program shortened is noticed before its rows are touched: reading a mapping beyond the end would kill the process.
+Both use the descriptor that HDF5 opened, so a file is opened once. The file's size is checked before mapped rows are
+touched: reading a mapping beyond the end of a file that another program shortened would kill the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_NUMBER = 8
 NEIGHBOURHOOD = 1 << 16
 """Bytes that Linux maps around a page at its first touch."""
 MOST_HOPS = 16
-"""Soft links on the way to one dataset; more are taken for a circle."""
+"""Soft links on the way to one dataset; more are treated as a cycle."""
 _AGAIN = "the file must stay as it is while runs use it; copy or prepare it again"
 
 
@@ -45,10 +45,10 @@ class Storage:
         return self._mapping is not None
 
     def array(self, start: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return native numbers that lie from byte `start` on: read-only where mapped, a copy where read.
+        """Return the array of native numbers at byte `start`: a read-only view if mapped, else a copy.
 
         Raises:
-            EnvironmentFailure: the file is shorter than it was, or the disk failed.
+            EnvironmentFailure: the file was shortened, or the disk failed.
         """
         count = math.prod(shape)
         stop = start + count * dtype.itemsize
@@ -72,7 +72,7 @@ class Storage:
         return bytes(target)
 
     def fill(self, start: int, target: memoryview) -> None:
-        """Fill `target`, a view of bytes, from byte `start` of the file on.
+        """Fill `target`, a view of bytes, with the file's bytes from `start`.
 
         Raises:
             EnvironmentFailure: as `array`.
@@ -90,16 +90,16 @@ class Storage:
             start, target = start + read, target[read:]
 
     def expect(self, start: int, stop: int) -> None:
-        """Let the system begin to read the bytes ``start:stop`` from disk, where it can be told; returns at once.
+        """Start reading the bytes ``start:stop`` from disk in the background, on systems with ``posix_fadvise``.
 
         Raises:
-            OSError: the file system does not know the advice.
+            OSError: the file system does not support it.
         """
-        if hasattr(os, "posix_fadvise") and start < stop:  # of no bytes, all that follow are meant
+        if hasattr(os, "posix_fadvise") and start < stop:  # fadvise reads length 0 as "to end of file"
             os.posix_fadvise(self._raw.fileno(), start, stop - start, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Close the descriptor; arrays handed out before stay valid."""
+        """Close the descriptor; arrays returned before stay valid."""
         self._raw.close()
 
     def _shorter(self, expected: int, got: int) -> EnvironmentFailure:
@@ -110,11 +110,11 @@ class Storage:
 
 
 class Rows:
-    """The rows of one dataset: by `Storage` where it is contiguous and native, else (chunked, foreign) by h5py.
+    """The rows of one dataset: read by `Storage` if contiguous and of native type, else (chunked, foreign) by h5py.
 
     Attributes:
         shape: (n, ...).
-        dtype: of the arrays returned, in native byte order.
+        dtype: of the returned arrays, in native byte order.
     """
 
     def __init__(self, dataset: h5py.Dataset, storage: Storage):
@@ -123,7 +123,7 @@ class Rows:
         self._dataset = dataset
         self._storage = storage
         self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        # Of the types that HDF5 converts to a numpy type, one has the same bits.
+        # HDF5 converts several types to one numpy type; only the equal one has the same bits.
         is_native = dataset.id.get_type().equal(h5py.h5t.py_create(self.dtype))
         self._start = dataset.id.get_offset() if is_native else None
         if self._start is not None and self._start % self.dtype.itemsize:
@@ -133,10 +133,10 @@ class Rows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return adjacent rows (stop - start, ...), read-only where they are mapped.
+        """Return adjacent rows (stop - start, ...), read-only if mapped.
 
         Raises:
-            EnvironmentFailure: the file is shorter than it was, damaged further in, or the disk failed.
+            EnvironmentFailure: the file was shortened, is damaged further in, or the disk failed.
         """
         start, stop, _ = rows.indices(len(self))
         shape = (max(stop - start, 0), *self.shape[1:])
@@ -149,11 +149,11 @@ class Rows:
         return self._storage.array(self._start + start * self._row_bytes, shape, self.dtype)
 
     def joined(self, parts: np.ndarray, *, touched: bool = False) -> np.ndarray:
-        """Return copies of the rows ``start:stop`` of each part, one part after another, (rows, ...).
+        """Return copies of the rows ``start:stop`` of each part, concatenated, (rows, ...).
 
         Args:
             parts: start and stop of each, (parts, 2) int64.
-            touched: all rows have been read before, so that, if they are mapped, they are nearer than by reading.
+            touched: whether all rows were read before; gathering from a mapping is then faster than reading.
 
         Raises:
             EnvironmentFailure: as `__getitem__`.
@@ -172,7 +172,7 @@ class Rows:
         return rows
 
     def expect(self, parts: np.ndarray) -> None:
-        """Let the system begin to read such parts from disk; those that h5py must unpack are left to it."""
+        """Start reading such parts from disk in the background; no-op for a dataset that h5py must unpack."""
         if self._start is None:
             return
         with suppress(OSError):
@@ -186,13 +186,13 @@ def is_numbers(dtype: np.dtype) -> bool:
 
 
 class Elsewhere(ValueError):
-    """Where a name in a file leads to, if that isn't in this file; the message says it."""
+    """A name leads out of its file; the message says where to."""
 
 
 def member(file: h5py.File, name: str) -> h5py.Dataset | h5py.Group | None:
-    """Return the object of a name, None where there is none. No other file is opened, nor looked for.
+    """Return the object of a name, None if absent, without opening or searching for another file.
 
-    The one way from a name to an object: offsets are read in this file, and a stranger's file names no other to read.
+    The only lookup by name: offsets are read in this file, and an untrusted file must not name others to read.
 
     Raises:
         Elsewhere: a link leads out of the file, or the dataset's values are stored outside of it.
@@ -224,7 +224,7 @@ def member(file: h5py.File, name: str) -> h5py.Dataset | h5py.Group | None:
 def flaw(dataset: h5py.Dataset, file_size: int) -> str | None:
     """Return why a file of `file_size` bytes cannot hold what a dataset's header claims, or None if it can.
 
-    Nothing of the claimed size is read or allocated, so a damaged header cannot ask for memory that there is not.
+    Nothing of the claimed size is read or allocated, so a damaged header cannot exhaust memory.
     """
     claimed = math.prod(dataset.shape) * dataset.dtype.itemsize
     if dataset.id.get_create_plist().get_layout() == h5py.h5d.CHUNKED:

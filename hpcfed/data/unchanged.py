@@ -1,7 +1,7 @@
-"""Whether a run that goes on reads the data that it began with.
+"""Check that a resumed run reads the data it started with.
 
-A file's size, time of change and inode are compared each time, which costs nothing. Where they differ, or where the
-recipe asks for it (``verify_data``), all data are read and their hash is compared with the recorded one.
+A file's size, time of change and inode are compared each time, which costs nothing. If they differ, or if the recipe
+asks for it (``verify_data``), all data are read and their hash is compared with the recorded one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Facts = Mapping[str, Any]
 
 
 def facts_of(path: Path) -> dict[str, int]:
-    """Return a file's facts.
+    """Return a file's size, time of change and inode.
 
     Raises:
-        EnvironmentFailure: it is gone.
+        EnvironmentFailure: it can't be read.
     """
     try:
         found = path.stat()
@@ -34,17 +34,17 @@ def facts_of(path: Path) -> dict[str, int]:
 
 
 def check_data(path: Path, content: str | None, before: Facts | None, *, goes_on: bool, always: bool) -> Facts:
-    """Return the facts of a federation file after making sure that its data are those recorded.
+    """Return the facts of a federation file, checked to hold the recorded data.
 
     Args:
         path: the file.
-        content: the hash that the recipe records; None where the file names none.
-        before: its facts when the run was started last; None where they are not recorded.
-        goes_on: whether rounds were trained on it before.
-        always: whether all data are read in any case.
+        content: the recorded hash; None if the file names none.
+        before: its facts at the run's last start; None if not recorded.
+        goes_on: whether rounds were already trained on it.
+        always: whether to read all data in any case.
 
     Raises:
-        InputError: the data are others, or cannot be told from others.
+        InputError: the data have changed, or there is no hash to compare.
         EnvironmentFailure: the file cannot be read.
     """
     now = facts_of(path)
@@ -65,7 +65,7 @@ def check_data(path: Path, content: str | None, before: Facts | None, *, goes_on
 
 @cache
 def _hash_of(path: Path, facts: tuple[int, ...]) -> str:
-    """Return the hash of the data as they are in a file of such facts; the runs of a sweep share it."""
+    """Return the hash of the data in a file with these facts; cached for the runs of a sweep."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             return content_hash(file)

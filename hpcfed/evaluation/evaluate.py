@@ -1,7 +1,7 @@
-"""Loss, accuracy and the user's metrics of one model, the same to the last bit on any number of ranks.
+"""Loss, accuracy and the user's metrics of one model, bit-identical on any number of ranks.
 
-The test set is cut into chunks of ``evaluate.batch_size`` samples, a client's training set likewise; each chunk is
-computed whole by one rank, lands in a slot of its own, and every rank adds the slots up in the same order.
+The test set is cut into chunks of ``evaluate.batch_size`` samples; each chunk, and each client's training set (in
+batches of that size), is computed whole by one rank into its own slot, and every rank adds the slots in the same order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpcfed.ranks.world import World
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found; None where it was not asked for or has no meaning."""
+    """Results of an evaluation; None if not requested or undefined."""
 
     test_loss: float | None = None
     test_accuracy: float | None = None
@@ -33,7 +33,7 @@ class Scores:
     """The recipe's ``evaluate.metrics``, as ``test_<name>`` and ``train_<name>``."""
 
     def columns(self) -> dict[str, float | None]:
-        """Return all of them by their names in the record."""
+        """Return all scores by their names in the record."""
         named = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
         return {name: getattr(self, name) for name in named} | dict(self.own)
 
@@ -41,11 +41,11 @@ class Scores:
 class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
-    Over the test set a measure is Σ sums / Σ counts; over the training sets it is the unweighted mean, over the
-    clients for which it is defined, of each one's own.
+    On the test set a measure is Σ sums / Σ counts; on the training sets it is the unweighted mean of the clients' own
+    measures, over the clients for which it is defined.
 
     Attributes:
-        measures: what is measured, by name: the loss, the task's accuracy if it has one, the user's metrics.
+        measures: metrics by name: the loss, the task's accuracy if it has one, the user's metrics.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Evaluator:
 
     @property
     def nothing(self) -> Scores:
-        """What is recorded of a round that is not evaluated."""
+        """Scores of a round that is not evaluated, all None."""
         return self._scores({}, {})
 
     def __call__(self, w: Tensor, *, test: bool, train: bool) -> Scores:
@@ -86,7 +86,7 @@ class Evaluator:
         if num_chunks + num_clients == 0:
             return self.nothing
         slots = np.zeros((num_chunks + num_clients, len(self.measures), 2), dtype=np.int64)
-        pairs = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
+        pairs = slots.view(np.float64)  # summed as bit patterns, which other ranks' zeros leave unchanged
         self._model.vector.copy_(w)
         self._model.module.eval()
         with torch.no_grad():
@@ -100,7 +100,7 @@ class Evaluator:
         return self._scores(self._of_test(pairs[:num_chunks]), self._of_training(pairs[num_chunks:]))
 
     def sums(self, samples: Samples) -> np.ndarray:
-        """Return sum and count of each of the M measures of the model as it is, over samples, (M, 2)."""
+        """Return sum and count of each of the M measures of the loaded model over samples, (M, 2)."""
         sums = np.zeros((len(self.measures), 2))
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)
@@ -108,12 +108,12 @@ class Evaluator:
         return sums
 
     def _of_test(self, chunks: np.ndarray) -> dict[str, float]:
-        """Measures over the test set, from each chunk's sums and counts, (chunks, M, 2)."""
+        """Return the measures on the test set, from each chunk's sums and counts, (chunks, M, 2)."""
         totals = chunks.sum(axis=0)
         return {name: total / count for name, (total, count) in zip(self.measures, totals, strict=True) if count}
 
     def _of_training(self, clients: np.ndarray) -> dict[str, float]:
-        """Measures over the clients' training sets, from each one's sums and counts, (N, M, 2)."""
+        """Return the measures on the clients' training sets, from each client's sums and counts, (N, M, 2)."""
         found = {}
         for name, pairs in zip(self.measures, clients.swapaxes(0, 1), strict=True):
             total, count = pairs[pairs[:, 1] != 0].T

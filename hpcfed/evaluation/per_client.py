@@ -1,8 +1,8 @@
-"""How well each client is served: loss and accuracy on its own samples of the global model, of its own last one, and
-of the global one after a few steps of fine-tuning.
+"""Per-client evaluation: loss and accuracy of global, local and fine-tuned models on each client's own samples.
 
-A client is measured whole by the rank where it is at home, and lands in slots of its own, so that the table is the same
-to the last bit on any number of ranks. Fine-tuning has random streams of its own, and leaves no trace in training.
+The models are the global one, the client's last one, and the global one after a few steps of fine-tuning. A client's
+home rank measures it into the client's own slots, so the table is bit-identical on any number of ranks. Fine-tuning has
+separate random streams and leaves training unchanged.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hpcfed.parts import Parts
 from hpcfed.types import Tilt
 
 COLUMNS = ("round", "client", "model", "split", "loss", "accuracy", "n")
-"""Of ``clients.csv``; ``accuracy`` is empty in a task that has none."""
+"""Columns of ``clients.csv``; ``accuracy`` is empty in a task that has none."""
 MEASURES = ("loss", "accuracy")
 
 
 @dataclass(frozen=True)
 class ClientScores:
-    """What an evaluation found of each client; the same on every rank.
+    """Results of a per-client evaluation; identical on all ranks.
 
     Attributes:
-        models: those measured, as the recipe names them.
-        sizes: samples of each client by split, ``train`` and where clients have test sets ``test``, (N,) int64.
-        measures: ``loss``, a mean over the client's samples, and in tasks that have one ``accuracy``.
-        values: (N, models, splits, measures) float64; 0 where a client has no samples.
+        models: the recipe's names of the measured models.
+        sizes: samples of each client, (N,) int64, by split: ``train``, and ``test`` if clients have test sets.
+        measures: ``loss``, a mean over the client's samples, and ``accuracy`` in tasks that have one.
+        values: (N, models, splits, measures) float64; 0 for clients without samples.
     """
 
     models: tuple[str, ...]
@@ -44,11 +44,11 @@ class ClientScores:
     values: np.ndarray
 
     def rows(self, round: int) -> Iterator[str]:
-        """Yield the table's lines, in `COLUMNS`: one for each model, split and client that has samples there."""
+        """Yield the table's lines, in `COLUMNS`: one per model, split and client with samples in it."""
         for place, model in enumerate(self.models):
             for number, (split, sizes) in enumerate(self.sizes.items()):
                 for client in np.flatnonzero(sizes).tolist():
-                    found = self.values[client, place, number].tolist()  # in full: read back, the same bits
+                    found = self.values[client, place, number].tolist()  # in full: reads back as the same bits
                     loss, accuracy = (*map(repr, found), "")[:2]
                     yield f"{round},{client},{model},{split},{loss},{accuracy},{sizes[client]}\n"
 
@@ -57,7 +57,7 @@ class ClientScores:
 
         All clients with samples count alike. The worst decile is the mean over the tenth of them, rounded up, with the
         largest loss or the least accuracy (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
-        Table 1); the variance is divided by their number. None where a client's loss is not finite.
+        Table 1); the variance is divided by their number. None if any client's value is not finite.
         """
         return {
             model: {
@@ -76,8 +76,8 @@ class ClientEvaluator:
 
     Args:
         section: the recipe's ``evaluate.clients``.
-        parts: of the simulation that has not begun yet: the model is the initial one.
-        evaluator: measures samples.
+        parts: of the simulation before its first round: its model must be the initial one.
+        evaluator: computes the measures.
     """
 
     def __init__(self, section: EvaluateClients, parts: Parts, evaluator: Evaluator):
@@ -106,7 +106,7 @@ class ClientEvaluator:
         return ClientScores(tuple(models), self._sizes, self._measures, values)
 
     def _load(self, which: str, w: Tensor, round: int, client: int) -> None:
-        """Make the model the one that `evaluate.clients.models` names."""
+        """Load the model that `evaluate.clients.models` names."""
         if which == "fine-tuned" and self._parts.tuner is not None and self._section.fine_tune is not None:
             steps = self._section.fine_tune.steps if self._sizes["train"][client] else 0
             task = Task(client, self._parts.shards.client(client), Tilt(), steps, guessed=0.0)

@@ -47,7 +47,7 @@ class Spec(BaseModel, ABC):
     tokens: ClassVar[bool] = False
     """Whether the module takes tokens, int64, in place of numbers in the run's dtype."""
     stacks: ClassVar[bool] = False
-    """Whether clients are trained fastest together, with stacked parameters."""
+    """Whether training clients together, with stacked parameters, is fastest."""
 
     @abstractmethod
     def build(self, features: tuple[int, ...], outputs: int) -> nn.Module:
@@ -60,7 +60,7 @@ class Spec(BaseModel, ABC):
 
 
 def spec(section: Model, where: str = "recipe") -> Spec | None:
-    """Check the recipe's ``model`` section; None for a factory, which checks its own arguments.
+    """Return the checked spec of the recipe's ``model`` section; None for a factory, which checks its own arguments.
 
     Raises:
         InputError: unknown model or key, value out of range.

@@ -1,9 +1,9 @@
 """A module whose parameters and gradients are views of two flat vectors.
 
 The whole round works on vectors (d,): one copy loads a model, one fused operation steps it, one buffer is reduced.
-Every parameter tensor starts on a 64-byte boundary, because matrix products may round differently when it does not, and
-the vector ends on one of 128, because element by element its last ones may when it is not so many of the processor's
-vectors. The gaps stay 0 in the model, in its gradient and so in every Δ.
+Every parameter tensor starts on a 64-byte boundary: matrix products may round differently otherwise. The vector's
+length is a multiple of 128 bytes: elementwise kernels may round a partial SIMD tail differently. The gaps stay 0 in the
+model, in its gradient and so in every Δ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FlatModel:
         self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
     def check_buffers(self) -> None:
-        """Refuse a module whose buffers training changes: they would carry one client's data to the next.
+        """Refuse a module whose buffers change in training: they would carry one client's data to the next.
 
         Raises:
             InputError: naming the buffer.
@@ -65,7 +65,7 @@ class FlatModel:
                 raise InputError(what, remedy="compute it anew in each forward pass, or make it a parameter")
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return each parameter's view, by name, of a vector (d,), or of each of several, (R, d) → (R, …)."""
+        """Return each parameter's view of a vector (d,), by name; of several vectors, (R, d), as views (R, …)."""
         several = vector.shape[:-1]
         return {
             name: vector[..., start : start + shape.numel()].view(*several, *shape)
@@ -73,7 +73,7 @@ class FlatModel:
         }
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return a host copy of every parameter by name: the trainable ones from a vector (d,), and the frozen."""
+        """Return a host copy of every parameter by name: trainable ones from a vector (d,), frozen ones as they are."""
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
         both = frozen | self.views(vector.to(self.vector.dtype))
         return {name: tensor.cpu().contiguous().clone() for name, tensor in both.items()}

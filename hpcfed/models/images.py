@@ -1,4 +1,4 @@
-"""The shape of images, which come with an axis of channels or without."""
+"""The shape of images, with or without an axis of channels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hpcfed.errors import InputError
 
 
 def image_shape(features: tuple[int, ...], who: str) -> tuple[int, int, int]:
-    """Return (C, H, W) of samples of shape (C, H, W), or (H, W) with the one channel added.
+    """Return (C, H, W) for samples of shape (C, H, W), and (1, H, W) for samples of shape (H, W).
 
     Args:
         features: shape of one sample's features.
-        who: needs images, for the message.
+        who: the model, for the message.
 
     Raises:
         InputError: the samples have another shape.

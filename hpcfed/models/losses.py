@@ -1,4 +1,4 @@
-"""Losses and metrics: what a minibatch minimises, and the sums that an evaluation adds up exactly.
+"""Losses, minimised on minibatches, and metrics, added up exactly by evaluations.
 
 A metric is a function of the outputs and targets of B samples that returns a sum and a count; its value over many
 pieces of a data set is Σ sums / Σ counts, whatever the pieces.
@@ -24,7 +24,7 @@ from hpcfed.user_code.blame import place_of
 Each = Callable[[Tensor, Tensor], Tensor]
 """output (B, …) and target (B, …) → the loss of each sample, (B,)."""
 Encode = Callable[[Tensor, Tensor], Tensor]
-"""target (B, …), and a tensor of the output's type whose last axis has its length C → the target as numbers, (B, C)."""
+"""target (B, …) and a tensor of the output's dtype with last axis C → the target as numbers, (B, C)."""
 Metric = Callable[[Tensor, Tensor], tuple[float, float]]
 """output (B, …) and target (B, …) → (sum, count)."""
 
@@ -43,9 +43,9 @@ class Loss:
     Attributes:
         each: one loss per sample.
         reduction: ``mean`` or ``sum``.
-        fused: `each` and the reduction in one kernel, called with ``reduction=``, where torch has one.
-        inverse_link, encode: where the link is canonical, functions of the output (…, C) and of the target, such that
-            the derivative of `each` by the output is inverse_link(output) − encode(target).
+        fused: torch's one kernel for `each` and the reduction, called with ``reduction=``; None if it has none.
+        inverse_link, encode: for a canonical link, functions of the output (…, C) and of the target such that the
+            derivative of `each` by the output is inverse_link(output) − encode(target); else None.
     """
 
     each: Each
@@ -62,7 +62,7 @@ class Loss:
         return losses.mean() if self.reduction == "mean" else losses.sum()
 
     def summed(self, output: Tensor, target: Tensor) -> tuple[float, float]:
-        """Return the loss as a metric: its sum over the samples, in float64, and how many they are."""
+        """Return the loss as a metric: its sum over the samples, in float64, and their number."""
         return float(self.each(output, target).sum(dtype=torch.float64)), len(target)
 
 
@@ -92,12 +92,12 @@ def as_rows(target: Tensor, like: Tensor) -> Tensor:
 
 
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
-    """Count the samples whose largest output is the target's, and all."""
+    """Return the number of samples whose largest output is the target's, and of all samples."""
     return int((output.argmax(1) == target).sum()), len(target)
 
 
 def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
-    """Count the samples of which every label is right (p > ½ where it is 1), and all: the subset accuracy."""
+    """Return the number of samples with every label right (p > ½ for a 1), and of all: the subset accuracy."""
     return int(((output > 0) == (target > 0)).all(1).sum()), len(target)
 
 
@@ -121,7 +121,7 @@ ACCURACY: Mapping[str, Metric] = {
 
 
 def loss_for(section: LossSection, task: str, python_path: Sequence[Path]) -> Loss:
-    """Return the recipe's loss; ``auto`` is the task's own.
+    """Return the recipe's loss; ``auto`` is the task's.
 
     Raises:
         InputError: a loss that does not fit the task, or a factory that cannot be found or called.
@@ -148,10 +148,10 @@ def metrics_for(references: Mapping[str, str], python_path: Sequence[Path]) -> d
 
 
 def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: Tensor) -> None:
-    """Call the user's loss and metrics once, so that what is wrong with them is known before the first round.
+    """Call the user's loss and metrics once, so that their errors show before the first round.
 
     Raises:
-        InputError: one of them raises, or returns something else than it should.
+        InputError: one of them raises, or returns something invalid.
     """
     functions: dict[str, Callable[[Tensor, Tensor], Any]] = {
         f"evaluate.metrics.{name}": metrics[name] for name in metrics
@@ -172,7 +172,7 @@ def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: T
 
 @dataclass(frozen=True)
 class _OwnLoss:
-    """The user's loss, whose answer is checked."""
+    """The user's loss, with a check of what it returns."""
 
     reference: str
     function: Each
@@ -189,7 +189,7 @@ class _OwnLoss:
 
 @dataclass(frozen=True)
 class _OwnMetric:
-    """The user's metric, whose answer is checked."""
+    """The user's metric, with a check of what it returns."""
 
     key: str
     function: Callable[[Tensor, Tensor], Any]

@@ -1,4 +1,4 @@
-"""The LSTM of the papers' Shakespeare experiments, which tells the next character."""
+"""The LSTM of the papers' Shakespeare experiments, a predictor of the next character."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class FlatSequential(nn.Sequential):
 
 
 class ImageSequential(nn.Sequential):
-    """Layers one after another on images of a shape (C, H, W), whose one channel may have no axis of its own.
+    """Layers one after another on images of shape (C, H, W), or (H, W) for C = 1.
 
-    They are laid out channels last, which on a CPU makes convolutions and pooling faster by a fifth and more.
+    The memory layout is channels last, which on a CPU makes convolutions and pooling faster by a fifth and more.
     """
 
     def __init__(self, shape: Shape, *layers: nn.Module):
@@ -83,7 +83,7 @@ class NextToken(nn.Module):
 
 
 def perceptron_layers(widths: Sequence[int]) -> list[nn.Module]:
-    """Return linear layers of the given widths, with ReLU between them."""
+    """Return linear layers of these widths, with ReLU between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -91,9 +91,9 @@ def perceptron_layers(widths: Sequence[int]) -> list[nn.Module]:
 
 
 def pooled_cnn(shape: Shape, channels: Sequence[int], hidden: Sequence[int], outputs: int) -> nn.Module:
-    """Return 5×5 convolutions of the given channels, 2×2 max-pool and ReLU after each, and a perceptron on top.
+    """Return 5×5 convolutions of `channels`, 2×2 max-pool and ReLU after each, and a perceptron on top.
 
-    The papers' code pools after ReLU, which is the same to the last bit, gradients included, on four times the entries.
+    The papers' code pools after ReLU: the same bits, gradients included, at four times the entries.
 
     Raises:
         InputError: the images are too small.

@@ -1,4 +1,4 @@
-"""What this host's processor is, as Linux tells it."""
+"""The host's processor, from Linux's ``/proc/cpuinfo``."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 
 def cpu_model() -> str:
-    """Return what this host calls its processor, "" where it does not say."""
+    """Return the name of the host's processor, "" if unknown."""
     return _told().get("model name") or platform.processor()
 
 
 def favours_onednn() -> bool:
-    """Whether oneDNN computes large float32 products faster than MKL: with AVX-512 on what is not Intel's."""
+    """Tell whether oneDNN computes large float32 products faster than MKL: on AVX-512 processors not by Intel."""
     vendor, flags = _told().get("vendor_id", "GenuineIntel"), _told().get("flags", "").split()
     return vendor != "GenuineIntel" and "avx512f" in flags
 
 
 @cache
 def _told() -> dict[str, str]:
-    """Return what ``/proc/cpuinfo`` says of the first core; nothing on other systems."""
+    """Return the fields of the first core in ``/proc/cpuinfo``; {} on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
     except OSError:

@@ -1,8 +1,8 @@
-"""Which device each rank uses: one table, gathered from all ranks, and a pure function of it.
+"""Assignment of devices to ranks: a pure function of one table gathered from all ranks.
 
-No launcher's own numbering serves all launchers, and a rank may see all GPUs of its node, one, or a slice of one (MIG)
-under whatever number. So every rank names its node and the devices it sees, and all derive the same answer. Several
-ranks may share a device.
+No launcher's numbering fits all launchers, and a rank may see all GPUs of its node, one, or a slice of one (MIG), under
+any number. So every rank names its node and the devices it sees, and all derive the same answer. Several ranks may
+share a device.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import torch
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Differs between nodes whatever they are called; the same in all containers of a node."""
+"""Identifies a node independently of its name; the same in all containers of a node."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank tells all: its node, and the names of the devices it sees, in its own numbering."""
+    """A rank's row of the table: its node, and the names of the devices it sees, in its own numbering."""
 
     node: str
     devices: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class DeviceSlot:
-    """A rank's place on its node.
+    """A rank's device, and the ranks it shares it with.
 
     Attributes:
         index: of its device among those it sees; None for the CPU.
-        sharing: ranks on that device, itself included; on the CPU those on the node.
+        sharing: ranks on that device, itself included; for the CPU, ranks on the node.
         neighbours: ranks on the node, itself included.
     """
 
@@ -56,10 +56,10 @@ class DeviceSlot:
 
 
 def assign(table: Sequence[Seen]) -> list[DeviceSlot]:
-    """Return every rank's seat, given what each rank sees, (P,).
+    """Return every rank's device slot from the table of all ranks, (P,).
 
-    A rank takes the device that the fewest have taken so far, of those it sees; ranks that see fewer choose first, then
-    in the order of their numbers: P ranks that all see the same G devices take 0, 1, …, G−1, 0, 1, …
+    A rank takes the least taken of the devices it sees. Ranks that see fewer devices choose first, then lower ranks: P
+    ranks that all see the same G devices take 0, 1, …, G−1, 0, 1, …
     """
     taken: Counter[tuple[str, str]] = Counter()
     chosen: list[int | None] = [None] * len(table)
@@ -81,11 +81,11 @@ def assign(table: Sequence[Seen]) -> list[DeviceSlot]:
 
 
 def names(visible: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Return a name for each device that a rank sees, the same on every rank that sees it.
+    """Return a name for each device that a rank sees, equal on all ranks that see it.
 
     Args:
         visible: the rank's CUDA_VISIBLE_DEVICES.
-        uuids: as torch reports them. A slice of a GPU may report its GPU's, so its own name (MIG-…) counts instead.
+        uuids: as torch reports them. A MIG slice may report its GPU's, so its name in `visible` (MIG-…) is preferred.
     """
     entries = [entry.strip() for entry in (visible or "").split(",")]
     return tuple(
@@ -103,7 +103,7 @@ def visible_devices() -> tuple[str, ...]:
 
 
 def take_device_slot(wanted: str, world: World) -> DeviceSlot:
-    """Return this rank's seat, its device ready for deterministic work; called on every rank.
+    """Return this rank's device slot, with the device set up for deterministic work; a collective call.
 
     Args:
         wanted: the recipe's ``device``.
@@ -118,13 +118,13 @@ def take_device_slot(wanted: str, world: World) -> DeviceSlot:
 
 
 def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:
-    """Tell whether sums go from the GPU straight to MPI; else they pass through the host's memory.
+    """Tell whether sums go from the GPU directly to MPI; else they pass through host memory.
 
     Args:
         wanted: the recipe's ``gpu_reduce``.
 
     Raises:
-        InputError: ``mpi`` was asked for, and this MPI says that it reads no GPU memory.
+        InputError: ``mpi`` was asked for, and this MPI reports no support for GPU memory.
     """
     if device.type == "cpu" or wanted == "host":
         return False
@@ -170,13 +170,13 @@ def _prepare(device_slot: DeviceSlot, world: World) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         torch.cuda.set_device(device_slot.index)
-        torch.cuda.mem_get_info()  # the first to need the device itself
+        torch.cuda.mem_get_info()  # the first call that needs the device itself
     except RuntimeError as error:
         raise _unusable(error, world) from None
 
 
 def _unusable(error: RuntimeError, world: World) -> EnvironmentFailure:
-    """CUDA's own errors: a GPU in exclusive mode, a driver that is too old."""
+    """Return the error for a failure in CUDA itself: a GPU in exclusive mode, an outdated driver."""
     return EnvironmentFailure(
         "torch cannot use the GPU that a run would give to this rank",
         where=_place(world),

@@ -1,10 +1,10 @@
-"""Which rank trains which client.
+"""Placement: which rank trains which client.
 
-A client's home is fixed for the run: homes are balanced by samples. ``placement: static`` trains each client at home.
-``balanced`` spreads each round's cohort over the ranks by the work to be done, what samples and steps have been seen to
-cost, and the speed each rank has shown; a client's state, where it has one, moves to the rank that trains it next.
-Results do not depend on it, to the last bit, but where a client's bits depend on its group (`Engine.placement_counts`):
-MKL rounds a product by where its operands begin, which for odd widths depends on the clients before it.
+A client's home rank is fixed for the run; homes are balanced by samples. ``placement: static`` trains each client at
+home. ``balanced`` spreads each round's cohort over the ranks by their work, the observed costs of samples and steps,
+and each rank's observed speed; a client's state, if any, moves to the rank that trains it next. Results are
+bit-identical either way, unless a client's bits depend on its group (`Engine.placement_counts`): MKL's rounding depends
+on where a product's operands begin, which for odd widths depends on the clients before it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 LEARNED, KEPT = 0.1, 0.95
-"""Share of the last round in what is held to be a rank's speed; of what was seen before it in the costs."""
+"""Weight of the last round in a rank's estimated speed; weight kept by earlier rounds in the fit of the costs."""
 ALIKE = 1e-3
-"""How different from each other the parts of the work must be, relatively, for the cost of each to be told."""
+"""Relative size of a pivot below which terms of the work are too collinear to separate their costs."""
 EXPLANATIONS = ((0,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
-"""What may make up the cost of work, the simple first: samples (0), steps (1), clients (2).
+"""Candidate terms of the cost, simplest first: samples (0), steps (1), clients (2).
 
-Never steps alone: one client more in a group would then be free, and all would go to the rank that seems the fastest.
+Never steps alone: one more client in a group would then be free, and all would go to the rank that seems the fastest.
 """
 CLEARLY = 4.0
-"""Standard errors, squared, that are no accident."""
+"""Squared standard errors from which an improvement of the fit is significant."""
 ROUNDING = 1e-9
-"""By how much sums of the same work may differ, relatively, by the order of their additions."""
+"""Relative tolerance for sums of the same work in different orders of addition."""
 SMALL = 0.25
-"""Of a rank's fair share: members up to this are placed many at a time."""
+"""Share of a rank's fair share up to which members are placed in bulk."""
 FASTEST = 16.0
-"""By what factor a rank is held to be faster or slower than the average at most."""
+"""Largest factor by which a rank's estimated speed departs from the average."""
 
 
 def homes(sizes: np.ndarray, num_ranks: int) -> np.ndarray:
@@ -52,11 +52,10 @@ def homes(sizes: np.ndarray, num_ranks: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a rank's share of a round takes.
+    """Cost model of a rank's share of a round.
 
     Attributes:
-        sample, step, client: for each sample visited, for each step taken after another one, and for each client; in
-            any unit, the same for all.
+        sample, step, client: cost of each sample visited, each sequential step, and each client, in any one unit.
         together: clients that take their steps together.
     """
 
@@ -66,12 +65,12 @@ class Cost:
     together: int = 1
 
     def of(self, loads: np.ndarray) -> np.ndarray:
-        """Return what ranks take, (P,), for loads (4, P): samples, steps, those of the longest client, clients."""
+        """Return ranks' costs, (P,), of loads (4, P): samples, steps, steps of the longest client, clients."""
         samples, chain, clients = self.parts(loads)
         return self.sample * samples + self.step * chain + self.client * clients
 
     def parts(self, loads: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what is paid for, (P,) each: samples, steps that follow one another, clients."""
+        """Return the terms of the cost, (P,) each: samples, sequential steps, clients."""
         samples, steps, longest, clients = loads
         return samples, np.maximum(steps / self.together, longest), clients
 
@@ -86,16 +85,16 @@ def spread(
 ) -> list[int]:
     """Return a rank for each cohort member: longest first, at home while home has room, else where it ends soonest.
 
-    Those that are small beside a rank's share stay at home together, as many of the longest as it has room for. Every
-    rank comes to the same answer: sums are running ones, whose additions have an order.
+    Members small beside a rank's fair share stay at home in bulk, the longest first, while home has room. All ranks
+    compute the same answer: sums are cumulative, with a fixed order of additions.
 
     Args:
-        samples: that each member visits, or its work in any unit, (S,).
-        home: home rank of each member, (S,); trained there its data and state need not be fetched.
+        samples: visited by each member, or its work in any unit, (S,).
+        home: home rank of each member, (S,), where its data and state need not be fetched.
         num_ranks: P.
-        speeds: work that each rank does in a unit of time, (P,); equal where not given.
+        speeds: work of each rank per unit of time, (P,); default: equal.
         steps: minibatches of each member, (S,).
-        cost: of samples, steps and clients; by default of samples alone.
+        cost: of samples, steps and clients; default: of samples alone.
     """
     cost, chosen = cost or Cost(), np.array(home, np.int64)
     if not len(chosen):
@@ -133,21 +132,21 @@ def spread(
 
 
 def _whole(members: np.ndarray, num_ranks: int, cost: Cost) -> float:
-    """Return what members, (4, S), take in all, at the least."""
+    """Return a lower bound on the total cost of members, (4, S)."""
     samples, steps, _, clients = np.cumsum(members, axis=1)[:, -1].tolist()
     side_by_side = np.cumsum(np.sort(members[2])[::-1][:num_ranks])[-1]
     return cost.sample * samples + cost.step * max(steps / cost.together, side_by_side) + cost.client * clients
 
 
 def _with(loads: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Return loads (4, n) with more (4, n) to do."""
+    """Return the sum of two loads, (4, n) each, in which the longest client is the longer of the two."""
     total = loads + more
     np.maximum(loads[2], more[2], out=total[2])
     return total
 
 
 def _running(members: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Return the load, (4, S), of each member's rank up to it, for members (4, S) in the order of their ranks (S,)."""
+    """Return the load, (4, S), of each member's rank up to that member, for members (4, S) sorted by rank, (S,)."""
     first, totals = np.searchsorted(rank, rank), np.cumsum(members, axis=1)
     loads = totals - (totals - members)[:, first]
     apart = rank * (members[2].max(initial=0) + 1)
@@ -156,17 +155,17 @@ def _running(members: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 class Placement:
-    """Places cohorts on ranks, round after round; every rank comes to the same answer, by additions in the same order.
+    """Places each round's cohort on ranks; all ranks compute the same answer, by additions in the same order.
 
     Args:
         home: home rank of each client, (N,).
         num_ranks: P.
         balanced: whether clients are trained where they end soonest, instead of at home.
-        together: clients that take their steps together, where a rank has as many.
-        inseparable: members of a cohort in a row that must be on the same rank.
+        together: clients that take their steps together, if a rank has as many.
+        group_size: consecutive members of a cohort that must be on the same rank.
 
     Attributes:
-        home: rank where each client's state is, (N,): at home, or where it was trained last.
+        home: rank that holds each client's state, (N,): its home, or the rank that trained it last.
     """
 
     def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, group_size: int = 1):
@@ -178,7 +177,7 @@ class Placement:
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 
     def place(self, clients: np.ndarray, samples: np.ndarray, steps: np.ndarray) -> list[int]:
-        """Return the rank of each cohort member, (S,), from their numbers, and the samples and steps of each, (S,)."""
+        """Return the rank of each cohort member, (S,), from its client number, samples and steps, (S,) each."""
         home = self.home[clients]
         if not self.balanced:
             return home.tolist()
@@ -188,7 +187,7 @@ class Placement:
         return np.repeat(ranks, self._inseparable)[: len(home)].tolist()
 
     def learn(self, ranks: Sequence[int], samples: np.ndarray, steps: np.ndarray, seconds: np.ndarray) -> None:
-        """Take note of how long each rank, (P,), took for its members, whose samples and steps are given, (S,)."""
+        """Update costs and speeds from each rank's seconds, (P,), and its members' samples and steps, (S,) each."""
         if not self.balanced:
             return
         groups = np.arange(0, len(samples), self._inseparable)
@@ -204,9 +203,9 @@ class Placement:
         self._learn_speeds(self._cost.of(loads).tolist(), seconds.tolist())
 
     def _learn_cost(self, paid: Sequence[tuple[float, ...]], seconds: Sequence[float]) -> None:
-        """Fit the costs to what ranks had to do and the time they took, by least squares, older rounds less.
+        """Fit the costs to the ranks' work and time by least squares, with smaller weights for older rounds.
 
-        The time is what it would be on a rank of average speed.
+        Times are scaled to a rank of average speed.
         """
         rows = [(*parts, taken * speed) for parts, taken, speed in zip(paid, seconds, self._speeds, strict=True)]
         columns = list(zip(*rows, strict=True))
@@ -220,14 +219,14 @@ class Placement:
             self._cost = Cost(sample, step, client, self._cost.together)
 
     def _learn_speeds(self, work: Sequence[float], seconds: Sequence[float]) -> None:
-        """Follow how fast each rank is beside the others, for what it had to do."""
+        """Update each rank's speed relative to the average, from its work and its time."""
         rates = [done / taken if done > 0 and taken > 0 else 0.0 for done, taken in zip(work, seconds, strict=True)]
         known = [rate for rate in rates if rate]
         if not known:
             return
         average = sum(known) / len(known)
         self._rounds += 1
-        share = max(LEARNED, 1 / (1 + self._rounds))  # at first an average of what was held and what is seen
+        share = max(LEARNED, 1 / (1 + self._rounds))  # at first a plain average over rounds
         for rank, rate in enumerate(rates):
             if rate:
                 shown = min(max(rate / average, 1 / FASTEST), FASTEST)
@@ -235,15 +234,15 @@ class Placement:
 
 
 def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:
-    """Return what a sample, a step and a client cost, (3,), none less than 0: as few of them as explain what was seen.
+    """Return the costs of a sample, a step and a client, (3,), ≥ 0, with as few nonzero as explain the data.
 
-    Least squares over the sets in `EXPLANATIONS`. One takes the place of a simpler one where the squares that it leaves
-    unexplained are fewer by more than `CLEARLY` times their variance; noise alone seldom does that. A set whose columns
-    are all but the same is none.
+    Least squares over the sets in `EXPLANATIONS`. A set replaces a simpler one if its sum of squared residuals is
+    smaller by more than `CLEARLY` times their variance, which noise alone seldom achieves. Sets with nearly collinear
+    columns, or a negative cost, are skipped.
 
     Args:
-        products: of the equations' columns and right side, [A b]ᵀ[A b], (4, 4).
-        seen: how many equations that is, older ones counting less.
+        products: [A b]ᵀ[A b] of the equations' columns and right side, (4, 4).
+        seen: number of equations, older ones with smaller weights.
     """
     best, found = math.inf, [0.0] * 3
     for chosen in EXPLANATIONS:
@@ -260,7 +259,7 @@ def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:
 
 
 def _solved(rows: list[list[float]]) -> list[float] | None:
-    """Return the solution of a positive definite system [M | r], None where it is all but singular."""
+    """Return the solution of a positive definite system [M | r], None if it is nearly singular."""
     size = len(rows)
     diagonal = [rows[i][i] for i in range(size)]
     for i in range(size):

@@ -1,7 +1,7 @@
-"""Signals that ask a run to stop: the first is catch_signals at the end of the round, the second at once.
+"""Signals that ask a run to stop: the first stops it at the end of the round, the second at once.
 
-Python runs a signal's handler between two of its own instructions, so not while a rank waits inside MPI. The number of
-every signal also goes to a pipe at the moment it comes, and a thread reads it there.
+Python runs a signal's handler between two bytecode instructions, so not while a rank waits inside MPI. Every signal's
+number is therefore also written to a pipe on arrival, and a thread reads it there.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from hpcfed.ranks.threads import start
 from hpcfed.ranks.world import World
 
 ECHO = 1.0
-"""Seconds in which a signal counts as the first one come again: launchers pass on what a terminal sent to all."""
+"""Seconds in which a signal counts as a repetition of the first: launchers forward what a terminal sent to all."""
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-"""The last one comes when a terminal is closed; under ``nohup`` it is ignored, and stays so."""
+"""SIGHUP arrives when a terminal is closed; under ``nohup`` it is ignored, and stays ignored."""
 
 
 class Signals:
-    """What has been heard so far: the first signal's name."""
+    """The first signal caught: its name, None before."""
 
     def __init__(self) -> None:
         self.name: str | None = None
 
 
 _heeding: list[Signals] = []
-"""What a block of `catch_signals` hears that others lie in: a sweep's, around those of its runs."""
+"""The signals of the outermost `catch_signals` block: a sweep's, around those of its runs."""
 
 
 @contextmanager
 def catch_signals(world: World) -> Iterator[Signals]:
-    """Note the first of the signals that ask to stop; end all ranks at the second. Only in a process's main thread.
+    """Record the first signal that asks to stop; end all ranks at the second. No effect outside the main thread.
 
-    A block inside another hears what that one does, and has heard.
+    A nested block shares the outer block's signals, past ones included.
     """
     caught = _heeding[0] if _heeding else Signals()
     if _heeding or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Threads beside the main one, and what it means where the system gives no more of them."""
+"""Start of threads, with an explanation if the system refuses one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from hpcfed.errors import EnvironmentFailure
 
 NO_MORE = "can't start new thread"
-"""What Python says then."""
+"""Python's message if the system refuses a thread."""
 
 
 def start(thread: threading.Thread) -> threading.Thread:
-    """Start a thread, and return it.
+    """Start a thread and return it.
 
     Raises:
         EnvironmentFailure: the system refuses.

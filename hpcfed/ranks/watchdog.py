@@ -1,4 +1,4 @@
-"""Ends a run in which nothing moves any more: on each rank a thread looks whether the main one still gets on."""
+"""Watchdog that ends a stalled run: on each rank a thread monitors the main thread's progress."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hpcfed.ranks.world import World
 log = logging.getLogger("hpcfed")
 
 WAITING = 10
-"""How many times longer a rank may wait for others than work on one client: they may have many."""
+"""Factor by which waiting for other ranks may take longer than work on one client: they may have many clients."""
 
 
 class Watchdog:
-    """Knows what this rank's main thread is doing, and since when.
+    """Time limit on the current stage of this rank's main thread.
 
     Args:
-        limit: seconds that one client's training, or one evaluation, may take; None for no end.
-        world: the ranks, all of which it ends.
+        limit: seconds that one client's training, or one evaluation, may take; None for no limit.
+        world: the ranks, all ended when the limit is exceeded.
     """
 
     def __init__(self, limit: float | None, world: World):
@@ -33,7 +33,7 @@ class Watchdog:
         self._done = threading.Event()
 
     def stage(self, what: str, *, waits: bool = False) -> None:
-        """Say what begins now; `waits`: it depends on other ranks."""
+        """Begin a stage; `waits`: whether it depends on other ranks."""
         if self._limit is not None:
             self._stage, self._since, self._allowed = what, time.monotonic(), self._limit * (WAITING if waits else 1)
 

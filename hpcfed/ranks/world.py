@@ -1,10 +1,10 @@
 """The ranks of a run. The only module that imports mpi4py.
 
-Everything else takes a `World` and asks it for its rank, its size and a few collectives; a world of one answers without
-MPI, and no caller asks which kind it holds.
+Everything else uses a `World`: its rank, its size and a few collectives. A world of one works without MPI, and no
+caller distinguishes the two kinds.
 
-How ranks leave: together. `leave` lets every rank say how it ended, prints the message of the first that has one, and
-gives all of them the same exit code. A rank that fails while another is stuck in a collective ends the job instead.
+Ranks leave together: `leave` gathers how each rank ended, prints the message of the first that failed (else rank 0's),
+and returns the same exit code on all. A rank that fails while another is stuck in a collective ends the job instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_CO
 """Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
 KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
 GPU_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
-"""With what Cray MPICH and MVAPICH2 are told to take CUDA memory."""
+"""Variables that make Cray MPICH and MVAPICH2 accept CUDA memory."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -49,11 +49,11 @@ class World:
 
     @property
     def is_root(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """Whether this rank prints and writes for all."""
         return self.rank == 0
 
     reads_gpu_memory: bool | None = None
-    """Whether MPI takes buffers in CUDA memory; None where it does not say."""
+    """Whether MPI accepts buffers in CUDA memory; None if unknown."""
 
     def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         """Replace a buffer of int64 or float32 by its sum over ranks: one Allreduce."""
@@ -69,10 +69,10 @@ class World:
     def exchange(
         self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]
     ) -> Callable[[], None]:
-        """Begin to send tensors to ranks, and to receive some from ranks into tensors given; all on the host.
+        """Begin to send tensors to ranks and to receive tensors from ranks, in place; all in host memory.
 
-        What two ranks send each other is received in the order in which it was sent. Returns a function that waits for
-        the end; until then nobody may touch the tensors.
+        Messages between two ranks arrive in the order sent. Returns a function that waits for completion; until then
+        the tensors must not be touched.
         """
         return lambda: None
 
@@ -90,7 +90,7 @@ class World:
         return value  # type: ignore[return-value]
 
     def together(self, function: Callable[[], T]) -> T:
-        """Call `function` on every rank; if any fails with an error of ours, all raise the lowest failing rank's."""
+        """Call `function` on every rank; if any raises an `HpcfedError`, all raise the lowest failing rank's."""
         value, failure = None, None
         try:
             value = function()
@@ -102,7 +102,7 @@ class World:
         return value  # type: ignore[return-value]
 
     def split(self, groups: int) -> World:
-        """Return the world of this rank's group: `groups` of neighbouring ranks, as even as they can be.
+        """Return the world of this rank's group, one of `groups` groups of neighbouring ranks of nearly equal size.
 
         Raises:
             InputError: there are fewer ranks than groups.
@@ -118,11 +118,11 @@ class World:
 
     @contextmanager
     def united(self) -> Iterator[None]:
-        """Let the block end alike on all ranks: an error on one is raised on all, or ends a job that is stuck."""
+        """Make the block end alike on all ranks: an error on one is raised on all, or ends a job that is stuck."""
         yield
 
     def end_at_once(self, code: int, message: str) -> None:
-        """Print a message and end all ranks, from whatever thread, although they may wait in a collective."""
+        """Print a message and end all ranks, from any thread, even while they wait in a collective."""
         _say(message)
         os._exit(code)
 
@@ -132,7 +132,7 @@ class World:
         return code
 
     def describe(self) -> dict[str, Any]:
-        """What ``environment.json`` and ``doctor`` tell of the ranks."""
+        """Return the facts about the ranks for ``environment.json`` and ``doctor``."""
         return {"ranks": self.size, "hosts": list(self.hosts), "mpi": None}
 
 
@@ -179,7 +179,7 @@ class MpiWorld(World):
             yield
         finally:
             watch.cancel()
-            watch.join()  # for ever, if it is ending the job
+            watch.join()  # never returns if it is ending the job
 
     @contextmanager
     def united(self) -> Iterator[None]:
@@ -207,7 +207,7 @@ class MpiWorld(World):
         return ending[0]
 
     def _agree(self, code: int, message: str) -> list[tuple[int, str]]:
-        """Return how each rank ended; where this one failed and another does not arrive, end the job."""
+        """Return how each rank ended; if this one failed and another does not arrive, end the job."""
         arrived = self._control.Ibarrier()
         deadline = time.monotonic() + PATIENCE
         while not arrived.Test():
@@ -233,7 +233,7 @@ class MpiWorld(World):
         self._abort(code, message)
 
     def _abort(self, code: int, message: str) -> NoReturn:
-        self._ending.acquire()  # for good: another thread that would end the job has nothing to add
+        self._ending.acquire()  # never released: only one thread ends the job
         _say(message)
         time.sleep(0.5)  # the launcher may drop what a rank wrote just before Abort
         try:
@@ -244,8 +244,10 @@ class MpiWorld(World):
 
 
 def _reads_gpu_memory(mpi: Any) -> bool | None:
-    """Ask an MPI whether it takes CUDA memory: by MPI 4.1's info key, a setting it obeys, or the function of MPICH
-    and Open MPI."""
+    """Return whether an MPI accepts CUDA memory, None if unknown.
+
+    Sources: MPI 4.1's info key, the variables `GPU_SWITCHES`, ``MPIX_Query_cuda_support`` of MPICH and Open MPI.
+    """
     info = mpi.COMM_WORLD.Get_info()
     if "cuda" in (info.get("mpi_memory_alloc_kinds") or ""):
         return True
@@ -287,7 +289,7 @@ def leave(code: int, message: str) -> int:
 
 
 def world_over(comm: MPI.Comm) -> World:
-    """Return the world of a communicator of the caller's."""
+    """Return the world of the caller's communicator."""
     return MpiWorld(comm)
 
 
@@ -313,7 +315,7 @@ def _find_world() -> World:
 
 
 def _ranks_promised() -> int:
-    """The number of ranks the launcher says it started, 0 where none says so."""
+    """Return the number of ranks the launcher announces, 0 if unknown."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -321,6 +323,6 @@ def _ranks_promised() -> int:
 
 
 def _tasks_of_srun() -> int:
-    """Tasks of the srun step that started this process; under mpirun that number counts launch daemons: not asked."""
+    """Return the tasks of the srun step that started this process; not used under mpirun, where they are daemons."""
     text = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     return int(text) if text.isdigit() and "SLURM_PROCID" in os.environ else 0
