@@ -13,7 +13,7 @@ from hpcfed.errors import nearest
 
 OF_METHODS = frozenset(
     {
-        *("alpha", "alpha_scale", "beta", "beta1", "beta2", "debias", "eps", "eps_decay", "eps_scale", "mu", "root"),
+        *("alpha", "alpha_scale", "beta", "c_scale", "beta1", "beta2", "debias", "eps", "eps_decay", "eps_scale", "mu", "root"),
         *("exact_projection", "s", "second", "server_lr", "tau", "tau_eff", "v0", "variant"),
     }
 )
@@ -48,6 +48,8 @@ def spelled_out(key: str, value: Any) -> Any:
 def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[str]) -> str:
     """Return a remedy for an unknown key: the places of this key elsewhere, else the section's most similar key."""
     key = location[-1]
+    if difflib.get_close_matches(key, section.model_fields, n=1, cutoff=LIKELY):  # a slip of the pen, not of the place
+        return nearest(key, section.model_fields)
     places = [path for path in _paths(root) if path[-1] == key]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
     if {"algorithm", "model"} <= root.model_fields.keys():

@@ -381,15 +381,6 @@ def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), free), sort_keys=True).encode())
 
 
-def _round_of(line: bytes) -> Any:
-    """Return the round number in a line of the record; None if the line is damaged."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row.get("round") if isinstance(row, dict) else None
-
-
 def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
     """Return the keys that decide the result, dotted; without the path of the data if its content hash is known."""
     data = ("data",) if recipe.get("data_content") else ()
