@@ -136,7 +136,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Iterator[Intracomm]:
-    """A communicator of all ranks for this test alone, so that a stray message cannot reach another test."""
+    """A communicator of all ranks, new for each test, so that a stray message cannot reach another test."""
     if MPI is None:
         pytest.skip("needs mpi4py and an MPI library")
     comm = MPI.COMM_WORLD.Dup()
@@ -212,7 +212,7 @@ def _agree_on_collection(config: pytest.Config, items: list[pytest.Item]) -> Non
 
 
 def _agree_on_report(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Make `report` what all ranks together say of this phase; they fail together, naming who failed."""
+    """Set `report` to the outcome over all ranks; they fail together, and the report names the ranks that failed."""
     phase = f"{item.nodeid} ({report.when})"
     text = _reason(report.longrepr) if report.skipped else str(report.longrepr or "")
     own = Outcome(phase, report.outcome, hasattr(report, "wasxfail"), text, report.sections if report.failed else [])

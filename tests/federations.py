@@ -1,4 +1,4 @@
-"""Small federations for tests, written by the file format's contract alone (DESIGN: names, shapes, dtypes)."""
+"""Small federation files for tests, written from the format's specification without hpcfed's writer."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Completed:
 
 
 class Overtime(AssertionError):
-    """A program did not end in time; it and its descendants were killed. The message holds its output so far."""
+    """A program exceeded its time limit and was killed with its descendants; the message has its output so far."""
 
 
 def launch(
@@ -144,7 +144,7 @@ def own_lines(stderr: str) -> list[str]:
 
 
 def own_line(stderr: str) -> str:
-    """Return the one line that our program wrote; fails where there is none, or another, and shows all there is."""
+    """Return the only line that our program wrote; fails with the whole output if there is none or more than one."""
     lines = own_lines(stderr)
     assert len(lines) == 1, f"{len(lines)} lines of ours in:\n{stderr}"
     return lines[0]

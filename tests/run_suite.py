@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
-    """Yield the launches in order, together those that run side by side; ranks that wait spin, so they run alone."""
+    """Yield groups of launches that run side by side; those of several ranks run alone, because waiting ranks spin."""
     of_the_mpi = tuple(folder for folder in OF_THE_MPI if (ROOT / folder).is_dir())
     second = [Launch(options.openmpi, 1, (*ONE_MORE, *OF_A_LAUNCHER))] if options.openmpi else []
     if options.soak:

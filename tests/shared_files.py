@@ -1,4 +1,4 @@
-"""Real data and reference trajectories that live beside the repository, where there are any."""
+"""Optional real data and reference trajectories, in a folder beside the repository."""
 
 from __future__ import annotations
 

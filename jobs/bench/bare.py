@@ -75,7 +75,7 @@ def train_round(server: nn.Module, model: nn.Module, clients: list, cohort: list
 
 
 def main(name: str, folder: str, rounds: int = 25, warm_up: int = 5) -> None:
-    """Run the loop and print what a round took."""
+    """Run the loop and print the seconds of a round."""
     build, batch_size = MODELS[name]
     torch.manual_seed(0)
     server = build()

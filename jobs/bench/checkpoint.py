@@ -1,4 +1,4 @@
-"""What checkpoints cost, and that memory does not grow: SCAFFOLD over 300 clients, all with a state by round 20.
+"""Cost of checkpoints, and memory over the rounds: SCAFFOLD over 300 clients, all with a state by round 20.
 
 Usage: checkpoint.py (cost | memory) FOLDER [RANKS]
 

@@ -1,4 +1,4 @@
-"""SHA-256 of what 44 small runs leave, a line each: the same before and after a change that should change no bit.
+"""SHA-256 of the models and records of 44 small runs, a line each: equal before and after a change that keeps all bits.
 
     python jobs/bench/digests.py > before.txt;  …;  python jobs/bench/digests.py | diff before.txt -
 

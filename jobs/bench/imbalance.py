@@ -1,4 +1,4 @@
-"""How evenly the ranks work, from the CPU seconds that each trains: 1,000 clients of lognormal sizes, cohorts of 200.
+"""Load imbalance in CPU seconds of training by rank: 1,000 clients of lognormal sizes, cohorts of 200.
 
 Usage: mpirun -n 4 python jobs/bench/imbalance.py FOLDER [ROUNDS]
 
@@ -39,7 +39,7 @@ def prepare(path: Path) -> None:
 
 
 def recipe(folder: Path, placement: str, rounds: int) -> dict[str, Any]:
-    """What is run."""
+    """Return the recipe of the measured run."""
     return {
         "name": placement,
         "data": str(folder / "federation.h5"),

@@ -1,4 +1,4 @@
-"""What reading clients costs beside copying the same bytes, and what opening costs as clients become more.
+"""Cost of reading clients beside copying the same bytes, and of opening files of more and more clients.
 
     python jobs/bench/read_clients.py [--folder /scratch] [--repeats 15]
 

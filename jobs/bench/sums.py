@@ -1,4 +1,4 @@
-"""What a round's mean errs by, beside sums in the run's own dtype, from |Δ| = 1e-30 to 1e30 and 2 to 2^21 clients.
+"""Error of a round's mean, beside sums in the run's dtype, for |Δ| from 1e-30 to 1e30 and 2 to 2^21 clients.
 
     mpirun -n 3 python jobs/bench/sums.py [--most 2097152]
 

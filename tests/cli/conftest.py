@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a folder with a small federation and a recipe for it."""
+"""Fixtures of the command-line tests: a folder with a small federation and a recipe."""
 
 from __future__ import annotations
 

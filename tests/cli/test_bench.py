@@ -123,7 +123,7 @@ def test_a_choice_is_advised_where_it_is_clearly_faster() -> None:
 
 
 def test_choices_are_timed_on_the_users_recipe(folder: Path, environment: dict[str, str]) -> None:
-    """In float64, which oneDNN does not take; what else the recipe asks for is left out, and its run folder alone."""
+    """In float64, which oneDNN does not support; sections beyond the rounds are ignored, and no run folder is made."""
     few = ["--repeats", "1", "--rounds", "1", "--warm-up", "0", "--json", "found.json"]
     command = ["bench", "--calibrate", "recipe.yaml", "dtype=float64", "evaluate.clients.every=1", *few]
     done = launch(0, command, cwd=folder, env=environment)

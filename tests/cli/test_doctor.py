@@ -1,4 +1,4 @@
-"""``hpcfed doctor`` as it is started: one report whatever the number of ranks, true of this machine, and exit codes."""
+"""``hpcfed doctor`` as a command: one correct report on any number of ranks, and its exit codes."""
 
 from __future__ import annotations
 

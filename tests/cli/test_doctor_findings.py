@@ -1,4 +1,4 @@
-"""The findings of ``hpcfed doctor`` on tables of facts: each wrong thing is named with its remedy, nothing else is."""
+"""Findings of ``hpcfed doctor`` from made-up facts: each problem is named with its remedy, and no other is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpcfed estimate``: what it computes agrees with what runs leave, and it leaves nothing itself."""
+"""``hpcfed estimate``: its estimates agree with real runs, and it leaves no files."""
 
 from __future__ import annotations
 

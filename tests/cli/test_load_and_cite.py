@@ -1,4 +1,4 @@
-"""`hpcfed.load` gives a run's record and module back; `hpcfed cite` names what it used, and nothing else."""
+"""`hpcfed.load` returns a run's record and module; `hpcfed cite` lists exactly the references of a run."""
 
 from __future__ import annotations
 

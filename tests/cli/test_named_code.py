@@ -1,4 +1,4 @@
-"""Code that a recipe names is told of when it runs, and a run folder's only runs when its module is asked for."""
+"""Code named by a recipe is announced when it runs; a run folder's code runs only on access to `.module`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command prints, where it cannot be printed: a run goes on, a result is missed; and names steer no terminal."""
+"""Output that cannot be written: a run goes on, a query fails; control characters in names are escaped."""
 
 from __future__ import annotations
 

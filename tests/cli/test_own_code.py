@@ -1,4 +1,4 @@
-"""The user's own code: recorded, not gone on with in silence once it is edited, and blamed by file and line."""
+"""The user's own code: recorded, refused after edits, and its errors reported by file and line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHANGES = {"algorithm": {"factory": "mine:make"}, "checkpoint": {"every": 1}}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a method whose step imports another file of the user's, late."""
+    """A folder with a method whose step imports another file of the user's in mid-run."""
     write_small(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "late.py").write_text("GAIN = 1.5\n")
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path) -> None:
-    """Another step size, in as many characters."""
+    """Change the step size without changing the file's length."""
     (folder / "late.py").write_text("GAIN = 0.5\n")
 
 

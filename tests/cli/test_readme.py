@@ -1,4 +1,4 @@
-"""What the README names exists, and what it quotes is in the code; `tests.docs` runs its commands."""
+"""The README's files, keys and methods exist, and its quoted code is the source; `tests.docs` runs its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpcfed run`` as a user meets it: the run folder, its rules, what is said meanwhile, and where paths lead."""
+"""``hpcfed run`` as a command: the run folder and its rules, printed messages, and resolution of paths."""
 
 from __future__ import annotations
 

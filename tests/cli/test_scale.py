@@ -1,4 +1,4 @@
-"""``hpcfed scale``: the model finds what made the numbers, says how wrong it is, and doubts what was not measured."""
+"""``hpcfed scale``: the fit recovers known costs, states its error, and marks predictions that nobody has verified."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(ranks: int, truth: CostModel = TRUTH, **changes) -> Measured:
-    """What a machine that obeys the model would measure: two cohorts to fit, one held out."""
+    """Measurements of a machine that follows the model exactly: two cohort sizes to fit, one held out."""
     samples = []
     for cohort, held_out in ((96, False), (24, False), (48, True)):
         sample = Sample(
@@ -87,7 +87,7 @@ def test_one_rank_says_nothing_of_the_network() -> None:
 
 
 def test_no_parameter_is_negative() -> None:
-    """A member that costs less than nothing is a member that costs nothing."""
+    """A negative cost for a cohort member is fitted as 0."""
     found = fit([made(ranks, replace(TRUTH, member=-1e-6)) for ranks in (1, 2, 4)])
     assert found.member == 0.0
     assert found.fixed > 0

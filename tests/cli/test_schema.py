@@ -1,4 +1,4 @@
-"""``hpcfed schema``: what it takes is what the loader takes, and its words are the README's."""
+"""``hpcfed schema``: it accepts the recipes that the loader accepts; its descriptions are the README's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user gets wrong: one line that names it, exit code 2 on every rank, and nothing of theirs touched."""
+"""Wrong input: one line that names it, exit code 2 on every rank, and the user's files unchanged."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def seven():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a good recipe, and all that is wrong around it."""
+    """A folder with a valid recipe and many invalid files."""
     folder = tmp_path_factory.mktemp("wrong")
     data = write_small(folder).read_bytes()
     write_recipe(folder)
@@ -151,7 +151,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def give(wrong: Wrong, folder: Path, command: Callable[..., Completed]) -> None:
-    """Call the command, and check everything about how it ended."""
+    """Call the command; check its exit code, its one line, and that no file has changed."""
     before = contents(folder)
     done = command(wrong.args.split(), folder)
     lines = own_lines(done.stderr)
@@ -220,7 +220,7 @@ print(json.dumps([code(line.split()) for line in sys.argv[1:]]))
 
 @pytest.mark.one_mpi
 def test_is_told_before_torch_is_loaded(prepared):
-    """A mistake should cost a fraction of a second, on a thousand ranks above all."""
+    """Errors are reported within a fraction of a second, also on a thousand ranks."""
     early = ["missing-data", "unknown-key", "cohort-too-large", "absent-client", "other-run-there"]
     done = launch(0, [ISSUE[name].args for name in early], cwd=prepared, program=("-c", WITHOUT_TORCH))
     assert json.loads(done.stdout) == [2] * len(early), done.stderr
@@ -248,7 +248,7 @@ def test_the_keys_of_methods_and_models_are_known_where_they_are_looked_for():
 
 @pytest.mark.one_mpi
 def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path, command):
-    """So that the others fail for what is wrong with them, and for nothing else."""
+    """Control: the other cases fail only because of their own error."""
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = command(["run", "recipe.yaml", "--quiet"], tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

@@ -210,7 +210,7 @@ def made(client="Plain", rule="ServerStep"):
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
 )  # fmt: skip
 def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, place):
-    """On every rank alike, although one rank alone trains the client of which it does."""
+    """On every rank, although only one rank trains the client that raises."""
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
     with pytest.raises(hpcfed.InputError) as error:
         hpcfed.run(recipe(place, "run", {"factory": "erring:made", **parts}), world=world, quiet=True)

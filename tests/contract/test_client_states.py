@@ -1,4 +1,4 @@
-"""States of clients come back bit for bit from wherever they lay, and no more are held than there is room for."""
+"""Client states are restored bit for bit from device, host and disk, within the memory limits."""
 
 from __future__ import annotations
 

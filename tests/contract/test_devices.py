@@ -97,7 +97,7 @@ def test_a_gpu_that_is_not_there_is_missed_on_every_rank(world):
 
 
 class _Told(World):
-    """A world whose MPI says what it does with GPU memory."""
+    """A world with a given answer to whether its MPI is CUDA-aware."""
 
     def __init__(self, says: bool | None):
         self.reads_gpu_memory = says

@@ -1,4 +1,4 @@
-"""The batched engine: a client's result whoever is stacked with it, and beside the sequential engine's."""
+"""The batched engine: a client's result is independent of its group, and close to the sequential engine's."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
 @pytest.mark.parametrize(("name", "least"), [("images", 0), ("images", 1900), ("MNIST's", 0), ("MNIST's", 10_000)])
 @pytest.mark.parametrize("local", LOCALS[:2], ids=["fused", "momentum"])
 def test_products_by_onednn(monkeypatch, name, local, least):
-    """All products, and only those of some layers; a client's result whoever is stacked with it, and beside BLAS's."""
+    """For all layers and for some: a client's result is independent of its group, and close to BLAS's."""
     monkeypatch.setattr(matmul, "LARGE", least)
     monkeypatch.setattr(stacked, "_FOUND", {})  # what was found with another limit
     which, local = MODELS[name], local | {"engine": "batched", "weight_decay": 1e-3}

@@ -1,4 +1,4 @@
-"""What the next round needs is read from disk while a round trains."""
+"""The next cohort's data are read from disk while a round trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a federation file claims that it does not hold; damage at random is for `tests.fuzz`."""
+"""Federation files whose metadata contradict their contents; random damage is tested by `tests.fuzz`."""
 
 from __future__ import annotations
 

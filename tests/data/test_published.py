@@ -1,4 +1,4 @@
-"""What `prepare --list` says, and whether the files that lie there are the published ones."""
+"""`prepare --list`: its text, and its check of files against the published checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets what: natural clients, clients' own test sets, and a federation file given to other clients."""
+"""Splitting into clients: natural clients, clients' own test sets, and a federation partitioned anew."""
 
 from __future__ import annotations
 

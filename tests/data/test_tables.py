@@ -1,4 +1,4 @@
-"""Tables of one's own: the sites of a consortium, each of which wrote its file in its own way."""
+"""The user's own tables: files of a consortium's sites, each in a different style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text by role: 80 characters in and one out, training and testing apart, and texts that are none."""
+"""Text by role: 80 characters predict the next; training and test parts do not overlap; other files are refused."""
 
 from __future__ import annotations
 

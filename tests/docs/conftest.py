@@ -1,3 +1,3 @@
-"""What the tests of the documentation need."""
+"""Fixtures of the documentation tests."""
 
 from tests.cli.conftest import environment  # noqa: F401  (a fixture)

@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its commands run, one after another."""
+"""The README's commands run in order, and have the results that it states."""
 
 from __future__ import annotations
 

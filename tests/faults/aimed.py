@@ -1,4 +1,4 @@
-"""A model whose ranks signal themselves, or their launcher, at the moment that ``aim.json`` names.
+"""A model that makes a rank signal itself, or its launcher, at the moment set in ``aim.json``.
 
 Without that file beside it, it is an ordinary model. Where the main thread and the one that writes checkpoints are when
 the signal goes out is read off their stacks and left in ``landed.json``, whatever the aim was. An aim is at
@@ -54,7 +54,7 @@ class Net(torch.nn.Module):
 
 
 class _Aim:
-    """Waits for its moment, and strikes once."""
+    """Sends the signal once, at its moment."""
 
     def __init__(self, aim: dict[str, Any]):
         self._stage, self._round, self._attempt, self._after = aim["stage"], aim["round"], aim["attempt"], aim["after"]
@@ -87,7 +87,7 @@ class _Aim:
             self._wait_and_strike()
 
     def _wait_and_strike(self) -> None:
-        """Strike here and now, or soon from another thread."""
+        """Send the signal now, or shortly afterwards from another thread."""
         self._is_spent = True
         if self._after:
             threading.Timer(self._after, self._strike).start()

@@ -1,4 +1,4 @@
-"""A federation whose samples say whose they are, and a model that misbehaves for some of them."""
+"""A federation whose samples carry their client's number, and a model that misbehaves for some clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong in mid-run: the job ends, on all ranks, with the right code and one line that says where.
+"""Failures in mid-run: the job ends on all ranks with the right exit code and one line that names the place.
 
 What it must not wait for takes longer than `launch` does: how soon it ends on a loaded machine is nobody's promise.
 """

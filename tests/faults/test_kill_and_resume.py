@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is done to which run, and on how many ranks it starts and goes on."""
+    """The signal, the run it hits, and the numbers of ranks before and after."""
 
     variant: str
     stage: str
@@ -120,7 +120,7 @@ class Place:
         return launch(ranks, ["run", self.recipe, "--quiet"], cwd=self.path)
 
     def landed(self) -> dict[str, Any]:
-        """Where the blow fell; fails where none did."""
+        """Return the moment at which the signal arrived; fails if none did."""
         return json.loads((self.path / "landed.json").read_text())
 
     def manifests(self) -> list[int]:
@@ -135,7 +135,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def table() -> list[tuple[Case, dict[str, Any], int]]:
-    """The cases that went well: what was aimed at, where it landed, rounds that were kept."""
+    """Passed cases: the intended moment, the actual one, and the rounds that were kept."""
     return []
 
 
@@ -178,7 +178,7 @@ def test_kill_and_resume(number, whole, table, tmp_path, tmp_path_factory):
 
 @pytest.mark.soak
 def test_the_blows_fell_everywhere(table, capsys):
-    """Counted by where they did land, which may be two things: a checkpoint is written while a round trains."""
+    """Counted by their actual moment, which may be two stages: a checkpoint is written while a round trains."""
     if len(table) < CASES:
         pytest.skip(f"needs the {CASES} cases above, all well; there are {len(table)}")
     landed = Counter(landed["stage"] for _, landed, _ in table)

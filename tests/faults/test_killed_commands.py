@@ -1,4 +1,4 @@
-"""`report`, `prepare`, `sweep` and `reproduce`, killed at twenty moments each: the same command then does all there is.
+"""`report`, `prepare`, `sweep` and `reproduce`, killed at twenty moments each: the same command then completes them.
 
 What a killed command left is whole or is not taken for good, and once the command has been let to its end there is
 nothing but what an undisturbed one leaves.
@@ -32,7 +32,7 @@ SAME = (".h5", ".safetensors", ".md", ".csv")
 
 
 def left_in(folder: Path) -> dict[str, bytes]:
-    """All files that are there for good, by name; of folders, that they are there."""
+    """Permanent files by name with their contents; folders by name only."""
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
     return {
         name: path.read_bytes() if path.is_file() else b""
@@ -42,7 +42,7 @@ def left_in(folder: Path) -> dict[str, bytes]:
 
 
 def whole(left: dict[str, bytes]) -> dict[str, bytes]:
-    """Of the files left, those whose bytes are the same each time; a sweep's table without its seconds."""
+    """The files whose bytes are reproducible; a sweep's table without its seconds."""
     kept = {name: data for name, data in left.items() if name.endswith(SAME)}
     return {name: re.sub(rb"\b\d+\.\d+\b", b"", data) if name.endswith(".csv") else data for name, data in kept.items()}
 

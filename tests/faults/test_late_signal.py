@@ -1,4 +1,4 @@
-"""Signals that change nothing: SLURM's early one to a run that has just ended by itself, and one that is ignored."""
+"""Signals without effect: SLURM's warning to a run that has just ended, and an ignored SIGHUP."""
 
 from __future__ import annotations
 

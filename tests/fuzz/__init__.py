@@ -1,1 +1,1 @@
-"""Inputs that nobody meant, made at random and read as a user's, in children with limits of memory and time."""
+"""Fuzzing: random inputs, read as a user's files are, in child processes with limits of memory and time."""

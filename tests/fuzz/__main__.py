@@ -1,4 +1,4 @@
-"""Try inputs that nobody meant, some 500 in a child process at a time, and count how each parser ended.
+"""Fuzz each parser, some 500 inputs to a child process, and count the endings.
 
     python -m tests.fuzz                                       20,000 inputs for every parser (hours)
     python -m tests.fuzz --parser recipe --inputs 2000         of one

@@ -1,4 +1,4 @@
-"""The parsers of other people's files, and how one of them is tried."""
+"""The fuzzed parsers, and the loop that tries one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a test session tell each other, and what happens when one of them no longer answers.
+"""Agreement between the ranks of a test session, and its end when a rank no longer answers.
 
 Ranks exchange outcomes on a communicator of their own, point to point, so that every rank knows whom it waits for. A
 watch covers each phase of each test: when it expires, every rank says where it is, and the session ends with `STUCK`.

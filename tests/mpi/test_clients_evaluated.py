@@ -1,4 +1,4 @@
-"""Each client's own loss and accuracy: what they are, the same from any number of ranks, and no trace in training."""
+"""Each client's loss and accuracy: correct, the same on any number of ranks, without effect on training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank whose memory went wrong is found in the next round, and named by every rank."""
+"""A rank with corrupted memory is detected in the next round, and named by every rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def simulation(request, world, shared_tmp) -> Simulation:
 
 
 def flip_lowest_bit(vector: torch.Tensor) -> None:
-    """Change one number by as little as memory can."""
+    """Flip the lowest bit of one number."""
     words = vector.view({4: torch.int32, 8: torch.int64}[vector.element_size()])
     words[0] ^= 1
 

@@ -1,4 +1,4 @@
-"""Observers are told of the rounds, and change nothing: not the bits, not the record, not how the run ends."""
+"""Observers receive every round, and change neither the bits, nor the record, nor the run's ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quadratics whose optimum is known: who reaches it, and where the others stop.
+"""Quadratics with a known optimum: the methods that reach it, and the fixed points of the others.
 
 Client i minimises f_i(w) = ½ (w − b_i)ᵀ A_i (w − b_i), written as a linear regression: rows L_iᵀ, A_i = L_i L_iᵀ, and
 targets L_iᵀ b_i, summed. The weighted optimum is w* = (Σ q_i A_i)⁻¹ Σ q_i A_i b_i.

@@ -1,4 +1,4 @@
-"""Label sets and tokens are learnt, the user's loss and metrics count, and what cannot be run is refused at once."""
+"""Label sets and tokens are learnt, the user's loss and metrics are used, and unfit models are refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading run folders: what is there, what may be missing, and what is refused with one line."""
+"""Reading run folders: complete ones, optional files, and refusals in one line."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def project(tmp_path_factory) -> Path:
 
 
 def told(project: Path, *arguments: str) -> str:
-    """What ``hpcfed report`` prints, in one line each, without a warning of anybody's."""
+    """The lines that ``hpcfed report`` prints; no library may warn."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
         patch.chdir(project)

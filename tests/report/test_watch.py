@@ -1,4 +1,4 @@
-"""`hpcfed watch`: what is read of records that grow, what is drawn of them, and when it leaves."""
+"""`hpcfed watch`: reading of growing records, the drawing, and the end of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiments' files: each can be prepared and run as far as its data lets it, and names what the papers have."""
+"""The experiments' files: each can be prepared and run if its data are there; all tables and figures are covered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables of the experiments say, from records that are made up."""
+"""Tables of the experiments, from made-up records."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Cluster:
         self.env = dict(env)
 
     def call(self, *command: str | Path, cwd: Path, timeout: float = 60, env: Mapping[str, str] | None = None) -> Done:
-        """Run a command to its end, and at most so long."""
+        """Run a command to its end, within a time limit."""
         done = subprocess.run(
             [str(word) for word in command],
             cwd=cwd,
@@ -71,7 +71,7 @@ class Cluster:
         return done.stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """Return what SLURM tells of a job."""
+        """Return SLURM's record of a job."""
         told = self.call("scontrol", "show", "--oneliner", "job", number, cwd=ROOT)
         assert told.returncode == 0, told.stderr
         return dict(re.findall(r"(\w+)=(\S*)", told.stdout))
@@ -82,7 +82,7 @@ class Cluster:
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-3000:]}" for path in paths if path.is_file())
 
     def wait(self, number: str, *, timeout: float = 120, **expected: str) -> dict[str, str]:
-        """Wait until SLURM tells of a job what is expected; an end of another kind is an error."""
+        """Wait for a job's expected state; any other final state is an error."""
         deadline = time.monotonic() + timeout
         while True:
             told = self.job(number)

@@ -129,7 +129,7 @@ def test_in_a_chain_the_jobs_after_a_finished_run_are_cancelled(
 def test_a_chain_ends_with_an_error_that_would_come_again(
     cluster: Cluster, place: Path, code: int, goes_on: bool
 ) -> None:
-    """The run's place is taken by a command that ends with that code."""
+    """A command that ends with that exit code replaces the run."""
     (place / "site.yaml").write_text(f"{{python: \"bash -c 'exit {code}'\", launch: env}}\n")
     first, second, third = chained(cluster, place, "--site", "site.yaml")
     assert cluster.wait(first, JobState="FAILED")["ExitCode"] == f"{code}:0"

@@ -1,4 +1,4 @@
-"""A run under srun and under mpirun over two nodes, with each MPI; and what is started wrongly."""
+"""Runs under srun and mpirun over two nodes, with each MPI; and wrong launches."""
 
 from __future__ import annotations
 

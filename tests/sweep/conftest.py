@@ -1,4 +1,4 @@
-"""What the tests of sweeps share: a folder with a small federation, and how a sweep's folder is read."""
+"""Fixtures of the sweep tests: a folder with a small federation, and readers of a sweep's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run belongs to one process at a time, whatever becomes of it."""
+"""A run belongs to one process at a time, also after that process has died."""
 
 from __future__ import annotations
 

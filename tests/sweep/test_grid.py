@@ -1,4 +1,4 @@
-"""The grids that are typed: what they mean, and what is refused."""
+"""Grids on the command line: their values, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep on groups of ranks that is killed, or asked to stop, goes on with the same command: none twice, none lost."""
+"""A sweep that is killed or stopped goes on with the same command; no run is repeated or lost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RECIPE = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder in which a sweep of 8 runs may be blown at."""
+    """A folder for a sweep of 8 runs that is to be killed."""
     write_small(tmp_path)
     (tmp_path / "blown.py").write_text(BLOWN)
     write_recipe(tmp_path, **RECIPE)
@@ -90,7 +90,7 @@ def has_rounds(run: Path) -> bool:
     ("number", "ranks"), [(signal.SIGKILL, 3), pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.soak)]
 )
 def test_a_sweep_goes_on(place, command, number, ranks):
-    """One rank of one group is killed, or alone hears that it is to stop; the rest is done without MPI."""
+    """One rank is killed or receives the only signal; the remaining runs are done without MPI."""
     (place / "order").write_text(f"{int(number)} 12")
     first = launch(ranks, [*SWEEP, "--groups", "2"], cwd=place)
     assert (place / "landed").exists()

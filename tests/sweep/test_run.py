@@ -1,4 +1,4 @@
-"""Sweeps through the command: what they leave, that they go on, and what is refused."""
+"""Sweeps by the command: their files, resuming, and refusals."""
 
 from __future__ import annotations
 
