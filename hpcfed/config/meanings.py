@@ -3,89 +3,98 @@
 from __future__ import annotations
 
 MEANINGS = {
-    "name": "of the run; default: the recipe's file name",
+    "name": ("of the run; default: the recipe's file name"),
     "seed": (
-        "or `{model: 0, cohort: 0, batches: 0}`; `seeds: [0, 1, 2]` in its place runs each, in `<output>/seed-0` "
-        "and so on"
+        "or `{model: 0, cohort: 0, batches: 0}`; `seeds: [0, 1, 2]` in its place runs each, in "
+        "`<output>/seed-0` and so on"
     ),
-    "data": "the federation file",
+    "data": ("the federation file"),
+    "verify_data": (
+        "`true`: all data are read and their hash compared at each start. Without it that is done where a "
+        "run goes on and the file's size, time of change or inode has changed"
+    ),
     "data_access": (
         "`memory`: ordinary reads; `stage`: a copy on each host's local scratch ($TMPDIR), made at the start"
     ),
     "model": (
-        "`{name: linear, bias: true}`, `logistic`, `quadratic`, `{name: mlp, hidden: [200, 100]}`, `{name: "
-        "emnist-cnn}`, `cifar-cnn`, `{name: feddyn-cnn, hidden: 384}`, `{name: femnist-cnn, hidden: 512}`, "
-        "`{name: resnet18-gn, groups: 2}`, `{name: lstm, embedding: 8, hidden: 100, layers: 2}`, or `{factory: "
-        '"module:function", args: {}}`; `init: weights.safetensors`'
+        "`{name: linear, bias: true}`, `logistic`, `quadratic`, `{name: mlp, hidden: [200, 100]}`, "
+        "`{name: emnist-cnn}`, `cifar-cnn`, `{name: feddyn-cnn, hidden: 384}`, `{name: femnist-cnn, "
+        "hidden: 512}`, `{name: resnet18-gn, groups: 2}`, `{name: lstm, embedding: 8, hidden: 100, "
+        'layers: 2}`, or `{factory: "module:function", args: {}}`; `init: weights.safetensors`'
     ),
     "loss": (
-        "`{name: auto, reduction: mean}`: `cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²); or your own"
-        ' `{factory: "module:function", args: {}}`, which returns a function (output, target) → one loss per '
-        "sample; `reduction: sum`"
+        "`{name: auto, reduction: mean}`: `cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²); or "
+        'your own `{factory: "module:function", args: {}}`, which returns a function (output, target) → '
+        "one loss per sample; `reduction: sum`"
     ),
-    "dtype": "`float64` for verification",
-    "device": "`cpu`, `cuda`",
-    "precision": "of the local solve's products alone: `tf32` on GPUs, `bf16-mixed`",
-    "threads": "threads of torch in each rank; part of the result, like the seed",
-    "rounds": "how many; each trains a cohort",
+    "dtype": ("`float64` for verification"),
+    "device": ("`cpu`, `cuda`"),
+    "precision": ("of the local solve's products alone: `tf32` on GPUs, `bf16-mixed`"),
+    "threads": ("threads of torch in each rank; part of the result, like the seed"),
+    "rounds": ("how many; each trains a cohort"),
     "cohort": (
-        "all clients; or `{size: 20}`, `{fraction: 0.1}`, with `sampling: uniform` or `bernoulli`; or `{schedule:"
-        " cohorts.json}`"
+        "all clients; or `{size: 20}`, `{fraction: 0.1}`, with `sampling: uniform` or `bernoulli`; or "
+        "`{schedule: cohorts.json}`; `stream: authors` draws Bernoulli cohorts as FedDyn's code does"
     ),
-    "weights": "`samples` (n_i/n) or `uniform`; default: the method's own",
+    "weights": ("`samples` (n_i/n) or `uniform`; default: the method's own"),
     "local": (
-        "`steps` or `epochs`; `batch_size: 50` or `full`; `lr: 0.1`, `lr_decay: 1`, `weight_decay: 0`, `momentum:"
-        " 0`, `clip_norm`, `clip: all` or `linear`; `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, "
-        "`eps`; `augment: {crop: 4, crop_probability: 1, flip: 0.5, per: sample}` or `per: batch`; `engine: "
-        "batched` trains many clients at once, `sequential` one after another, `auto` is batched for linear "
-        "models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, `blas` by MKL, "
-        "`auto` by oneDNN on processors with AVX-512 that are not Intel's (`hpcfed bench calibrate RECIPE` "
-        "measures both choices); `compile: true` has torch compile the model"
+        "`steps` or `epochs`; `batch_size: 50` or `full`; `lr: 0.1`, `lr_decay: 1` or `lr_schedule: "
+        "[{round: 51, lr: 0.05}]` (from that round on), `weight_decay: 0`, `momentum: 0`, `clip_norm`, "
+        "`clip: all` or `linear`; `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, `eps`; "
+        "`augment: {crop: 4, crop_probability: 1, flip: 0.5, per: sample}` or `per: batch`; `engine: "
+        "batched` trains many clients at once, `sequential` one after another, `auto` is batched for "
+        "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "
+        "`blas` by MKL, `auto` by oneDNN on processors with AVX-512 that are not Intel's (`hpcfed bench "
+        "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model"
     ),
-    "budget": "`{low: 4, high: 20}` steps drawn for each client and round, or `{schedule: budgets.json}`",
+    "budget": ("`{low: 4, high: 20}` steps drawn for each client and round, or `{schedule: budgets.json}`"),
     "guess": (
-        "`remaining`: after its τ_i steps a client guesses the rest of `local.steps` (GeL); `limit`: no end of them"
+        "`remaining`: after its τ_i steps a client guesses the rest of `local.steps` (GeL); `10`: so "
+        "many; `limit`: no end of them"
     ),
     "algorithm": (
-        "`{name: fedexp, eps: 1e-3}`; a product `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; or your"
-        ' own `{factory: "module:function"}` (see below)'
+        "`{name: fedexp, eps: 1e-3}`; a product `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; "
+        'or your own `{factory: "module:function"}` (see below)'
     ),
     "evaluate": (
-        "`{every: 1, model: last, batch_size: 1000, train: {every: 0}}`; `model: last-two`, `cohort-average`, "
-        '`client-average`; `metrics: {top3: "module:function"}`: functions (output, target) → (sum, count), '
-        "recorded as `test_top3`"
+        "`{every: 1, model: last, batch_size: 1000, train: {every: 0}}`; `model: last-two`, "
+        "`cohort-average`, `client-average`, or `step-average` of all iterates by η_g; `metrics: {top3: "
+        '"module:function"}`: functions (output, target) → (sum, count), recorded as `test_top3`'
     ),
     "evaluate.clients": (
-        "`{every: 0, models: [global]}`: loss and accuracy on each client's own samples, a row a client in "
-        "`clients.csv`; their mean, worst decile and variance in the record. `models: [global, last, fine-tuned]`"
-        " measures clients' last models too (kept with `model: client-average`), and the global one after "
-        "`fine_tune: {steps: 5, lr: 0.01, batch_size: 50}`"
+        "`{every: 0, models: [global]}`: loss and accuracy on each client's own samples, a row a client "
+        "in `clients.csv`; their mean, worst decile and variance in the record. `models: [global, last, "
+        "fine-tuned]` measures clients' last models too (kept with `model: client-average`), and the "
+        "global one after `fine_tune: {steps: 5, lr: 0.01, batch_size: 50}`"
     ),
-    "stop": "`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early",
+    "stop": ("`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early"),
     "checkpoint": (
-        "`{every: 10min, keep: 2}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped early. "
-        "The run goes on from it, on any number of ranks"
+        "`{every: 10min, keep: 2}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped "
+        "early. The run goes on from it, on any number of ranks"
     ),
     "observers": (
-        "who is told of each round, on rank 0, without any effect on the result: `[tensorboard, wandb]` (events "
-        "and an offline run in `logs/`; `{name: wandb, args: {project: mine, mode: online}}`), or your own "
-        '`{factory: "module:Class", args: {}}` with one or more of `start(run)`, `round(row)`, `end(status)`'
+        "who is told of each round, on rank 0, without any effect on the result: `[tensorboard, wandb]` "
+        "(events and an offline run in `logs/`; `{name: wandb, args: {project: mine, mode: online}}`), or "
+        'your own `{factory: "module:Class", args: {}}` with one or more of `start(run)`, `round(row)`, '
+        "`end(status)`"
     ),
-    "on_bad_client": "`skip`: a round goes on without a client whose training failed or whose update is not finite",
-    "watchdog": "how long one client's training may take before the run counts as stuck; 0: for ever",
-    "reduction": "`fast`: float32 sums, half the bytes; the record then says `bitwise: false`",
+    "on_bad_client": ("`skip`: a round goes on without a client whose training failed or whose update is not finite"),
+    "watchdog": ("how long one client's training may take before the run counts as stuck; 0: for ever"),
+    "reduction": ("`fast`: float32 sums, half the bytes; the record then says `bitwise: false`"),
     "gpu_reduce": (
-        "`mpi`: a CUDA-aware MPI reduces the GPU's own memory; `host`: through pinned host memory; `nccl`: from "
-        "GPU to GPU by NCCL, a rank a GPU"
+        "`mpi`: a CUDA-aware MPI reduces the GPU's own memory; `host`: through pinned host memory; "
+        "`nccl`: from GPU to GPU by NCCL, a rank a GPU"
     ),
     "client_state": (
         "where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR)"
     ),
     "placement": (
-        "`balanced`: a round's cohort spread over the ranks by what samples, steps and clients have been seen to "
-        "cost, and by the speed each rank has shown, states moving along; `static`: clients stay at home, the "
-        "default of methods whose clients have a state"
+        "`balanced`: a round's cohort spread over the ranks by what samples, steps and clients have been "
+        "seen to cost, and by the speed each rank has shown, states moving along; `static`: clients stay "
+        "at home, the default of methods whose clients have a state. The choice is part of the result "
+        "where a client's last bits depend on its group (stacked perceptrons of some odd widths, other "
+        "stacked modules): `environment.json` says so as `bits_depend_on_placement`"
     ),
-    "output": "the run folder; default: `runs/<name>`",
+    "output": ("the run folder; default: `runs/<name>`"),
 }
 """Key, dotted in a subsection → its meaning, as Markdown."""

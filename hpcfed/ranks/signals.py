@@ -63,7 +63,7 @@ def catch_signals(world: World) -> Iterator[Signals]:
         _heeding.clear()
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by a library in C
         os.close(writing)
         listener.join()
 

@@ -100,7 +100,7 @@ def tallies(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     done = launch(
         RANKS, [json.dumps(runs)], program=("-m", "mpi4py", "-c", COUNTED), cwd=folder, env={"LD_PRELOAD": str(shim)}
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return {kind: (Tally(folder, 2 * number), Tally(folder, 2 * number + 1)) for number, kind in enumerate(KINDS)}
 
 
