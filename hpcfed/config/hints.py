@@ -13,8 +13,8 @@ from hpcfed.errors import nearest
 
 OF_METHODS = frozenset(
     {
-        *("alpha", "alpha_scale", "beta", "c_scale", "beta1", "beta2", "debias", "eps", "eps_decay", "eps_scale", "mu", "root"),
-        *("exact_projection", "s", "second", "server_lr", "tau", "tau_eff", "v0", "variant"),
+        *("alpha", "alpha_scale", "beta", "beta1", "beta2", "c_scale", "debias", "eps", "eps_decay", "eps_scale", "mu"),
+        *("exact_projection", "root", "s", "second", "server_lr", "tau", "tau_eff", "v0", "variant"),
     }
 )
 """Keys of the methods, which belong under ``algorithm``."""
