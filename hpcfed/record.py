@@ -26,6 +26,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.simulation import RoundResult
+from hpcfed.types import DELTA
 from hpcfed.version import __version__
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
@@ -67,7 +68,7 @@ class Recorder:
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
         self.totals["gradients"] += outcome.gradients
-        has_delta = "delta" in outcome.means.vectors  # FedSplit's "act" reports another vector
+        has_delta = DELTA in outcome.means.vectors
         row = {
             "round": round,
             "cohort": outcome.cohort.clients.tolist(),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
+from hpcfed.types import LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,13 +35,16 @@ class Plain(Part):
     received: ClassVar[int] = 1
     full_gradient: ClassVar[bool] = False
     uses_effective_steps: ClassVar[bool] = False
+    reports_delta: ClassVar[bool] = True
+    scalars: ClassVar[tuple[str, ...]] = ()
+    loss_at_w: ClassVar[bool] = False
 
     @property
     def prox_mu(self) -> float:
         return 0.0
 
     def vectors(self, alike: bool) -> tuple[str, ...]:
-        return ("delta",)
+        return ()
 
     def begin(self, w: Tensor) -> State:
         return {}
@@ -49,11 +52,16 @@ class Plain(Part):
     def begin_shared(self, w: Tensor) -> State:
         return {}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         return Tilt()
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        return Report({"delta": local.delta})
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        return Update(local.delta)
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State | None:
+        return None
 
     def share(self, shared: State, means: Means) -> State:
         return shared
@@ -69,7 +77,7 @@ class ServerStep(Part):
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         return ServerUpdate(w - self.server_lr * means.delta, state, self.server_lr)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import ClientInfo, State, Tilt
+from hpcfed.types import RoundContext, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Prox(Plain):
     def prox_mu(self) -> float:
         return self.mu
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         return Tilt(mu=self.mu)
 
 

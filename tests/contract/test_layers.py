@@ -13,7 +13,8 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "rng", "types", "version"},
+    {"errors", "rng", "version"},
+    {"types"},
     {"io", "user_code"},
     {"config", "ranks"},
     {"algorithms", "cohort", "data", "models", "reduce"},
@@ -32,7 +33,7 @@ LEVELS = (
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 
 ONLY = {
-    "types": set(),
+    "types": {"errors", "rng"},
     "rng": set(),
     "io": {"errors"},
     "user_code": {"errors", "types"},
