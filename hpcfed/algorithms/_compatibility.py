@@ -28,8 +28,8 @@ def check_parts(method: Method) -> None:
                 raise InputError(
                     f"{method.name}: its {role} part, {type(part).__name__}, has no {name!r}",
                     where=defined_at(part),
-                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; Plain and ServerStep of "
-                    f"hpcfed.algorithms.fedavg may be inherited from; {UPGRADE}",
+                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; ClientRule and ServerRule "
+                    f"of hpcfed.algorithms._base may be inherited from; {UPGRADE}",
                 )
             _check_arguments(method, role, part, name, getattr(protocol, name))
     if DELTA in (names := method.local.vectors(alike=False)) or not method.reported(alike=False):

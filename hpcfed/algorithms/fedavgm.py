@@ -43,3 +43,5 @@ class Momentum(Part):
 
 
 LOCAL, SERVER = Plain, Momentum
+TITLE, REFERENCES = "FedAvg-M", ("hsu2019measuring",)
+EXAMPLE = {"beta": 0.7}

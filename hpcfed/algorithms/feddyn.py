@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.types import ClientInfo, LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DynamicRegularizer(Plain):
+class DynamicRegularizer(ClientRule):
     """The client's gradient plus α (y − w) − h_i."""
 
     choice: ClassVar[str | None] = None
@@ -71,3 +71,5 @@ class DynamicServer(Part):
 
 
 LOCAL, SERVER = DynamicRegularizer, DynamicServer
+TITLE, REFERENCES = "FedDyn", ("acar2021federated",)
+EXAMPLE = {"alpha": 0.05}

@@ -63,3 +63,5 @@ class Extrapolation(Epsilon):
 
 
 LOCAL, SERVER = Plain, Extrapolation
+TITLE, REFERENCES = "FedExP", ("jhunjhunwala2023fedexp",)
+EXAMPLE = {"eps": 0.001}

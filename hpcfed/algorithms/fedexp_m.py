@@ -46,3 +46,5 @@ class ExtrapolatedMomentum(Epsilon):
 
 
 LOCAL, SERVER = Plain, ExtrapolatedMomentum
+TITLE, REFERENCES = "FedExP-M", ("jhunjhunwala2023fedexp",)
+EXAMPLE = {"eps": 0.01, "beta": 0.5}

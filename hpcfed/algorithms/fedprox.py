@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.types import RoundContext, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Prox(Plain):
+class Prox(ClientRule):
     """The client's gradient plus μ (y − w)."""
 
     choice: ClassVar[str | None] = "prox"
@@ -39,3 +40,5 @@ class Prox(Plain):
 
 
 LOCAL, SERVER = Prox, ServerStep
+TITLE, REFERENCES = "FedProx", ("li2020federated",)
+EXAMPLE = {"mu": 0.1}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.types import LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Variant = Literal["act", "all"]
 
 
-class Reflection(Plain):
+class Reflection(ClientRule):
     """The proximal step of 2w − z_i, started there."""
 
     choice: ClassVar[str | None] = None
@@ -81,3 +81,5 @@ class SplitServer(Part):
 
 
 LOCAL, SERVER = Reflection, SplitServer
+TITLE, REFERENCES = "FedSplit", ("pathak2020fedsplit",)
+EXAMPLE = {"s": 0.7, "variant": "all"}

@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_serializer
 
-from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.types import ClientInfo, LocalResult, Means, RoundContext, State, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ControlVariates(Plain):
+class ControlVariates(ClientRule):
     """The client's gradient plus c − c_i."""
 
     choice: ClassVar[str | None] = "scaffold"
@@ -98,3 +99,5 @@ def _psi(c: Tensor, delta: Tensor, effective_steps: float | None, lr: float) -> 
 
 
 LOCAL, SERVER = ControlVariates, ServerStep
+TITLE, REFERENCES = "SCAFFOLD", ("karimireddy2020scaffold",)
+EXAMPLE = {"server_lr": 1.2}

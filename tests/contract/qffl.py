@@ -8,15 +8,13 @@ Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated l
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Method, Part, ServerUpdate, Update
+from hpcfed.algorithms._base import ClientRule, ServerRule
+from hpcfed.types import Method, ServerUpdate, Update
 
 
-class Fair(Plain):
+class Fair(ClientRule):
     loss_at_w = True
     scalars = ("h",)
     weights = "uniform"
@@ -29,8 +27,8 @@ class Fair(Plain):
         return Update(weight * g, scalars={"h": h})
 
 
-class FairStep(Part):
-    client_scalars: ClassVar[bool] = True
+class FairStep(ServerRule):
+    client_scalars = True
 
     def begin(self, w):
         return {"largest": w.new_zeros(())}

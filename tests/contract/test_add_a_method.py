@@ -66,11 +66,12 @@ def test_its_resolved_recipe_keeps_its_keys(world, place):
 
 
 WRONG = """
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, ServerUpdate, Update
 
 
-class Forgetful(Plain):
+class Forgetful(ClientRule):
     def report(self, local, w, shared, client, context):
         return Update(None, {"dleta": local.delta})
 
@@ -111,36 +112,37 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
 
 
 ERRING = """
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, Part, ServerUpdate, Tilt, Update
 
 
-class Begins(Plain):
+class Begins(ClientRule):
     def begin(self, w):
         return {"c": w.nwe_zeros(3)}
 
 
-class Kept(Plain):
+class Kept(ClientRule):
     def begin(self, w):  # Kept
         return {"c": 0.0}
 
 
-class Tilts(Plain):
+class Tilts(ClientRule):
     def tilt(self, w, shared, client, context):  # Tilts
         return w if context.client.client == 2 else Tilt()
 
 
-class Shifts(Plain):
+class Shifts(ClientRule):
     def tilt(self, w, shared, client, context):  # Shifts
         return Tilt(shift=w[1:])
 
 
-class Reports(Plain):
+class Reports(ClientRule):
     def report(self, local, w, shared, client, context):
         return Update(local.dleta if context.client.client == 2 else local.delta)
 
 
-class Shares(Plain):
+class Shares(ClientRule):
     def share(self, shared, means):
         return {"c": means.delta[means.cohort_size]["c"]}
 

@@ -40,7 +40,7 @@ ONLY = {
     "config": {"errors", "io", "user_code"},
     "reduce": {"errors", "types", "ranks"},
     "algorithms": {"types", "config", "errors", "user_code"},
-    "report": {"errors", "io", "run_folder", "version"},
+    "report": {"algorithms", "errors", "io", "run_folder", "version"},
     "watch": {"errors", "report", "run_folder"},
 }
 """Where the design allows less than the levels do."""

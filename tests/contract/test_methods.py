@@ -17,6 +17,7 @@ import torch
 import hpcfed
 from hpcfed.algorithms import build, names
 from hpcfed.algorithms._client_average import evaluated_model, following_iterates
+from hpcfed.cite import references
 from hpcfed.config.recipe import Algorithm
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
@@ -64,8 +65,12 @@ def is_plain(state: State, dtype: torch.dtype) -> bool:
     )
 
 
-def test_every_method_is_listed_with_parameters():
-    assert sorted(METHODS) == names()
+@pytest.mark.parametrize("name", names())
+def test_a_file_says_its_title_its_papers_and_an_example(name):
+    module = module_of(name)
+    assert module.TITLE
+    assert set(module.REFERENCES) <= set(references())
+    assert method(name).parameters().items() >= METHODS[name].items()
 
 
 @pytest.mark.parametrize("name", names())
