@@ -46,6 +46,8 @@ class RoundResult:
     imbalance: float
     units: Mapping[str, float] | None
     """The finest unit of each vector's sum; None where sums have none."""
+    hash: str
+    """Of the model and the server's state after the round: 64 bits, hexadecimal."""
     attempts: int
     """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
 
@@ -87,6 +89,7 @@ class Simulation:
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
+        self._hash: int | None = None
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._training = Training(parts, self._buffer)
@@ -125,6 +128,7 @@ class Simulation:
         server_lr = self._step(means, plan)
         self.magnitudes.learn(sums.bounds)
         self._parts.clients.commit(attempt.states)
+        self._hash = None
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
         steps, local = int(sums.steps.sum()), sums.local_seconds
@@ -140,6 +144,7 @@ class Simulation:
             seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
             units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
+            hash=f"{np.int64(self._state_hash()).view(np.uint64):016x}",
             attempts=attempts,
         )
 
@@ -155,7 +160,7 @@ class Simulation:
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
-            sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
+            sums = self._buffer.reduce(self._state_hash(), trained - started, asks=asks, written=written)
         reduced, local = time.perf_counter(), sums.local_seconds
         check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)
         waited = float(local.max() - local[self._world.rank])
@@ -225,6 +230,7 @@ class Simulation:
         self.w, self._previous, self._mean_delta = (replicated[name] for name in ("w", "previous", "mean_delta"))
         self.server = {name: replicated[f"server.{name}"] for name in self.server}
         self.shared = {name: replicated[f"shared.{name}"] for name in self.shared}
+        self._hash = None
         self.touched[:] = False
         self.touched[replicated["touched"].numpy()] = True
         self._parts.clients.commit(
@@ -259,8 +265,13 @@ class Simulation:
             client_scalars=each if self._parts.method.client_scalars else {},
         )
 
-    def _hash(self) -> int:
-        """Hash of all that must be the same on every rank, as a signed 64-bit integer."""
+    def _state_hash(self) -> int:
+        """Return the hash of what must be the same on every rank, as a signed 64-bit integer; taken once a round."""
+        if self._hash is None:
+            self._hash = self._hashed()
+        return self._hash
+
+    def _hashed(self) -> int:
         digest = xxhash.xxh3_64(self.w.numpy().data)
         digest.update(repr(self.magnitudes.state()).encode())
         for state in (self.server, self.shared):

@@ -51,7 +51,10 @@ def test_q_ffl_on_any_number_of_ranks(world, place):
     together = run(place, "together", world, {**fair, "q": 2.0})
     alone = run(place, f"alone-{world.rank}", World(), {**fair, "q": 2.0})
     assert model(together) == model(alone) != model(zero)
-    assert [row["server_lr"] for row in together.metrics] == [row["server_lr"] for row in alone.metrics]
+    for column in ("server_lr", "hash", "bytes_up"):
+        assert [row[column] for row in together.metrics] == [row[column] for row in alone.metrics]
+    sent = sum(parameter.nbytes for parameter in together.module.parameters()) + 8
+    assert [row["bytes_up"] for row in together.metrics] == [5 * sent, 10 * sent, 15 * sent]
 
 
 @pytest.mark.parametrize("case", OLD)
