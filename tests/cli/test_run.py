@@ -34,6 +34,8 @@ ROW = {
     "train_accuracy": type(None),
     "clients": type(None),
     "skipped": list,
+    "attempts": INTEGER,
+    "unit": dict,
     "server_lr": NUMBER,
     "delta_sq": NUMBER,
     "mean_delta_sq": NUMBER,
