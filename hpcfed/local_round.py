@@ -1,4 +1,4 @@
-"""A rank's share of a round: its members of the cohort are trained, and their reports added to the buffer."""
+"""A rank's share of a round: its members of the cohort are trained, and their updates added to the buffer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.parts import Parts
 from hpcfed.reduce.buffer import RoundBuffer
-from hpcfed.round_checks import LOWER, check_report, whereabouts
+from hpcfed.rng import Purpose
+from hpcfed.round_checks import LOWER, check_update, whereabouts
 from hpcfed.run_folder.outcome import see_log
-from hpcfed.types import ClientInfo, State
+from hpcfed.types import ClientInfo, RoundContext, State
 from hpcfed.user_code.blame import blamed
 
 log = logging.getLogger("hpcfed")
@@ -33,6 +34,7 @@ class RoundPlan:
         round: its number, counted from 1.
         cohort, work: who takes part, and what they have to do.
         ranks: the rank of each member, (S,).
+        lr: η_l of the round.
         w: the server's model, (d,) in the run's dtype on the device.
         shared: what the server keeps for the clients, likewise.
         touched: (N,) bool, which clients have a state, on whatever rank.
@@ -42,6 +44,7 @@ class RoundPlan:
     cohort: Cohort
     ranks: Sequence[int]
     work: Work
+    lr: float
     w: Tensor
     shared: State
     touched: np.ndarray
@@ -52,7 +55,7 @@ class Training:
 
     Args:
         parts: of the simulation that has not begun yet: the model is the initial one.
-        buffer: takes the reports.
+        buffer: takes the updates.
     """
 
     def __init__(self, parts: Parts, buffer: RoundBuffer):
@@ -112,36 +115,43 @@ class Training:
         return None
 
     def _train_group(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
-        """Train some clients, add their reports to the buffer, and their next states to `states`."""
+        """Train some clients, add their updates to the buffer, and their next states to `states`."""
         method, federation, cohort = self._parts.method.local, self._parts.federation, plan.cohort
         clients = cohort.clients[places].tolist()
         members, tasks = [], []
         for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
-            who = ClientInfo(client, int(federation.sizes[client]), federation.mean_size)
+            info = ClientInfo(client, int(federation.sizes[client]), federation.mean_size)
+            loss = self._parts.loss_of(plan.w, samples) if method.loss_at_w else None
+            alike, seed = plan.work.common is not None, self._parts.seed
+            context = RoundContext(plan.round, plan.lr, info, alike, loss, seed, Purpose.TILT)
             state = self._parts.clients.get(client) or method.begin(self._initial)
-            tilt = method.tilt(plan.w, plan.shared, state, who)
+            tilt = method.tilt(plan.w, plan.shared, state, context)
             tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
-            members.append((place, who, state))
+            members.append((place, context, state))
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
-        for (place, who, state), local in zip(members, solved, strict=True):
+        for (place, context, state), client, local in zip(members, clients, solved, strict=True):
             effective_steps = plan.work.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
-            told = method.report(known, plan.w, plan.shared, state, who)
-            check_report(self._parts.method.name, told, self._buffer.names, local.delta)
+            reporting = replace(context, purpose=Purpose.REPORT)
+            update = method.report(known, plan.w, plan.shared, state, reporting)
+            check_update(self._parts.method.name, update, self._buffer.names, self._buffer.scalars, local.delta)
             added = self._buffer.add(
                 place,
                 float(cohort.counts[place]),
-                told.vectors,
+                update.named,
+                scalars=update.scalars,
                 factor=float(plan.work.factors[place]),
                 loss_sum=local.loss_sum,
                 steps=local.steps,
                 skips=self._parts.skips_bad,
             )
-            if added and told.state is not None:
-                states[who.client] = told.state
-            elif not added:
-                where = whereabouts(federation, plan.round, who.client)
-                log.warning("%s: skipped, its update is not finite", where)
+            if not added:
+                log.warning("%s: skipped, its update is not finite", whereabouts(federation, plan.round, client))
+                continue
+            following = replace(context, purpose=Purpose.NEXT_STATE)
+            next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
+            if next_state is not None:
+                states[client] = next_state
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
 from hpcfed.cohort import Cohorts
+from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.models.flat import FlatModel
@@ -43,4 +44,8 @@ class Parts:
     """Kind of the round's sums, ``exact`` or ``fast``."""
     sum_on_device: Callable[[Tensor], None] | None
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
+    seed: int
+    """The recipe's ``seed.batches``, of the methods' random streams too."""
+    loss_of: Callable[[Tensor, Samples], float]
+    """f_i of a model, (d,), and all of a client's samples."""
     world: World

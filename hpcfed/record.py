@@ -26,6 +26,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.simulation import RoundResult
+from hpcfed.types import DELTA
 from hpcfed.version import __version__
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
@@ -33,6 +34,9 @@ PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
 
 class Recorder:
     """Writes ``metrics.jsonl`` on rank 0, a line a round, and ``clients.csv``; on other ranks it writes nothing.
+
+    ``params_up`` and ``params_down`` count parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of what is
+    sent: parameters × bytes of the run's dtype × vectors of the round, and 8 bytes for each reported scalar.
 
     Args:
         folder: the run folder.
@@ -43,7 +47,10 @@ class Recorder:
     def __init__(self, folder: RunFolder, parts: Parts, totals: Mapping[str, int]):
         local, size = parts.method.local, parts.model.num_parameters
         self._up, self._down = local.sent * size, local.received * size
-        self.totals = {"params_up": 0, "params_down": 0, "gradients": 0, **totals}
+        self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
+        self._received = local.received
+        counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
+        self.totals = {**dict.fromkeys(counted, 0), **totals}
         self._folder = folder
         self._file = folder.metrics.open("ab" if totals else "wb") if parts.world.is_root else None
 
@@ -66,8 +73,11 @@ class Recorder:
         size = len(outcome.cohort.clients)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
+        sent = len(outcome.means.vectors) * self._vector_bytes + self._scalar_bytes
+        self.totals["bytes_up"] += size * sent
+        self.totals["bytes_down"] += size * self._received * self._vector_bytes
         self.totals["gradients"] += outcome.gradients
-        has_delta = "delta" in outcome.means.vectors  # FedSplit's "act" reports another vector
+        has_delta = DELTA in outcome.means.vectors
         row = {
             "round": round,
             "cohort": outcome.cohort.clients.tolist(),
@@ -81,6 +91,7 @@ class Recorder:
             "delta_sq": outcome.means.delta_sq if has_delta else None,
             "mean_delta_sq": outcome.means.mean_delta_sq if has_delta else None,
             **self.totals,
+            "hash": outcome.hash,
             "seconds": {name: _round_off(value) for name, value in (outcome.seconds | seconds).items()},
             "imbalance": _round_off(outcome.imbalance),
         }

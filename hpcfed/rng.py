@@ -28,6 +28,10 @@ class Purpose(IntEnum):
     AUGMENT = 6
     TUNING_BATCHES = 7
     TUNING_DROPOUT = 8
+    TILT = 9
+    REPORT = 10
+    NEXT_STATE = 11
+    SERVER_STEP = 12
 
 
 class _Key(ISeedSequence):

@@ -12,19 +12,29 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import FAILED, KINDS, SKIPPED, Sums
-from hpcfed.types import Report, ServerUpdate
+from hpcfed.types import DELTA, ServerUpdate, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"
 
 
-def check_report(method: str, told: Report, names: Sequence[str], like: Tensor) -> None:
-    """Refuse a report that the buffer would take for something else: each name must be a vector like Δ_i.
+def check_update(method: str, update: Update, names: Sequence[str], scalars: Sequence[str], like: Tensor) -> None:
+    """Refuse an update that the buffer would misread: it has these vectors, each like Δ_i, and these scalars.
 
     Raises:
-        InputError: a vector is missing, or of another shape, type or device.
+        InputError: a vector or a scalar is missing or undeclared, or a vector of another shape, type or device.
     """
+    vectors = update.named
+    for kind, said, found in (("vectors", names, vectors), ("scalars", scalars, update.scalars)):
+        if len(found) > len(said):
+            name = next(name for name in found if name not in said)
+            remedy = "set reports_delta" if name == DELTA else f"name it in {kind}"
+            raise InputError(f"{method}, report of {name!r}", expected="nothing of this name", remedy=remedy)
+    for name in scalars:
+        if not isinstance(update.scalars.get(name), int | float):
+            got = f"a {type(update.scalars[name]).__name__}" if name in update.scalars else "nothing"
+            raise InputError(f"{method}, report of {name!r}", expected="a number", got=got)
     for name in names:
-        vector = told.vectors.get(name)
+        vector = vectors.get(name)
         if vector is None or (vector.shape, vector.dtype, vector.device) != (like.shape, like.dtype, like.device):
             raise InputError(
                 f"{method}, report of {name!r}",
@@ -81,7 +91,7 @@ def check_sums(
     failed = np.flatnonzero(sums.status == FAILED)
     if len(failed):
         raise world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
-    bad = np.flatnonzero(~np.isfinite(sum(sums.bounds.values())))
+    bad = np.flatnonzero(~np.isfinite(sum([*sums.bounds.values(), *map(np.abs, sums.scalars.values())])))
     if len(bad):
         place = f"{whereabouts(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
         raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=LOWER)
@@ -124,6 +134,7 @@ def check_repeated(
         EnvironmentFailure: naming the first client that did not.
     """
     same = [first.status == second.status, *(first.bounds[name] == own for name, own in second.bounds.items())]
+    same += [first.scalars[name] == own for name, own in second.scalars.items()]
     differing = np.flatnonzero(~np.all(same, axis=0))
     if len(differing):
         place, client = int(differing[0]), int(cohort.clients[differing[0]])

@@ -193,6 +193,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     engine = engine_for(
         recipe.local, model, loss, seed, like, precision=recipe.precision, draws=draws, movable=balanced
     )
+    evaluator = Evaluator(model, loss, metrics, shards, federation, home, world, recipe.evaluate.batch_size)
     parts = Parts(
         method=method,
         federation=federation,
@@ -212,8 +213,10 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         reduction=recipe.reduction,
         sum_on_device=device_sum(recipe.gpu_reduce, device_slot, world),
         world=world,
+        seed=seed,
+        loss_of=evaluator.loss_of,
     )
-    return parts, Evaluator(model, loss, metrics, shards, federation, home, world, recipe.evaluate.batch_size)
+    return parts, evaluator
 
 
 def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:

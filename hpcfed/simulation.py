@@ -22,8 +22,9 @@ from hpcfed.parts import Parts
 from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
+from hpcfed.rng import Purpose
 from hpcfed.round_checks import LOWER, check_range, check_repeated, check_step, check_sums
-from hpcfed.types import Means, Request, State
+from hpcfed.types import DELTA, Means, Request, RoundContext, State
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class RoundResult:
     imbalance: float
     units: Mapping[str, float] | None
     """The finest unit of each vector's sum; None where sums have none."""
+    hash: str
+    """Of the model and the server's state after the round: 64 bits, hexadecimal."""
     attempts: int
     """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
 
@@ -86,6 +89,7 @@ class Simulation:
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
+        self._hash: int | None = None
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
         self._training = Training(parts, self._buffer)
@@ -105,7 +109,7 @@ class Simulation:
         """
         plan = self._begin(round)
         cohort, ranks = plan.cohort, plan.ranks
-        vectors = self._parts.method.local.vectors(plan.work.common is not None)
+        vectors = self._parts.method.reported(plan.work.common is not None)
         counts = counts_of(vectors, cohort.counts, plan.work.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
         attempts = 1
@@ -121,9 +125,10 @@ class Simulation:
             self.magnitudes.repeats += 1
         sums, reduced = attempt.sums, time.perf_counter()
         means = self._means(round, cohort, sums, plan.work)
-        server_lr = self._step(means)
+        server_lr = self._step(means, plan)
         self.magnitudes.learn(sums.bounds)
         self._parts.clients.commit(attempt.states)
+        self._hash = None
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
         steps, local = int(sums.steps.sum()), sums.local_seconds
@@ -139,6 +144,7 @@ class Simulation:
             seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
             units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
+            hash=f"{np.int64(self._state_hash()).view(np.uint64):016x}",
             attempts=attempts,
         )
 
@@ -149,12 +155,12 @@ class Simulation:
             Diverged, EnvironmentFailure: as `round` does.
         """
         round, started = plan.round, time.perf_counter()
-        self._buffer.open(units, len(plan.cohort.clients))
+        self._buffer.open(units, len(plan.cohort.clients), self._parts.method.local.scalars)
         states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
-            sums = self._buffer.reduce(self._hash(), trained - started, asks=asks, written=written)
+            sums = self._buffer.reduce(self._state_hash(), trained - started, asks=asks, written=written)
         reduced, local = time.perf_counter(), sums.local_seconds
         check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)
         waited = float(local.max() - local[self._world.rank])
@@ -188,22 +194,25 @@ class Simulation:
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
             work=work,
+            lr=self._parts.stepping.lr(round),
             w=self.w.to(self._device),
             shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},
             touched=self.touched,
         )
 
-    def _step(self, means: Means) -> float | None:
+    def _step(self, means: Means, plan: RoundPlan) -> float | None:
         """Take the server's step; return its η_g, where there is one.
 
         Raises:
             Diverged: the model is not finite afterwards.
         """
         method = self._parts.method
-        stepped = method.server.step(self.w.double(), self.server, means)
+        alike = plan.work.common is not None
+        context = RoundContext(plan.round, plan.lr, None, alike, seed=self._parts.seed, purpose=Purpose.SERVER_STEP)
+        stepped = method.server.step(self.w.double(), self.server, means, context)
         check_step(method.name, stepped, self.w)
         self.shared = method.local.share(self.shared, means)
-        self._previous, self._mean_delta = self.w, means.delta
+        self._previous, self._mean_delta = self.w, means.vectors.get(DELTA, self._mean_delta)
         self.w, self.server = stepped.w.to(self._dtype), stepped.state
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
@@ -221,6 +230,7 @@ class Simulation:
         self.w, self._previous, self._mean_delta = (replicated[name] for name in ("w", "previous", "mean_delta"))
         self.server = {name: replicated[f"server.{name}"] for name in self.server}
         self.shared = {name: replicated[f"shared.{name}"] for name in self.shared}
+        self._hash = None
         self.touched[:] = False
         self.touched[replicated["touched"].numpy()] = True
         self._parts.clients.commit(
@@ -240,20 +250,28 @@ class Simulation:
         done = sums.status != SKIPPED
         kept = 1.0 if done.all() else float(cohort.shares[done].sum())
         vectors = sums.vectors if kept == 1.0 else {name: total / kept for name, total in sums.vectors.items()}
-        first = next(iter(vectors.values()))
+        delta = vectors.get(DELTA)
+        each = {name: np.where(done, own, math.nan) for name, own in sums.scalars.items()}
         return Means(
             vectors=vectors,
-            mean_delta_sq=float((cohort.shares * sums.delta_sq).sum()) / kept,
-            delta_sq=float(torch.dot(first, first)),
+            mean_delta_sq=math.nan if delta is None else float((cohort.shares * sums.delta_sq).sum()) / kept,
+            delta_sq=math.nan if delta is None else float(torch.dot(delta, delta)),
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=round,
             lr=self._parts.stepping.lr(round),
             effective_steps=work.common,
+            scalars={name: float((cohort.shares * own).sum()) / kept for name, own in sums.scalars.items()},
+            client_scalars=each if self._parts.method.client_scalars else {},
         )
 
-    def _hash(self) -> int:
-        """Hash of all that must be the same on every rank, as a signed 64-bit integer."""
+    def _state_hash(self) -> int:
+        """Return the hash of what must be the same on every rank, as a signed 64-bit integer; taken once a round."""
+        if self._hash is None:
+            self._hash = self._hashed()
+        return self._hash
+
+    def _hashed(self) -> int:
         digest = xxhash.xxh3_64(self.w.numpy().data)
         digest.update(repr(self.magnitudes.state()).encode())
         for state in (self.server, self.shared):

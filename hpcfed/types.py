@@ -16,12 +16,35 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from hpcfed.errors import InputError
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from hpcfed.rng import Purpose
+
 State = Mapping[str, "Tensor"]
-"""A method's memory: named vectors (d,) and scalars (). Never changed in place; a step returns new ones."""
+"""State of a method: named vectors (d,) and scalars (). Never changed in place; a step returns new ones."""
+
+DELTA = "delta"
+"""Name of Δ_i among the vectors of a round."""
+
+RENAMED = {
+    "Report": "Update, whose next state is next_state's",
+    "Stepped": "ServerUpdate",
+    "Who": "ClientInfo, in a RoundContext",
+    "Local": "LocalResult",
+}
+"""Names of version 0.1."""
+UPGRADE = "docs/from-0.1-to-0.2.md shows how a method of 0.1 is brought up to date"
+
+
+def __getattr__(name: str) -> Any:
+    """Refuse the names of version 0.1, where a user's method imports them."""
+    if name in RENAMED:
+        raise InputError(f"hpcfed.types.{name} is a name of version 0.1: now {RENAMED[name]}", remedy=UPGRADE)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Request(IntFlag):
@@ -40,12 +63,44 @@ class Request(IntFlag):
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """The client that a method is asked about."""
+    """A client's number and size."""
 
     client: int
     num_samples: int
     mean_samples: float
     """Samples of the federation over N, so that num_samples / mean_samples is 1 where clients are equal."""
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """The round, the step size and the client for which a rule is called.
+
+    Attributes:
+        round: t, counted from 1.
+        lr: η_l of the round.
+        client: the client; None at the server.
+        alike: whether ‖a_i‖₁ is the same for all of the cohort; False also where no part of the method uses it.
+        loss: the client's f_i(w) over all its samples, for rules with ``loss_at_w``; else None.
+        seed, purpose: of `stream`.
+    """
+
+    round: int
+    lr: float
+    client: ClientInfo | None = None
+    alike: bool = False
+    loss: float | None = None
+    seed: int = 0
+    purpose: Purpose | None = None
+
+    def stream(self) -> np.random.Generator:
+        """Return the random stream of (seed, purpose, round, client): equal on any rank, and at each call.
+
+        `tilt`, `report`, `next_state` and the server's `step` have a purpose each, so their draws are independent.
+        """
+        from hpcfed.rng import Purpose, stream
+
+        client = 0 if self.client is None else self.client.client
+        return stream(self.seed, Purpose.SERVER_STEP if self.purpose is None else self.purpose, self.round, client)
 
 
 @dataclass(frozen=True)
@@ -71,8 +126,8 @@ class LocalResult:
         steps: minibatch gradients computed, τ_i.
         loss_sum: sum over those steps of the minibatch loss, before the tilt.
         lr: η_l of the round.
-        effective_steps: ‖a_i‖₁: Δ_i is η_l ‖a_i‖₁ times an average of the client's gradients. None for methods that do
-            not ask for it, and for client optimizers that have none (Adam, Yogi).
+        effective_steps: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods without
+            ``uses_effective_steps``, and for client optimizers that have none (Adam, Yogi).
     """
 
     delta: Tensor
@@ -83,11 +138,23 @@ class LocalResult:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a client contributes to the round: vectors (d,) to be averaged, and its next state if it has one."""
+class Update:
+    """A client's contribution to the round: Δ_i, further named vectors and scalars, each averaged over the cohort.
 
-    vectors: Mapping[str, Tensor]
-    state: State | None = None
+    Attributes:
+        delta: Δ_i, (d,) in the run's dtype; None for rules that report none (``reports_delta``).
+        vectors: (d,) each, likewise, by the names that the rule's `vectors` returns.
+        scalars: numbers by the names in the rule's ``scalars``.
+    """
+
+    delta: Tensor | None
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def named(self) -> Mapping[str, Tensor]:
+        """All vectors by name, Δ_i as "delta" and first."""
+        return self.vectors if self.delta is None else {DELTA: self.delta, **self.vectors}
 
 
 @dataclass(frozen=True)
@@ -98,14 +165,17 @@ class Means:
     normalisation (FedNova's) replaces Δ_i by a multiple of it, in its mean and in both norms.
 
     Attributes:
-        vectors: mean of each reported vector, (d,), float64.
-        mean_delta_sq: mean ‖Δ_i‖².
-        delta_sq: ‖Δ̄‖².
+        vectors: mean of each reported vector, (d,), float64; of Δ_i as "delta".
+        mean_delta_sq: mean ‖Δ_i‖²; NaN where no Δ_i is reported.
+        delta_sq: ‖Δ̄‖², likewise.
         fraction: q(S); |S|/N with uniform weights.
         cohort_size: |S|.
         round: t, counted from 1.
         lr: η_l of the round.
         effective_steps: ‖a_i‖₁ where it is the same for all of the cohort and known, else None.
+        scalars: mean of each reported scalar.
+        client_scalars: each client's, (S,) by place in the cohort, for server rules with ``client_scalars``; NaN for a
+            client that was skipped. Empty for others.
     """
 
     vectors: Mapping[str, Tensor]
@@ -116,16 +186,25 @@ class Means:
     round: int
     lr: float = 0.0
     effective_steps: float | None = None
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    client_scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def delta(self) -> Tensor:
-        """Δ̄, (d,), float64: the mean of the first reported vector."""
-        return next(iter(self.vectors.values()))
+        """Δ̄, (d,), float64.
+
+        Raises:
+            InputError: the method's clients report no Δ_i.
+        """
+        if DELTA not in self.vectors:
+            got, remedy = f"clients that report {', '.join(self.vectors)}", "use means.vectors, or report a delta"
+            raise InputError("means.delta: no mean of Δ_i in this method", got=got, remedy=remedy)
+        return self.vectors[DELTA]
 
 
 @dataclass(frozen=True)
 class ServerUpdate:
-    """A server step's outcome: the next model (d,), float64; the next state; the step size η_g where there is one."""
+    """Result of a server step: the next model (d,), float64; the next state; the step size η_g where there is one."""
 
     w: Tensor
     state: State = field(default_factory=dict)
@@ -179,10 +258,25 @@ class LocalMethod(Protocol):
         """μ of the quadratic term, where clients share one."""
         ...
 
-    def vectors(self, alike: bool) -> tuple[str, ...]:
-        """Return the names of the vectors reported in a round, Δ first and called "delta" if it is among them.
+    @property
+    def reports_delta(self) -> bool:
+        """Whether a client's `Update` has a ``delta``."""
+        ...
 
-        `alike` says that ‖a_i‖₁ is the same for all of the cohort: what then follows from Δ̄ need not be sent.
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the reported scalars."""
+        ...
+
+    @property
+    def loss_at_w(self) -> bool:
+        """Whether ``context.loss`` is needed: one more pass over each client's samples a round."""
+        ...
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        """Return the names of the vectors reported in a round beside Δ_i.
+
+        `alike`: ‖a_i‖₁ is the same for all of the cohort, so what follows from Δ̄ need not be sent.
         """
         ...
 
@@ -194,12 +288,22 @@ class LocalMethod(Protocol):
         """Return what the server keeps for the clients, before round 1; float64, as is the initial model `w` (d,)."""
         ...
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         """Return what is added to the client's gradient this round; `w` (d,) and `shared` in the run's dtype."""
         ...
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        """Return the client's contribution, and its next state."""
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        """Return the client's contribution; `client` is its state, never None."""
+        ...
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State | None:
+        """Return the client's next state, or None where clients have none.
+
+        `sent` is the update as the server decodes it. It is valid until the next client is trained, as ``local.delta``
+        is: a state holds new tensors.
+        """
         ...
 
     def share(self, shared: State, means: Means) -> State:
@@ -214,8 +318,11 @@ class ServerMethod(Protocol):
         """Return the state before round 1; vectors are float64, `w` is the initial model (d,), float64."""
         ...
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
-        """Return the next model and state; `w` is float64, so is the result."""
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
+        """Return the next model and state; `w` is float64, so is the result.
+
+        A rule whose class says ``client_scalars = True`` finds each client's scalars in ``means.client_scalars``.
+        """
         ...
 
 
@@ -240,6 +347,15 @@ class Method:
     def uses_effective_steps(self) -> bool:
         """Whether ‖a_i‖₁ must be known."""
         return self.local.uses_effective_steps or self.normalize is not None
+
+    def reported(self, alike: bool) -> tuple[str, ...]:
+        """Return the names of all vectors that clients report, "delta" first where it is among them; see `vectors`."""
+        return (*((DELTA,) if self.local.reports_delta else ()), *self.local.vectors(alike))
+
+    @property
+    def client_scalars(self) -> bool:
+        """Whether the server rule reads each client's scalars."""
+        return bool(getattr(self.server, "client_scalars", False))
 
     def parameters(self) -> dict[str, Any]:
         """All parameters by name, for the resolved recipe."""

@@ -1,4 +1,4 @@
-"""The methods, one file each. A file names its parts, `LOCAL`, `SERVER` and perhaps `NORMALIZE`.
+"""The methods, one file each: its parts `LOCAL`, `SERVER` and perhaps `NORMALIZE`; `TITLE`, `REFERENCES`, `EXAMPLE`.
 
     algorithm: {name: fedexp, eps: 1e-3}                                     fedexp.py
     algorithm: {local: prox, normalize: steps, server: yogi, mu: 0.1}        any parts that have a `choice` name
@@ -70,6 +70,24 @@ def parts_of(name: str) -> list[type[Part] | None]:
     """The local part, the normalisation and the server part of a method."""
     module = _module(name)
     return [module.LOCAL, getattr(module, "NORMALIZE", None), module.SERVER]
+
+
+@cache
+def titles() -> Mapping[str, str]:
+    """Methods' names as their papers write them, by recipe name: each file's ``TITLE``."""
+    return {name: _module(name).TITLE for name in names()}
+
+
+@cache
+def references() -> Mapping[str, tuple[str, ...]]:
+    """Keys of methods' papers in ``hpcfed/cite/references.bib``: each file's ``REFERENCES``."""
+    return {name: _module(name).REFERENCES for name in names()}
+
+
+@cache
+def examples() -> Mapping[str, Mapping[str, Any]]:
+    """Parameters of each method away from those at which it is another method: each file's ``EXAMPLE``."""
+    return {name: _module(name).EXAMPLE for name in names()}
 
 
 def _module(name: str) -> Any:

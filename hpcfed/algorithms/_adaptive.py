@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfed.types import Means, Part, ServerUpdate, State
+from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class Adaptive(Part):
     def begin(self, w: Tensor) -> State:
         return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau**2 if self.v0 == "tau2" else 0.0)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         m = self.beta1 * state["m"] + (1 - self.beta1) * means.delta
         v = self.second_moment(state["v"], (means.delta if self.second == "delta" else m).square())
         direction, spread = m, v

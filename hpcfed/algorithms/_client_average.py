@@ -16,7 +16,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from hpcfed.types import ClientInfo, LocalMethod, LocalResult, Means, Method, Report, ServerMethod, ServerUpdate, State
+from hpcfed.types import (
+    LocalMethod,
+    LocalResult,
+    Means,
+    Method,
+    RoundContext,
+    ServerMethod,
+    ServerUpdate,
+    State,
+    Update,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,10 +54,15 @@ class _FollowClients:
     def begin_shared(self, w: Tensor) -> State:
         return {AVERAGE: w, **self._inner.begin_shared(w)}
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        told = self._inner.report(local, w, shared, client, who)
-        last = w - local.delta
-        return Report({**told.vectors, MOVED: last - client[LAST]}, {**(told.state or {}), LAST: last})
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        update = self._inner.report(local, w, shared, client, context)
+        return replace(update, vectors={**update.vectors, MOVED: (w - local.delta) - client[LAST]})
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State:
+        inner = self._inner.next_state(sent, local, w, shared, client, context)
+        return {**(inner or {}), LAST: w - local.delta}
 
     def share(self, shared: State, means: Means) -> State:
         average = shared[AVERAGE] + means.fraction * means.vectors[MOVED]
@@ -71,8 +86,8 @@ class _FollowIterates:
     def begin(self, w: Tensor) -> State:
         return {STEP_AVERAGE: w, STEPS: w.new_zeros(()), **self._inner.begin(w)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
-        stepped = self._inner.step(w, state, means)
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
+        stepped = self._inner.step(w, state, means, context)
         weight = 1.0 if stepped.server_lr is None else stepped.server_lr
         total = state[STEPS] + weight
         average = state[STEP_AVERAGE] + weight / total * (w - state[STEP_AVERAGE])

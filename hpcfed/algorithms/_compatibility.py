@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
-from hpcfed.types import LocalMethod, Method, Normalization, ServerMethod
+from hpcfed.types import DELTA, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
 from hpcfed.user_code.blame import defined_at
 
 
@@ -27,9 +28,44 @@ def check_parts(method: Method) -> None:
                 raise InputError(
                     f"{method.name}: its {role} part, {type(part).__name__}, has no {name!r}",
                     where=defined_at(part),
-                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; Plain and ServerStep of "
-                    "hpcfed.algorithms.fedavg may be inherited from",
+                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; ClientRule and ServerRule "
+                    f"of hpcfed.algorithms._base may be inherited from; {UPGRADE}",
                 )
+            _check_arguments(method, role, part, name, getattr(protocol, name))
+    if DELTA in (names := method.local.vectors(alike=False)) or not method.reported(alike=False):
+        raise InputError(
+            f"{method.name}: its vectors",
+            where=defined_at(method.local, "vectors"),
+            expected=f"names beside {DELTA!r}, which reports_delta says; at least one of the two",
+            got=", ".join(map(repr, names)) or "none",
+            remedy=UPGRADE,
+        )
+
+
+def _check_arguments(method: Method, role: str, part: object, name: str, wanted: object) -> None:
+    """Refuse a part's function that cannot be called as `wanted`, the protocol's, is: one of version 0.1, say.
+
+    Raises:
+        InputError: naming the function and its arguments.
+    """
+    function = getattr(part, name)
+    if not inspect.isfunction(wanted) or not callable(function):
+        return
+    expected = [key for key in inspect.signature(wanted).parameters if key != "self"]
+    found = inspect.signature(function)
+    try:
+        found.bind(*expected)
+        fits = not ("context" in expected and "who" in found.parameters)  # 0.1's fourth argument was another
+    except TypeError:
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{method.name}: {name} of its {role} part, {type(part).__name__}",
+            where=defined_at(part, name),
+            expected=f"the arguments {', '.join(expected)}",
+            got=", ".join(found.parameters),
+            remedy=UPGRADE,
+        )
 
 
 def check_product(recipe: Recipe, method: Method) -> None:
@@ -65,6 +101,6 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
             "set local.momentum, say to 0.9",
         )
     averages = recipe.evaluate.model == "cohort-average"
-    if averages and (method.normalize is not None or method.local.vectors(alike=True)[0] != "delta"):
+    if averages and (method.normalize is not None or not method.local.reports_delta):
         reason = "the clients' plain average is not reduced there"
         yield f"evaluate.model: cohort-average with {method.name}", reason, "use last or client-average"

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
 
 
-class FullGradient(Plain):
+class FullGradient(ClientRule):
     """One step along the gradient of all samples."""
 
     choice: ClassVar[str | None] = None
@@ -28,3 +29,5 @@ class FullGradient(Plain):
 
 
 LOCAL, SERVER = FullGradient, ServerStep
+TITLE, REFERENCES = "distributed SGD", ("chen2016revisiting",)
+EXAMPLE = {"server_lr": 3.0}

@@ -38,3 +38,5 @@ class Adagrad(Adaptive):
 
 
 LOCAL, SERVER = Plain, Adagrad
+TITLE, REFERENCES = "FedAdagrad", ("reddi2021adaptive",)
+EXAMPLE = {"server_lr": 0.05, "v0": "zero", "root": "padded"}

@@ -34,3 +34,5 @@ class Adam(Decaying):
 
 
 LOCAL, SERVER = Plain, Adam
+TITLE, REFERENCES = "FedAdam", ("reddi2021adaptive",)
+EXAMPLE = {"server_lr": 0.02, "second": "m", "debias": "constant"}

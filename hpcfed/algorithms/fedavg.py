@@ -15,62 +15,35 @@ Reference: McMahan et al., AISTATS 2017, Algorithm 1 (η_g = 1); η_g as in Redd
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, final
 
 from pydantic import Field
 
-from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
+from hpcfed.algorithms._base import ClientRule, ServerRule
+from hpcfed.types import Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Plain(Part):
+@final
+class Plain(ClientRule):
     """Local training on the client's own loss, reporting Δ_i."""
 
     choice: ClassVar[str | None] = "plain"
-    stateful: ClassVar[bool] = False
-    weights: ClassVar[Literal["samples", "uniform"]] = "samples"
-    sent: ClassVar[int] = 1
-    received: ClassVar[int] = 1
-    full_gradient: ClassVar[bool] = False
-    uses_effective_steps: ClassVar[bool] = False
-
-    @property
-    def prox_mu(self) -> float:
-        return 0.0
-
-    def vectors(self, alike: bool) -> tuple[str, ...]:
-        return ("delta",)
-
-    def begin(self, w: Tensor) -> State:
-        return {}
-
-    def begin_shared(self, w: Tensor) -> State:
-        return {}
-
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
-        return Tilt()
-
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        return Report({"delta": local.delta})
-
-    def share(self, shared: State, means: Means) -> State:
-        return shared
 
 
-class ServerStep(Part):
+class ServerStep(ServerRule):
     """w ← w − η_g Δ̄."""
 
     choice: ClassVar[str | None] = "step"
 
     server_lr: float = Field(1.0, gt=0)
 
-    def begin(self, w: Tensor) -> State:
-        return {}
-
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         return ServerUpdate(w - self.server_lr * means.delta, state, self.server_lr)
 
 
 LOCAL, SERVER = Plain, ServerStep
+TITLE, REFERENCES = "FedAvg", ("mcmahan2017communication",)
+EXAMPLE = {"server_lr": 1.5}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Means, Part, ServerUpdate, State
+from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +37,11 @@ class Momentum(Part):
     def begin(self, w: Tensor) -> State:
         return {"v": w.new_zeros(w.shape)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         v = self.beta * state["v"] + means.delta
         return ServerUpdate(w - self.server_lr * v, {"v": v}, self.server_lr)
 
 
 LOCAL, SERVER = Plain, Momentum
+TITLE, REFERENCES = "FedAvg-M", ("hsu2019measuring",)
+EXAMPLE = {"beta": 0.7}

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.types import ClientInfo, LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DynamicRegularizer(Plain):
+class DynamicRegularizer(ClientRule):
     """The client's gradient plus α (y − w) − h_i."""
 
     choice: ClassVar[str | None] = None
@@ -43,14 +43,18 @@ class DynamicRegularizer(Plain):
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
-        return Tilt(shift=-client["h"], mu=self._alpha_of(who))
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        return Tilt(shift=-client["h"], mu=self._alpha_of(context.client))
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        return Report({"delta": local.delta}, {"h": client["h"] + self._alpha_of(who) * local.delta})
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State:
+        return {"h": client["h"] + self._alpha_of(context.client) * sent.named["delta"]}
 
-    def _alpha_of(self, who: ClientInfo) -> float:
-        return self.alpha * (who.mean_samples / max(who.num_samples, 1) if self.alpha_scale == "samples" else 1.0)
+    def _alpha_of(self, client: ClientInfo | None) -> float:
+        if client is None or self.alpha_scale == "none":
+            return self.alpha
+        return self.alpha * (client.mean_samples / max(client.num_samples, 1))
 
 
 class DynamicServer(Part):
@@ -61,9 +65,11 @@ class DynamicServer(Part):
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         h = state["h"] + self.alpha * means.fraction * means.delta
         return ServerUpdate(w - means.delta - h / self.alpha, {"h": h})
 
 
 LOCAL, SERVER = DynamicRegularizer, DynamicServer
+TITLE, REFERENCES = "FedDyn", ("acar2021federated",)
+EXAMPLE = {"alpha": 0.05}

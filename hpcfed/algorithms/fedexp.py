@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import Means, Part, ServerUpdate, State
+from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ class Extrapolation(Epsilon):
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         eta_g = self.server_lr(means)
         return ServerUpdate(w - eta_g * means.delta, state, eta_g)
 
@@ -63,3 +63,5 @@ class Extrapolation(Epsilon):
 
 
 LOCAL, SERVER = Plain, Extrapolation
+TITLE, REFERENCES = "FedExP", ("jhunjhunwala2023fedexp",)
+EXAMPLE = {"eps": 0.001}

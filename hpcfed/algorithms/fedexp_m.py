@@ -21,7 +21,7 @@ from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
 from hpcfed.algorithms.fedexp import Epsilon
-from hpcfed.types import Means, ServerUpdate, State
+from hpcfed.types import Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class ExtrapolatedMomentum(Epsilon):
     def begin(self, w: Tensor) -> State:
         return {"v": w.new_zeros(w.shape), "M": w.new_zeros(())}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         v = means.delta + self.beta * state["v"]
         discounted = means.mean_delta_sq + self.beta / 2 * state["M"]
         below = 2.0 * (float(v.dot(v)) + self.eps_of(means))
@@ -46,3 +46,5 @@ class ExtrapolatedMomentum(Epsilon):
 
 
 LOCAL, SERVER = Plain, ExtrapolatedMomentum
+TITLE, REFERENCES = "FedExP-M", ("jhunjhunwala2023fedexp",)
+EXAMPLE = {"eps": 0.01, "beta": 0.5}

@@ -63,3 +63,5 @@ class NovaMomentum(Momentum):
 
 
 LOCAL, NORMALIZE, SERVER = OptionalProx, PerStep, NovaMomentum
+TITLE, REFERENCES = "FedNova", ("wang2020tackling",)
+EXAMPLE = {"mu": 0.2, "beta": 0.3}

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import ClientInfo, State, Tilt
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import RoundContext, State, Tilt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Prox(Plain):
+class Prox(ClientRule):
     """The client's gradient plus μ (y − w)."""
 
     choice: ClassVar[str | None] = "prox"
@@ -34,8 +35,10 @@ class Prox(Plain):
     def prox_mu(self) -> float:
         return self.mu
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         return Tilt(mu=self.mu)
 
 
 LOCAL, SERVER = Prox, ServerStep
+TITLE, REFERENCES = "FedProx", ("li2020federated",)
+EXAMPLE = {"mu": 0.1}

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfed.algorithms.fedavg import Plain
-from hpcfed.types import ClientInfo, LocalResult, Means, Part, Report, ServerUpdate, State, Tilt
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.types import LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Variant = Literal["act", "all"]
 
 
-class Reflection(Plain):
+class Reflection(ClientRule):
     """The proximal step of 2w − z_i, started there."""
 
     choice: ClassVar[str | None] = None
@@ -42,18 +42,28 @@ class Reflection(Plain):
     s: float = Field(1.0, gt=0)
     variant: Variant = "act"
 
+    @property
+    def reports_delta(self) -> bool:  # type: ignore[override]
+        return self.variant == "all"
+
     def vectors(self, alike: bool) -> tuple[str, ...]:
-        return ("delta",) if self.variant == "all" else ("residual",)
+        return () if self.variant == "all" else ("residual",)
 
     def begin(self, w: Tensor) -> State:
         return {"z": w}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         return Tilt(mu=1 / self.s, anchor=2 * w - client["z"], from_anchor=True)
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        z = client["z"] - 2 * local.delta
-        return Report({"delta": local.delta} if self.variant == "all" else {"residual": w - z}, {"z": z})
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        if self.variant == "all":
+            return Update(local.delta)
+        return Update(None, {"residual": w - (client["z"] - 2 * local.delta)})
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State:
+        return {"z": client["z"] - 2 * (local.delta if sent.delta is None else sent.delta)}
 
 
 class SplitServer(Part):
@@ -64,10 +74,12 @@ class SplitServer(Part):
     def begin(self, w: Tensor) -> State:
         return {}
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         if self.variant == "all":
             return ServerUpdate(w - 2 * means.fraction * means.delta, state)
         return ServerUpdate(w - means.vectors["residual"], state)
 
 
 LOCAL, SERVER = Reflection, SplitServer
+TITLE, REFERENCES = "FedSplit", ("pathak2020fedsplit",)
+EXAMPLE = {"s": 0.7, "variant": "all"}

@@ -33,3 +33,5 @@ class Yogi(Decaying):
 
 
 LOCAL, SERVER = Plain, Yogi
+TITLE, REFERENCES = "FedYogi", ("reddi2021adaptive",)
+EXAMPLE = {"server_lr": 0.03}

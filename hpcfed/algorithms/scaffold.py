@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_serializer
 
-from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import ClientInfo, LocalResult, Means, Report, State, Tilt
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import ClientInfo, LocalResult, Means, RoundContext, State, Tilt, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ControlVariates(Plain):
+class ControlVariates(ClientRule):
     """The client's gradient plus c − c_i."""
 
     choice: ClassVar[str | None] = "scaffold"
@@ -54,7 +55,7 @@ class ControlVariates(Plain):
         return recorded
 
     def vectors(self, alike: bool) -> tuple[str, ...]:
-        return ("delta",) if alike and self.c_scale == "none" else ("delta", "psi")
+        return () if alike and self.c_scale == "none" else ("psi",)
 
     def begin(self, w: Tensor) -> State:
         return {"c": w.new_zeros(w.shape)}
@@ -62,14 +63,23 @@ class ControlVariates(Plain):
     def begin_shared(self, w: Tensor) -> State:
         return {"c": w.new_zeros(w.shape)}
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
-        c = shared["c"] if self.c_scale == "none" else shared["c"] / _relative_size(who)
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        c = shared["c"] if self.c_scale == "none" else shared["c"] / _relative_size(context.client)
         return Tilt(shift=c - client["c"])
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        if not self.vectors(context.alike):
+            return Update(local.delta)
         psi = _psi(shared["c"], local.delta, local.effective_steps, local.lr)
-        counted = psi if self.c_scale == "none" else psi * _relative_size(who)
-        return Report({"delta": local.delta, "psi": counted}, {"c": client["c"] - psi})
+        return Update(local.delta, {"psi": psi if self.c_scale == "none" else psi * _relative_size(context.client)})
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State:
+        psi = sent.vectors.get("psi") if self.c_scale == "none" else None
+        if psi is None:
+            psi = _psi(shared["c"], sent.named["delta"], local.effective_steps, local.lr)
+        return {"c": client["c"] - psi}
 
     def share(self, shared: State, means: Means) -> State:
         psi = means.vectors.get("psi")
@@ -78,9 +88,9 @@ class ControlVariates(Plain):
         return {"c": shared["c"] - means.fraction * psi}
 
 
-def _relative_size(who: ClientInfo) -> float:
+def _relative_size(client: ClientInfo | None) -> float:
     """s_i = n_i N / n; of a client without samples that of one sample, since c is divided by it."""
-    return max(who.num_samples, 1) / who.mean_samples
+    return 1.0 if client is None else max(client.num_samples, 1) / client.mean_samples
 
 
 def _psi(c: Tensor, delta: Tensor, effective_steps: float | None, lr: float) -> Tensor:
@@ -89,3 +99,5 @@ def _psi(c: Tensor, delta: Tensor, effective_steps: float | None, lr: float) -> 
 
 
 LOCAL, SERVER = ControlVariates, ServerStep
+TITLE, REFERENCES = "SCAFFOLD", ("karimireddy2020scaffold",)
+EXAMPLE = {"server_lr": 1.2}

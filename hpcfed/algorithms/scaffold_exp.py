@@ -16,3 +16,5 @@ from hpcfed.algorithms.fedexp import Extrapolation
 from hpcfed.algorithms.scaffold import ControlVariates
 
 LOCAL, SERVER = ControlVariates, Extrapolation
+TITLE, REFERENCES = "SCAFFOLD-ExP", ("jhunjhunwala2023fedexp", "karimireddy2020scaffold")
+EXAMPLE = {"eps": 0.0001}

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hpcfed import algorithms
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.report.group import method_name
@@ -16,22 +17,6 @@ from hpcfed.report.read import RECIPE, read_json, read_recipe
 FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
 FEDAVG, FEDPROX, FEDNOVA = "mcmahan2017communication", "li2020federated", "wang2020tackling"
 SCAFFOLD, ADAPTIVE, LEAF = "karimireddy2020scaffold", "reddi2021adaptive", "caldas2018leaf"
-METHODS = {
-    "fedavg": (FEDAVG,),
-    "fedavgm": ("hsu2019measuring",),
-    "fedprox": (FEDPROX,),
-    "fednova": (FEDNOVA,),
-    "scaffold": (SCAFFOLD,),
-    "scaffold-exp": (FEDEXP, SCAFFOLD),
-    "fedadagrad": (ADAPTIVE,),
-    "fedadam": (ADAPTIVE,),
-    "fedyogi": (ADAPTIVE,),
-    "fedexp": (FEDEXP,),
-    "fedexp-m": (FEDEXP,),
-    "feddyn": (FEDDYN,),
-    "fedsplit": ("pathak2020fedsplit",),
-    "dsgd": ("chen2016revisiting",),
-}
 PARTS = {
     "prox": FEDPROX,
     "scaffold": SCAFFOLD,
@@ -114,7 +99,7 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
     if algorithm.get("factory"):
         yield f"Method {algorithm['factory']}", ()
     elif algorithm.get("name"):
-        yield f"Method {name}", METHODS.get(str(algorithm["name"]), ())
+        yield f"Method {name}", algorithms.references().get(str(algorithm["name"]), ())
     else:
         yield f"Method {name}", tuple(dict.fromkeys(PARTS.get(part, FEDAVG) for part in parts))
     if (recipe.get("guess") or "none") != "none":

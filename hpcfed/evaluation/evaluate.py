@@ -107,6 +107,17 @@ class Evaluator:
             sums += [measure(output, y) for measure in self.measures.values()]
         return sums
 
+    def loss_of(self, w: Tensor, samples: Samples) -> float:
+        """Return f_i of the model `w`, (d,), over a client's samples as its ``loss.reduction`` says; 0 without any."""
+        self._model.vector.copy_(w)
+        self._model.module.eval()
+        total = 0.0
+        with torch.no_grad():
+            for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
+                total += self.measures["loss"](self._model.module(x), y)[0]
+        self._model.module.train()
+        return total / max(len(samples[1]), 1) if self._averages else total
+
     def _of_test(self, chunks: np.ndarray) -> dict[str, float]:
         """Return the measures on the test set, from each chunk's sums and counts, (chunks, M, 2)."""
         totals = chunks.sum(axis=0)

@@ -1,6 +1,6 @@
 """Everything that ranks tell each other in a training round, in one buffer and one Allreduce.
 
-    [ vectors: words × d of each  |  cohort slots: S × client_slot(V)  |  rank slots: P × RANK_SLOT ]
+    [ vectors: words × d of each  |  cohort slots: S × client_slot(V, K)  |  rank slots: P × RANK_SLOT ]
 
 The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each with words of its own number, or float32 ones
 (`hpcfed.reduce.fast`). A slot has fields of 8 bytes; it is written by one rank and left 0 by all others, so its sum as
@@ -29,6 +29,7 @@ from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
 from hpcfed.reduce.rows import rows_of
 from hpcfed.reduce.units import Units
+from hpcfed.types import DELTA
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
@@ -42,10 +43,10 @@ DONE, FAILED, SKIPPED = 1, 2, 3
 
 
 @cache
-def client_slot(num_vectors: int) -> np.dtype[np.void]:
-    """Return the fields of a cohort member, whose `bounds` are those on the largest entry of each of V vectors."""
-    scalars = [("status", "i8"), ("steps", "i8"), ("delta_sq", "f8"), ("loss_sum", "f8")]
-    return np.dtype([*scalars, ("bounds", "f8", (num_vectors,))])
+def client_slot(num_vectors: int, num_scalars: int = 0) -> np.dtype[np.void]:
+    """Return the fields of a cohort member: ``bounds`` on the largest entry of each of V vectors, K own ``scalars``."""
+    common = [("status", "i8"), ("steps", "i8"), ("delta_sq", "f8"), ("loss_sum", "f8")]
+    return np.dtype([*common, ("bounds", "f8", (num_vectors,)), ("scalars", "f8", (num_scalars,))])
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Sums:
         bounds: of each vector, (S,) float64 by place in the cohort, a bound on every client's largest entry.
         status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
             early.
-        delta_sq, loss_sum: (S,) float64.
+        delta_sq, loss_sum: (S,) float64; ‖Δ_i‖² is 0 where no Δ_i is reported.
+        scalars: (S,) float64 of each named scalar.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
         asks: (P,) int64, what each rank asks of all (`hpcfed.types.Request`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
@@ -74,16 +76,18 @@ class Sums:
     asks: np.ndarray
     written: np.ndarray
     local_seconds: np.ndarray
+    scalars: Mapping[str, np.ndarray]
 
 
 class _Report(NamedTuple):
-    """What a report that waits to be added counts for, and its scalars."""
+    """Weight and scalars of an update that waits to be added."""
 
     place: int
     weight: float
     factor: float
     loss_sum: float
     steps: int
+    scalars: Sequence[float]
 
 
 class RoundBuffer:
@@ -119,16 +123,18 @@ class RoundBuffer:
         self._host, self._num_words, self._most_words = self._memory, 0, 0
         self._sums: dict[str, ExactSum | FastSum] = {}
         self._units: Mapping[str, Units] = {}
+        self._scalars: tuple[str, ...] = ()
         self._parts: list[Tensor] = []
         self._at_once, self._waiting = rows_of(num_entries), list[_Report]()
         self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty(0, RANK_SLOT)
         self.seconds: dict[str, float] = {}
 
-    def open(self, units: Mapping[str, Units], cohort_size: int) -> None:
-        """Start sums of 0 for a round of S clients that report vectors of these names, in these units."""
+    def open(self, units: Mapping[str, Units], cohort_size: int, scalars: Sequence[str] = ()) -> None:
+        """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units."""
+        self._scalars = tuple(scalars)
         each = [self._kind.words_of(own) for own in units.values()]
-        vectors, clients, ranks = self.sizes(each, cohort_size)
+        vectors, clients, ranks = self.sizes(each, cohort_size, len(self._scalars))
         if max(each) < self._most_words:  # a first round's, whose words were more
             self._memory = self._device_memory = self._host = self._memory.new_empty(0)
             self._sums, self._parts = {}, []
@@ -148,7 +154,7 @@ class RoundBuffer:
             total.begin(part, units[name])
         self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
         first_of_ranks = clients // self._kind.slot_words
-        self._clients = self._slots[:first_of_ranks].view(client_slot(len(units)))
+        self._clients = self._slots[:first_of_ranks].view(client_slot(len(units), len(self._scalars)))
         self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
         self._waiting.clear()
         self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
@@ -167,9 +173,15 @@ class RoundBuffer:
         """The vectors of the open round."""
         return tuple(self._sums)
 
-    def sizes(self, words: Sequence[int], cohort_size: int) -> tuple[int, int, int]:
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """The scalars of the open round."""
+        return self._scalars
+
+    def sizes(self, words: Sequence[int], cohort_size: int, num_scalars: int = 0) -> tuple[int, int, int]:
         """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients."""
-        slots = cohort_size * client_slot(len(words)).itemsize, self._world.size * RANK_SLOT.itemsize
+        client = client_slot(len(words), num_scalars)
+        slots = cohort_size * client.itemsize, self._world.size * RANK_SLOT.itemsize
         of_clients, of_ranks = (self._kind.slot_words * num_bytes // 8 for num_bytes in slots)
         return sum(words) * self._num_entries, of_clients, of_ranks
 
@@ -179,24 +191,27 @@ class RoundBuffer:
         weight: float,
         vectors: Mapping[str, Tensor],
         *,
+        scalars: Mapping[str, float] | None = None,
         factor: float = 1.0,
         loss_sum: float,
         steps: int,
         skips: bool = False,
     ) -> bool:
-        """Add one client's report, and fill the slot of its `place` in the cohort.
+        """Add one client's update, and fill the slot of its `place` in the cohort.
 
-        Every vector counts `weight` times, |S| p_i; the first one, Δ_i, and its norm are multiplied by `factor`
-        besides. With `skips`, a report that is not finite is not added but skipped.
+        Every vector counts `weight` times, |S| p_i; Δ_i, named "delta", and its norm are multiplied by `factor`
+        besides. With `skips`, an update that is not finite is not added but skipped.
 
         Returns:
             Whether it was added.
         """
-        if skips and not all(math.isfinite(float(vectors[name].abs().max())) for name in self._sums):
+        own_scalars = [float((scalars or {})[name]) for name in self._scalars]
+        largest_entries = (float(vectors[name].abs().max()) for name in self._sums)
+        if skips and not all(map(math.isfinite, (*own_scalars, *largest_entries))):
             self.skip(place)
             return False
         started = time.perf_counter()
-        report = _Report(place, weight, factor, loss_sum, steps)
+        report = _Report(place, weight, factor, loss_sum, steps, own_scalars)
         if self._at_once > 1:
             for name, total in self._sums.items():
                 total.rows.put(len(self._waiting), vectors[name])
@@ -204,39 +219,37 @@ class RoundBuffer:
             if len(self._waiting) == self._at_once:
                 self._add_waiting()
         else:
-            own_weights = (weight if number else weight * factor for number in range(len(self._sums)))
-            told = [
-                total.add(vectors[name], own)
-                for (name, total), own in zip(self._sums.items(), own_weights, strict=True)
+            added = [
+                total.add(vectors[name], weight * factor if name == DELTA else weight)
+                for name, total in self._sums.items()
             ]
-            self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in told])
+            self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in added])
         self._clients["status"][place] = DONE
         self.seconds["pack"] += time.perf_counter() - started
         return True
 
     def _add_waiting(self) -> None:
-        """Add the reports that wait, if any do, to the sums."""
+        """Add the updates that wait, if any do, to the sums."""
         if not self._waiting:
             return
-        _, weights, factors, _, _ = zip(*self._waiting, strict=True)
-        delta_weights = np.multiply(weights, factors)
-        told = [
-            total.add_rows(np.array(weights) if number else delta_weights)
-            for number, total in enumerate(self._sums.values())
-        ]
-        self._fill(self._waiting, told)
+        weights = np.array([report.weight for report in self._waiting])
+        factors = np.array([report.factor for report in self._waiting])
+        added = [total.add_rows(weights * factors if name == DELTA else weights) for name, total in self._sums.items()]
+        self._fill(self._waiting, added)
         self._waiting.clear()
 
     def _fill(self, reports: Sequence[_Report], added: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fill in the scalars of reports (n,), from the squared norms and largest entries, (n,), of each vector."""
+        """Fill in the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
         columns = zip(*reports, strict=True)
-        places, _, factors, loss_sums, steps = (list(column) for column in columns)
+        places, _, factors, loss_sums, steps, scalars = (list(column) for column in columns)
         slots = self._clients
-        slots["delta_sq"][places] = added[0][0] * np.square(factors)
         slots["loss_sum"][places] = loss_sums
         slots["steps"][places] = steps
-        for number, (_, largest) in enumerate(added):
+        slots["scalars"][places] = scalars
+        for number, (name, (squared, largest)) in enumerate(zip(self._sums, added, strict=True)):
             slots["bounds"][places, number] = largest
+            if name == DELTA:
+                slots["delta_sq"][places] = squared * np.square(factors)
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""
@@ -278,6 +291,7 @@ class RoundBuffer:
             asks=ranks["asks"],
             written=ranks["written"],
             local_seconds=ranks["local_seconds"],
+            scalars={name: clients["scalars"][:, number] for number, name in enumerate(self._scalars)},
         )
 
     def _read(self, name: str, words: Tensor, out: Tensor) -> None:

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from hpcfed.types import DELTA
+
 Units = tuple[float, ...]
 """The unit of each word of a sum, coarsest first."""
 
@@ -163,5 +165,5 @@ class Magnitudes:
 
 
 def counts_of(names: Sequence[str], counts: np.ndarray, factors: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what each member, (S,), counts in each vector: a factor multiplies the first, Δ_i, alone."""
-    return {name: counts if number else counts * factors for number, name in enumerate(names)}
+    """Return what each member, (S,), counts in each vector: a factor multiplies Δ_i alone."""
+    return {name: counts * factors if name == DELTA else counts for name in names}

@@ -9,27 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcfed import algorithms
 from hpcfed.report.read import Run
 
 NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "output", "observers", "checkpoint", "watchdog")
 ABSENT = "–"
 FEDAVG_PARTS = ("plain", "none", "step")
-PAPER_NAMES = {
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvg-M",
-    "fedprox": "FedProx",
-    "fednova": "FedNova",
-    "scaffold": "SCAFFOLD",
-    "scaffold-exp": "SCAFFOLD-ExP",
-    "fedadagrad": "FedAdagrad",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "fedexp": "FedExP",
-    "fedexp-m": "FedExP-M",
-    "feddyn": "FedDyn",
-    "fedsplit": "FedSplit",
-    "dsgd": "distributed SGD",
-}
 
 
 @dataclass(frozen=True)
@@ -97,7 +82,7 @@ def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
     named = [part for part in parts if part not in FEDAVG_PARTS]
     name = str(algorithm.get("name") or own or " + ".join(named) or "fedavg")
     guess = recipe.get("guess") or "none"
-    return PAPER_NAMES.get(name, name) + ("" if guess == "none" else f" + GeL ({guess})")
+    return algorithms.titles().get(name, name) + ("" if guess == "none" else f" + GeL ({guess})")
 
 
 def name_of(runs: Sequence[Run]) -> str | None:

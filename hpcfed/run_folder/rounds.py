@@ -25,6 +25,8 @@ METRICS = (
     "server_lr",
     "params_up",
     "params_down",
+    "bytes_up",
+    "bytes_down",
     "gradients",
     "imbalance",
 )

@@ -172,10 +172,10 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     recipe = done.recipe
     dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
     alike = recipe.budget is None and (recipe.local.steps is not None or len(np.unique(sizes)) == 1)
-    names = algorithms.build(recipe.algorithm, recipe.python_path).local.vectors(alike)
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
     kind = KINDS[recipe.reduction]
     buffer = RoundBuffer(FlatModel(done.module, dtype, cpu).vector.numel(), dtype, cpu, world, kind=recipe.reduction)
-    sizes_in_words = buffer.sizes([kind.usual_words(dtype)] * len(names), 1)
+    sizes_in_words = buffer.sizes([kind.usual_words(dtype)] * len(method.reported(alike)), 1, len(method.local.scalars))
     vectors, client, ranks = (words * kind.word.itemsize for words in sizes_in_words)
     return vectors, client, ranks // world.size
 

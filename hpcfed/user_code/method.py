@@ -12,15 +12,15 @@ from torch import Tensor, float64
 
 from hpcfed.errors import InputError
 from hpcfed.types import (
-    ClientInfo,
     LocalMethod,
     LocalResult,
     Means,
     Method,
-    Report,
+    RoundContext,
     ServerUpdate,
     State,
     Tilt,
+    Update,
 )
 from hpcfed.user_code.blame import defined_at
 
@@ -91,8 +91,8 @@ class _CheckedLocal(_Checked):
         self._shared = self._signature("begin_shared", state)
         return state
 
-    def tilt(self, w: Tensor, shared: State, client: State, who: ClientInfo) -> Tilt:
-        tilt = self._part.tilt(w, shared, client, who)
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        tilt = self._part.tilt(w, shared, client, context)
         self._check_kind("tilt", tilt, Tilt)
         for what, vector in (("shift", tilt.shift), ("anchor", tilt.anchor)):
             if vector is not None:
@@ -101,13 +101,22 @@ class _CheckedLocal(_Checked):
             self._refuse("tilt", "its mu", "a number", f"a {type(tilt.mu).__name__}")
         return tilt
 
-    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, who: ClientInfo) -> Report:
-        report = self._part.report(local, w, shared, client, who)
-        self._check_kind("report", report, Report)
-        self._signature("report", report.vectors)
-        if report.state is not None and self._state is not None:
-            self._check_state("report", report.state, self._state)
-        return report
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        update = self._part.report(local, w, shared, client, context)
+        self._check_kind("report", update, Update)
+        self._check_kind("report", update.scalars, Mapping)
+        if update.delta is not None:
+            self._check_vector("report", "its delta", update.delta, w, w.dtype)
+        self._signature("report", update.vectors)
+        return update
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State | None:
+        state = self._part.next_state(sent, local, w, shared, client, context)
+        if state is not None and self._state is not None:
+            self._check_state("next_state", state, self._state)
+        return state
 
     def share(self, shared: State, means: Means) -> State:
         state = self._part.share(shared, means)
@@ -124,8 +133,8 @@ class _CheckedServer(_Checked):
         self._state = self._signature("begin", state)
         return state
 
-    def step(self, w: Tensor, state: State, means: Means) -> ServerUpdate:
-        stepped = self._part.step(w, state, means)
+    def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
+        stepped = self._part.step(w, state, means, context)
         self._check_kind("step", stepped, ServerUpdate)
         self._check_vector("step", "its w", stepped.w, w, float64)
         if self._state is not None:

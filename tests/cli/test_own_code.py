@@ -26,7 +26,7 @@ class Step(Part):
     def begin(self, w):
         return {}
 
-    def step(self, w, state, means):
+    def step(self, w, state, means, context):
         from late import GAIN
         return ServerUpdate(w - GAIN * means.delta, state, GAIN)
 

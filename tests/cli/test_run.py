@@ -34,14 +34,17 @@ ROW = {
     "train_accuracy": type(None),
     "clients": type(None),
     "skipped": list,
-    "attempts": int,
+    "attempts": INTEGER,
     "unit": dict,
     "server_lr": NUMBER,
     "delta_sq": NUMBER,
     "mean_delta_sq": NUMBER,
     "params_up": INTEGER,
     "params_down": INTEGER,
+    "bytes_up": INTEGER,
+    "bytes_down": INTEGER,
     "gradients": INTEGER,
+    "hash": str,
     "seconds": dict,
     "imbalance": NUMBER,
 }
@@ -97,7 +100,9 @@ def test_the_metrics_have_the_keys_and_types_of_the_contract(finished):
         assert set(row["seconds"]) == {*("local", "convert", "wait", "reduce", "server", "evaluate", "total", "cpu")}
         assert len(set(row["cohort"])) == 2
         assert row["params_up"] == row["params_down"] == row["round"] * 2 * SIZE
+        assert row["bytes_up"] == row["bytes_down"] == 4 * row["params_up"]
         assert row["gradients"] == row["round"] * 2 * 4
+        assert len(bytes.fromhex(row["hash"])) == 8
         assert row["mean_delta_sq"] >= row["delta_sq"] > 0
         assert row["server_lr"] >= 1
 

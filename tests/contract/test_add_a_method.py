@@ -66,13 +66,14 @@ def test_its_resolved_recipe_keeps_its_keys(world, place):
 
 
 WRONG = """
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Method, Report, ServerUpdate
+from hpcfed.types import Method, ServerUpdate, Update
 
 
-class Forgetful(Plain):
-    def report(self, local, w, shared, client, who):
-        return Report({"dleta": local.delta})
+class Forgetful(ClientRule):
+    def report(self, local, w, shared, client, context):
+        return Update(None, {"dleta": local.delta})
 
 
 def forgetful():
@@ -111,72 +112,73 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
 
 
 ERRING = """
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Method, Part, Report, ServerUpdate, Tilt
+from hpcfed.types import Method, Part, ServerUpdate, Tilt, Update
 
 
-class Begins(Plain):
+class Begins(ClientRule):
     def begin(self, w):
         return {"c": w.nwe_zeros(3)}
 
 
-class Kept(Plain):
+class Kept(ClientRule):
     def begin(self, w):  # Kept
         return {"c": 0.0}
 
 
-class Tilts(Plain):
-    def tilt(self, w, shared, client, who):  # Tilts
-        return w if who.client == 2 else Tilt()
+class Tilts(ClientRule):
+    def tilt(self, w, shared, client, context):  # Tilts
+        return w if context.client.client == 2 else Tilt()
 
 
-class Shifts(Plain):
-    def tilt(self, w, shared, client, who):  # Shifts
+class Shifts(ClientRule):
+    def tilt(self, w, shared, client, context):  # Shifts
         return Tilt(shift=w[1:])
 
 
-class Reports(Plain):
-    def report(self, local, w, shared, client, who):
-        return Report({"delta": local.dleta if who.client == 2 else local.delta})
+class Reports(ClientRule):
+    def report(self, local, w, shared, client, context):
+        return Update(local.dleta if context.client.client == 2 else local.delta)
 
 
-class Shares(Plain):
+class Shares(ClientRule):
     def share(self, shared, means):
         return {"c": means.delta[means.cohort_size]["c"]}
 
 
 class Steps(ServerStep):
-    def step(self, w, state, means):  # Steps
+    def step(self, w, state, means, context):  # Steps
         return w - means.delta
 
 
 class Short(ServerStep):
-    def step(self, w, state, means):  # Short
+    def step(self, w, state, means, context):  # Short
         return ServerUpdate(w[1:], state)
 
 
 class Single(ServerStep):
-    def step(self, w, state, means):  # Single
+    def step(self, w, state, means, context):  # Single
         return ServerUpdate(w.float())
 
 
 class Rate(ServerStep):
-    def step(self, w, state, means):  # Rate
+    def step(self, w, state, means, context):  # Rate
         return ServerUpdate(w, state, means.delta.norm())
 
 
 class Grows(ServerStep):
-    def step(self, w, state, means):  # Grows
+    def step(self, w, state, means, context):  # Grows
         return ServerUpdate(w, {**state, "v": w})
 
 
 class Reads(ServerStep):
-    def step(self, w, state, means):
+    def step(self, w, state, means, context):
         return ServerUpdate(w - float(open("nowhere").read()))
 
 
 class Full(ServerStep):
-    def step(self, w, state, means):
+    def step(self, w, state, means, context):
         raise OSError(28, "no space left")
 
 

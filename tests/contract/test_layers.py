@@ -13,7 +13,8 @@ from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "rng", "types", "version"},
+    {"errors", "rng", "version"},
+    {"types"},
     {"io", "user_code"},
     {"config", "ranks"},
     {"algorithms", "cohort", "data", "models", "reduce"},
@@ -32,14 +33,14 @@ LEVELS = (
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 
 ONLY = {
-    "types": set(),
+    "types": {"errors", "rng"},
     "rng": set(),
     "io": {"errors"},
     "user_code": {"errors", "types"},
     "config": {"errors", "io", "user_code"},
     "reduce": {"errors", "types", "ranks"},
     "algorithms": {"types", "config", "errors", "user_code"},
-    "report": {"errors", "io", "run_folder", "version"},
+    "report": {"algorithms", "errors", "io", "run_folder", "version"},
     "watch": {"errors", "report", "run_folder"},
 }
 """Where the design allows less than the levels do."""

@@ -17,16 +17,18 @@ import torch
 import hpcfed
 from hpcfed.algorithms import build, names
 from hpcfed.algorithms._client_average import evaluated_model, following_iterates
+from hpcfed.cite import references
 from hpcfed.config.recipe import Algorithm
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
-from hpcfed.types import ClientInfo, LocalResult, Means, Method, ServerUpdate, State
+from hpcfed.types import ClientInfo, LocalResult, Means, Method, RoundContext, ServerUpdate, State
 from tests.mpi.recipes import METHODS, small, write_small
 
 D = 37
 ENTRIES = 96 + 16 + 32 + 16
 """d of the small model: its four parameter tensors, each padded to 64 bytes."""
-WHO = ClientInfo(client=3, num_samples=20, mean_samples=16.0)
+OF_CLIENT = RoundContext(2, 0.1, ClientInfo(client=3, num_samples=20, mean_samples=16.0))
+OF_SERVER = RoundContext(2, 0.1)
 
 
 def method(name: str) -> Method:
@@ -63,8 +65,12 @@ def is_plain(state: State, dtype: torch.dtype) -> bool:
     )
 
 
-def test_every_method_is_listed_with_parameters():
-    assert sorted(METHODS) == names()
+@pytest.mark.parametrize("name", names())
+def test_a_file_says_its_title_its_papers_and_an_example(name):
+    module = module_of(name)
+    assert module.TITLE
+    assert set(module.REFERENCES) <= set(references())
+    assert method(name).parameters().items() >= METHODS[name].items()
 
 
 @pytest.mark.parametrize("name", names())
@@ -74,9 +80,9 @@ def test_the_server_step_is_pure_and_keeps_dtype_and_shape(name):
     state = chosen.server.begin(w)
     assert is_plain(state, torch.float64)
     for round in (1, 2, 3):
-        told = means(chosen.local.vectors(alike=False), round)
+        told = means(chosen.reported(alike=False), round)
         before = w.clone(), copied(state), copied(told.vectors)
-        stepped, again = chosen.server.step(w, state, told), chosen.server.step(w, state, told)
+        stepped, again = (chosen.server.step(w, state, told, OF_SERVER) for _ in range(2))
         assert isinstance(stepped, ServerUpdate)
         assert torch.equal(w, before[0])
         assert same(state, before[1])
@@ -94,12 +100,13 @@ def test_the_server_step_is_pure_and_keeps_dtype_and_shape(name):
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("name", names())
 def test_what_the_server_keeps_for_clients_follows_purely(name, alike):
-    local = method(name).local
+    chosen = method(name)
+    local = chosen.local
     w = draw(1, torch.float64)
     shared = local.begin_shared(w)
     assert is_plain(shared, torch.float64)
     for round in (1, 2, 3):
-        told = means(local.vectors(alike), round, effective_steps=4.0 if alike else None)
+        told = means(chosen.reported(alike), round, effective_steps=4.0 if alike else None)
         before = copied(shared), copied(told.vectors)
         after, again = local.share(shared, told), local.share(shared, told)
         assert same(shared, before[0])
@@ -120,14 +127,15 @@ def test_the_client_changes_nothing_it_was_given(name, dtype):
     for _ in range(2):
         given = {"w": w, "delta": local.delta, **{f"server {key}": value for key, value in server.items()}, **client}
         before = copied(given)
-        tilt = chosen.local.tilt(w, server, client, WHO)
-        report = chosen.local.report(local, w, server, client, WHO)
+        tilt = chosen.local.tilt(w, server, client, OF_CLIENT)
+        update = chosen.local.report(local, w, server, client, OF_CLIENT)
+        client = chosen.local.next_state(update, local, w, server, client, OF_CLIENT) or {}
         assert same(given, before)
         assert is_plain({key: v for key, v in vars(tilt).items() if isinstance(v, torch.Tensor)}, dtype)
         assert tilt.mu >= 0
-        assert tuple(report.vectors) == chosen.local.vectors(alike=False)
-        assert is_plain(report.vectors, dtype)
-        client = report.state or {}
+        assert tuple(update.named) == chosen.reported(alike=False)
+        assert tuple(update.scalars) == chosen.local.scalars
+        assert is_plain(update.named, dtype)
         assert is_plain(client, dtype)
         # The solver writes its next Δ over this one.
         assert all(tensor.data_ptr() != local.delta.data_ptr() for tensor in client.values())
@@ -193,8 +201,8 @@ def test_the_average_of_iterates_by_their_steps(name):
     state, own, begun = following.begin(w), server.begin(w), []
     for number in range(1, 6):
         stepped, alone = (
-            following.step(w, state, means(("delta",), number)),
-            server.step(w, own, means(("delta",), number)),
+            following.step(w, state, means(("delta",), number), OF_SERVER),
+            server.step(w, own, means(("delta",), number), OF_SERVER),
         )
         assert torch.equal(stepped.w, alone.w)
         begun.append((w, stepped.server_lr))
@@ -213,7 +221,7 @@ def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
     adam = torch.optim.Adam([theirs], lr=0.3, betas=(0.9, 0.99), eps=1e-3)
     for number in range(1, 7):
         given = means(("delta",), number)
-        stepped = server.step(w, state, given)
+        stepped = server.step(w, state, given, OF_SERVER)
         w, state, g = stepped.w, stepped.state, given.delta
         m, v = 0.9 * m + 0.1 * g, v - 0.01 * (v - g**2).sign() * g**2
         if name == "fedadam":
@@ -235,17 +243,18 @@ def test_scaffold_of_feddyns_code_where_clients_differ_in_size():
     for number in range(1, 4):
         reports, models, change = [], [], torch.zeros(D, dtype=torch.float64)
         for k, size in enumerate(sizes):
-            who = ClientInfo(k, int(size), sizes.mean())
-            y, z, shift = w, theirs, local.tilt(w, shared, states[k], who).shift
+            context = RoundContext(number, lr, ClientInfo(k, int(size), sizes.mean()))
+            y, z, shift = w, theirs, local.tilt(w, shared, states[k], context).shift
             for _ in range(steps):
                 y = y - lr * (k + 1) * (y - optima[k]) - lr * shift
                 z = z - lr * (k + 1) * (z - optima[k]) - lr * (cloud / weights[k] - own[k])
-            reports.append(local.report(LocalResult(w - y, steps, 0.0, lr, float(steps)), w, shared, states[k], who))
-            states[k] = reports[-1].state
+            solved = LocalResult(w - y, steps, 0.0, lr, float(steps))
+            reports.append(local.report(solved, w, shared, states[k], context))
+            states[k] = local.next_state(reports[-1], solved, w, shared, states[k], context)
             new = own[k] - cloud + (theirs - z) / steps / lr
             change, own[k] = change + (new - own[k]) * weights[k], new
             models.append(z)
-        averaged = {name: sum(one.vectors[name] for one in reports) / 3 for name in ("delta", "psi")}
+        averaged = {name: sum(one.named[name] for one in reports) / 3 for name in ("delta", "psi")}
         shared = local.share(shared, Means(averaged, 0.0, 0.0, fraction=1.0, cohort_size=3, round=number))
         w, theirs, cloud = w - averaged["delta"], sum(models) / 3, cloud + change / 3
         torch.testing.assert_close(w, theirs, rtol=1e-12, atol=1e-12)

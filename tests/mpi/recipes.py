@@ -6,25 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcfed.algorithms import examples
 from hpcfed.config.load import dump_yaml
 from tests.federations import blobs, write_federation
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "fedavg": {"server_lr": 1.5},
-    "fedprox": {"mu": 0.1},
-    "fedexp": {"eps": 1e-3},
-    "feddyn": {"alpha": 0.05},
-    "dsgd": {"server_lr": 3.0},
-    "fedavgm": {"beta": 0.7},
-    "fednova": {"mu": 0.2, "beta": 0.3},
-    "scaffold": {"server_lr": 1.2},
-    "scaffold-exp": {"eps": 1e-4},
-    "fedadagrad": {"server_lr": 0.05, "v0": "zero", "root": "padded"},
-    "fedadam": {"server_lr": 0.02, "second": "m", "debias": "constant"},
-    "fedyogi": {"server_lr": 0.03},
-    "fedexp-m": {"eps": 1e-2, "beta": 0.5},
-    "fedsplit": {"s": 0.7, "variant": "all"},
-}
+METHODS: Mapping[str, Mapping[str, Any]] = examples()
 """Parameters of each method, away from those at which it is another method."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcfed.algorithms.feddyn import DynamicRegularizer
-from hpcfed.types import Method, Part, Report, ServerUpdate
+from hpcfed.types import Method, Part, ServerUpdate, Update
 
 SHRINKS = 1e-18
 """By more than two words of float64 sums leave room for."""
@@ -15,9 +15,11 @@ class Shrinking(DynamicRegularizer):
     def begin_shared(self, w):
         return {"scale": w.new_ones(())}
 
-    def report(self, local, w, shared, client, who):
-        told = super().report(local, w, shared, client, who)
-        return Report({"delta": local.delta * shared["scale"]}, told.state)
+    def report(self, local, w, shared, client, context):
+        return Update(local.delta * shared["scale"])
+
+    def next_state(self, sent, local, w, shared, client, context):
+        return super().next_state(Update(local.delta), local, w, shared, client, context)
 
     def share(self, shared, means):
         return {"scale": shared["scale"] * SHRINKS}
@@ -29,7 +31,7 @@ class Undone(Part):
     def begin(self, w):
         return {"scale": w.new_ones(())}
 
-    def step(self, w, state, means):
+    def step(self, w, state, means, context):
         return ServerUpdate(w - means.delta / state["scale"], {"scale": state["scale"] * SHRINKS})
 
 

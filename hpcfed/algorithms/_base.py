@@ -1,0 +1,63 @@
+"""Bases of client and server rules: each answer's default, so that a rule says only where it differs from FedAvg.
+
+Rules of a method are final: another one wraps them (`hpcfed.algorithms._client_average`) or starts from these bases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from hpcfed.types import LocalResult, Means, Part, RoundContext, State, Tilt, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ClientRule(Part):
+    """A stateless client that reports Δ_i and adds nothing to its gradients; see `hpcfed.types.LocalMethod`."""
+
+    stateful: ClassVar[bool] = False
+    weights: ClassVar[Literal["samples", "uniform"]] = "samples"
+    sent: ClassVar[int] = 1
+    received: ClassVar[int] = 1
+    full_gradient: ClassVar[bool] = False
+    uses_effective_steps: ClassVar[bool] = False
+    reports_delta: ClassVar[bool] = True
+    scalars: ClassVar[tuple[str, ...]] = ()
+    loss_at_w: ClassVar[bool] = False
+
+    @property
+    def prox_mu(self) -> float:
+        return 0.0
+
+    def vectors(self, alike: bool) -> tuple[str, ...]:
+        return ()
+
+    def begin(self, w: Tensor) -> State:
+        return {}
+
+    def begin_shared(self, w: Tensor) -> State:
+        return {}
+
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        return Tilt()
+
+    def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        return Update(local.delta)
+
+    def next_state(
+        self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
+    ) -> State | None:
+        return None
+
+    def share(self, shared: State, means: Means) -> State:
+        return shared
+
+
+class ServerRule(Part):
+    """A server without a state; `step` is the rule's own. See `hpcfed.types.ServerMethod`."""
+
+    client_scalars: ClassVar[bool] = False
+
+    def begin(self, w: Tensor) -> State:
+        return {}

@@ -1,0 +1,93 @@
+"""Methods of the literature that need the whole contract, each in one file outside the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcfed
+from hpcfed.ranks.world import World
+from tests.mpi.recipes import small, write_small
+
+OLD = {
+    "report": "from hpcfed.types import Report",
+    "who": "class Own(Plain):\n    def tilt(self, w, shared, client, who):\n        return Tilt(mu=who.client)",
+    "step": "class Step(ServerStep):\n    def step(self, w, state, means):\n        return ServerUpdate(w)",
+    "vectors": "class Own(Plain):\n    def vectors(self, alike):\n        return ('delta', 'psi')",
+}
+HEAD = """
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import Method, ServerUpdate, Tilt
+Own, Step = Plain, ServerStep
+"""
+TAIL = "\ndef method():\n    return Method('old', Own(), Step())\n"
+
+
+@pytest.fixture
+def place(world, shared_tmp) -> Path:
+    """A folder with data."""
+    world.on_root(lambda: write_small(shared_tmp) and None)
+    return shared_tmp
+
+
+def run(folder: Path, output: str, world: World, algorithm: dict[str, Any], **changes: Any) -> hpcfed.Result:
+    common = {"data": str(folder / "small.h5"), "python_path": [str(folder), str(Path(__file__).parent)]}
+    recipe = small(folder / output, **common, algorithm=algorithm, weights="uniform", **changes)
+    return hpcfed.run(recipe, world=world, quiet=True)
+
+
+def model(result: hpcfed.Result) -> bytes:
+    return (result.folder / "model.safetensors").read_bytes()
+
+
+def test_q_ffl_on_any_number_of_ranks(world, place):
+    """With q = 0 it is FedAvg, but for rounding; its scalars are the same to the last bit on all ranks."""
+    fair, plain = {"factory": "qffl:method", "q": 0.0}, {"name": "fedavg"}
+    zero = run(place, "zero", world, fair, dtype="float64")
+    fedavg = run(place, "fedavg", world, plain, dtype="float64")
+    assert zero.metrics[-1]["test_loss"] == pytest.approx(fedavg.metrics[-1]["test_loss"], rel=1e-12)
+    together = run(place, "together", world, {**fair, "q": 2.0})
+    alone = run(place, f"alone-{world.rank}", World(), {**fair, "q": 2.0})
+    assert model(together) == model(alone) != model(zero)
+    for column in ("server_lr", "hash", "bytes_up"):
+        assert [row[column] for row in together.metrics] == [row[column] for row in alone.metrics]
+    sent = sum(parameter.nbytes for parameter in together.module.parameters()) + 8
+    assert [row["bytes_up"] for row in together.metrics] == [5 * sent, 10 * sent, 15 * sent]
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_a_method_of_an_earlier_version_names_the_page(case, world, place):
+    world.on_root(lambda: (place / f"old_{case}.py").write_text(HEAD + OLD[case] + TAIL) and None)
+    with pytest.raises(hpcfed.InputError, match=r"docs/from-0\.1-to-0\.2\.md") as refused:
+        run(place, "run", world, {"factory": f"old_{case}:method"})
+    assert "\n" not in str(refused.value)
+
+
+NOISY = """
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import Method, ServerUpdate, Update
+
+
+class Noisy(Plain):
+    def report(self, local, w, shared, client, context):
+        noise = w.new_tensor(context.stream().normal(size=len(w)))
+        return Update(local.delta + 1e-3 * noise)
+
+
+class NoisyStep(ServerStep):
+    def step(self, w, state, means, context):
+        return ServerUpdate(w - means.delta + 1e-3 * w.new_tensor(context.stream().normal(size=len(w))))
+
+
+def method():
+    return Method("noisy", Noisy(), NoisyStep())
+"""
+
+
+def test_random_streams_of_methods_do_not_depend_on_ranks(world, place):
+    world.on_root(lambda: (place / "noisy.py").write_text(NOISY) and None)
+    together = run(place, "together", world, {"factory": "noisy:method"})
+    alone = run(place, f"alone-{world.rank}", World(), {"factory": "noisy:method"})
+    assert model(together) == model(alone)
