@@ -82,6 +82,11 @@ class Cohorts:
         """Clients that can have taken part by the last round, expected under Bernoulli sampling."""
         return min(len(self._sizes), math.ceil(self.draws * len(self._sizes) - 1e-9))
 
+    @property
+    def without_samples(self) -> int:
+        """Clients without samples that count in the mean with an update of 0, as they do where weights are uniform."""
+        return int((self._sizes == 0).sum()) if self._total is None else 0
+
     def idle(self, ranks: int) -> str:
         """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
         size = self.draws * len(self._sizes) / self._recipe.rounds

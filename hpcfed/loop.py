@@ -60,6 +60,9 @@ def train(
                 facts |= {"method": parts.method.name, "data": data}
                 facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
                 world.on_root(lambda: folder.write("environment.json", facts))
+                if empty := parts.cohorts.without_samples:
+                    what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
+                    reporter.say(f"{recipe.name}: {empty} {what} as an update of 0 (weights: uniform)")
                 if idle := parts.cohorts.idle(world.size):
                     reporter.say(f"{recipe.name}: {idle}; the result is the same")
                 if done:

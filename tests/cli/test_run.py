@@ -164,6 +164,15 @@ def test_ranks_that_a_cohort_leaves_idle_are_told_of(folder, cohort, remark):
         assert bool(Cohorts(recipe, federation.sizes, "samples").idle(3)) == bool(remark)
 
 
+def test_clients_without_samples_are_counted_where_they_count(folder):
+    """They make each step smaller where weights are uniform."""
+    recipe = resolve(load_recipe(folder / "recipe.yaml", [f"data={folder / 'small.h5'}"]))
+    found = {
+        weights: Cohorts(recipe, np.array([4, 0, 2]), weights).without_samples for weights in ("samples", "uniform")
+    }
+    assert found == {"samples": 0, "uniform": 1}
+
+
 def test_a_run_says_at_its_start_that_ranks_are_idle(folder):
     done = launch(2, ["run", "recipe.yaml", "rounds=1", "cohort=1"], cwd=folder)
     assert "\nrecipe: cohorts of 1 for 2 ranks: at least 1 rank waits in each round; the result is the same\n" in (
