@@ -99,6 +99,7 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Loc
         f"dropout, which {recipe.model.name!r} has": spec is not None and spec.draws,
         f"precision: {recipe.precision}": recipe.precision != "float32",
         "compile: true": recipe.local.compile,
+        f"{method.name}, whose gradients are taken elsewhere than at y": method.local.evaluates_elsewhere,
     }
     if engine == "auto":
         stacks = spec is not None and spec.stacks and recipe.loss.factory is None and not any(hindrances.values())

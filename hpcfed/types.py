@@ -109,12 +109,17 @@ class Tilt:
 
     ``shift`` and ``anchor`` are vectors (d,); None stands for 0 and for the server's model w. Training starts at w, or
     where ``from_anchor`` is set at the anchor.
+
+    The gradient is taken at y + ``offset``, (d,), and with an ascent ``radius`` ρ (SAM) at ρ g/‖g‖ from there, g the
+    minibatch's gradient there. Rules that set either say ``evaluates_elsewhere`` and train with the sequential engine.
     """
 
     shift: Tensor | None = None
     mu: float = 0.0
     anchor: Tensor | None = None
     from_anchor: bool = False
+    offset: Tensor | None = None
+    radius: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -266,6 +271,11 @@ class LocalMethod(Protocol):
     @property
     def scalars(self) -> tuple[str, ...]:
         """Names of the reported scalars."""
+        ...
+
+    @property
+    def evaluates_elsewhere(self) -> bool:
+        """Whether a tilt may have an offset or a radius."""
         ...
 
     @property

@@ -25,6 +25,7 @@ class ClientRule(Part):
     reports_delta: ClassVar[bool] = True
     scalars: ClassVar[tuple[str, ...]] = ()
     loss_at_w: ClassVar[bool] = False
+    evaluates_elsewhere: ClassVar[bool] = False
 
     @property
     def prox_mu(self) -> float:

@@ -159,7 +159,7 @@ class SequentialSolver:
         losses = []
         for x_batch, y_batch in self._batches(task, round):
             self._begin_gradient(constant, before_clip)
-            losses.append(self._add_gradient(x_batch, y_batch))
+            losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
             self._descend(lr, after_clip)
         if task.guessed:
             self._optimizer.guess(y, lr, task.guessed)
@@ -186,6 +186,23 @@ class SequentialSolver:
             torch.mul(y, scale, out=g)
         else:
             g.zero_()
+
+    def _add_gradient_of(self, tilt: Tilt, x: Tensor, y: Tensor) -> Tensor:
+        """Add ∇f of a minibatch, taken where the tilt says, to the flat gradient; return the loss there."""
+        if tilt.offset is None and not tilt.radius:
+            return self._add_gradient(x, y)
+        model, kept, constant = self._model.vector, self._model.vector.clone(), self._model.grad.clone()
+        if tilt.offset is not None:
+            model.add_(tilt.offset)
+        if tilt.radius:
+            self._model.grad.zero_()
+            self._add_gradient(x, y)
+            ascent = self._model.grad
+            model.add_(ascent * (tilt.radius / (torch.linalg.vector_norm(ascent) + 1e-12)))
+            self._model.grad.copy_(constant)
+        loss = self._add_gradient(x, y)
+        model.copy_(kept)
+        return loss
 
     def _add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the flat gradient, and return its loss."""

@@ -94,9 +94,11 @@ class _CheckedLocal(_Checked):
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         tilt = self._part.tilt(w, shared, client, context)
         self._check_kind("tilt", tilt, Tilt)
-        for what, vector in (("shift", tilt.shift), ("anchor", tilt.anchor)):
+        for what, vector in (("shift", tilt.shift), ("anchor", tilt.anchor), ("offset", tilt.offset)):
             if vector is not None:
                 self._check_vector("tilt", f"its {what}", vector, w, w.dtype)
+        if (tilt.offset is not None or tilt.radius) and not self._part.evaluates_elsewhere:
+            self._refuse("tilt", "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
         if not isinstance(tilt.mu, int | float):
             self._refuse("tilt", "its mu", "a number", f"a {type(tilt.mu).__name__}")
         return tilt

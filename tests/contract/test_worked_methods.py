@@ -57,6 +57,18 @@ def test_q_ffl_on_any_number_of_ranks(world, place):
     assert [row["bytes_up"] for row in together.metrics] == [5 * sent, 10 * sent, 15 * sent]
 
 
+def test_fedsam_on_any_number_of_ranks(world, place):
+    """With ρ = 0 it is FedAvg, bit for bit; the batched engine cannot take it."""
+    local = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
+    flat = run(place, "flat", world, {"factory": "fedsam:method", "rho": 0.0})
+    assert model(flat) == model(run(place, "fedavg", world, {"name": "fedavg"}, local=local))
+    together = run(place, "together", world, {"factory": "fedsam:method", "rho": 0.05})
+    alone = run(place, f"alone-{world.rank}", World(), {"factory": "fedsam:method", "rho": 0.05})
+    assert model(together) == model(alone) != model(flat)
+    with pytest.raises(hpcfed.InputError, match="batched with FedSAM, whose gradients"):
+        run(place, "no", world, {"factory": "fedsam:method", "rho": 0.1}, local={**local, "engine": "batched"})
+
+
 @pytest.mark.parametrize("case", OLD)
 def test_a_method_of_an_earlier_version_names_the_page(case, world, place):
     world.on_root(lambda: (place / f"old_{case}.py").write_text(HEAD + OLD[case] + TAIL) and None)
