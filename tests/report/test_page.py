@@ -156,19 +156,25 @@ def test_names_are_escaped(tmp_path):
 def test_reader_is_warned(tmp_path):
     folders = [
         write_run(tmp_path / "a", rows=make_rows(3, "fedavg", 0)),
-        write_run(tmp_path / "b", rows=make_rows(2, "fedavg", 0), status=None),
+        write_run(tmp_path / "b", seed=1, rows=make_rows(2, "fedavg", 0), status=None),
+        write_run(tmp_path / "a2", rows=make_rows(3, "fedavg", 0)),
+        write_run(tmp_path / "d", "fedprox", rows=make_rows(4, "fedprox", 0), change={"name": "c"}),
         write_run(
             tmp_path / "c", "fedexp", rows=make_rows(2, "fedexp", 0), status="diverged", change={"data_content": "0"}
         ),
     ]
-    text = make_report(folders, tmp_path / "report", figures=False).read_text(encoding="utf-8")
+    arguments = [*map(str, folders), "--output", str(tmp_path / "report"), "--page-only"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     for warning in (
         "FedAvg: unfinished",
-        "more than one run of seed 0",
+        "more than one run of seed 0: each seed counts once",
+        "the same number of rounds (FedAvg 3, FedProx 4)",
         "FedExP: diverged",
         "not train on the same data",
     ):
         assert warning in text
+        assert warning in said
 
 
 def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
