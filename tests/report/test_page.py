@@ -14,7 +14,7 @@ from hpcfed.cli.report import command
 from hpcfed.errors import InputError
 from hpcfed.report import compare, make_report
 from hpcfed.report.plots import Scene
-from hpcfed.report.sections import ACCURACY
+from hpcfed.report.sections import ACCURACY, own_metrics
 from hpcfed.report.style import PAPER, to_files
 from tests.report.conftest import make_rows, write_clients, write_run
 
@@ -107,6 +107,18 @@ def test_metrics_of_the_users_own_are_drawn(tmp_path):
     assert "f1 on the test set against rounds." in page
     assert "f1 on the training set" not in page
     assert (tmp_path / "report" / "figures" / "test_f1-rounds.pdf").exists()
+
+
+@pytest.mark.parametrize(("most", "scale"), [(1.0, "linear"), (20.0, "log")])
+def test_an_own_metric_in_0_to_1_is_drawn_as_a_share(tmp_path, most, scale):
+    for seed, first in enumerate((0.01, 0.09)):
+        rows = [row | {"test_f1": f1} for row, f1 in zip(make_rows(2, "fedavg", 0), (first, most - first), strict=True)]
+        write_run(tmp_path / str(seed), seed=seed, rows=rows)
+    made = compare([tmp_path])
+    scene = Scene(made.groups, made.criterion, made.targets, 1, made.baseline)
+    axes = own_metrics(made.runs).plots[0].draw(scene, PAPER).axes[0]
+    assert axes.get_yscale() == scale
+    assert scale == "log" or (axes.get_ylim()[0] >= -0.01 and axes.get_ylim()[1] <= 1.01)
 
 
 def test_one_run_is_reported_in_its_own_folder(tmp_path):
