@@ -18,8 +18,8 @@ from hpcfed.report.tables import Table
 from hpcfed.report.write import MARKER
 from hpcfed.version import __version__
 
-TITLED = 4
-"""Maximum number of groups in the title."""
+TITLED, LONGEST = 4, 80
+"""Maximum number of groups in the title, and of characters if it has more than one."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def render_page(
 
 
 def _title(labels: Sequence[str]) -> str:
-    more = len(labels) - TITLED
-    return ", ".join(labels) if more <= 1 else f"{', '.join(labels[:TITLED])} and {more} more"
+    named = next((n for n in range(TITLED, 1, -1) if len(", ".join(labels[:n])) <= LONGEST), 1)
+    return _some(labels, named)
 
 
 def _key(index: int) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hpcfed.cli.report import command
 from hpcfed.errors import InputError
 from hpcfed.report import compare, make_report
+from hpcfed.report.page import _title
 from hpcfed.report.plots import Scene
 from hpcfed.report.sections import ACCURACY, own_metrics
 from hpcfed.report.style import PAPER, to_files
@@ -154,6 +155,11 @@ def test_folders_that_are_not_ours_are_left_alone(tmp_path):
     with pytest.raises(InputError, match="Not a directory"):
         make_report(runs, other / "chapter.tex" / "report")
     assert [file.name for file in other.iterdir()] == ["chapter.tex"]
+
+
+def test_a_title_names_a_few_groups():
+    assert _title(["a", "b", "c", "d", "e"]) == "a, b, c, d and 1 more"
+    assert _title(["a" * 60, "b" * 30, "c"]) == f"{'a' * 60} and 2 more"
 
 
 def test_names_are_escaped(tmp_path):
