@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.report.clients import Clients, Fairness
-from hpcfed.report.group import ABSENT, Group, differences, settings
+from hpcfed.report.group import ABSENT, Group, differences, flatten, settings
 from hpcfed.report.measure import (
     Criterion,
     Reach,
@@ -210,8 +210,12 @@ def recipes_table(groups: Sequence[Group]) -> Table:
     """One row per file of the user's code, and per recipe key, that differs between groups."""
     apart = differences([settings(group.runs[0]) for group in groups])
     rows = tuple((key, *values) for key, values in apart.items())
-    has_code = any(run.code for group in groups for run in group.runs)
-    note = f"All other keys{' and files of code' if has_code else ''} are equal." if len(groups) > 1 else ""
+    runs = [run for group in groups for run in group.runs]
+    note = f"All other keys{' and recorded files of code' if any(run.code for run in runs) else ''} are equal."
+    factories = [flatten(run.recipe).get("algorithm.factory") for run in runs if not run.code]
+    unknown = ", ".join(dict.fromkeys(name for name in factories if name))
+    if unknown:
+        note += f" Whether the code of {unknown} is the same was not recorded."
     return Table("What differs between the recipes", ("Key", *(group.label for group in groups)), rows, note)
 
 

@@ -75,7 +75,9 @@ def test_other_code_makes_another_group(tmp_path):
     assert groups[0].seeds == "0, 1"
     table = recipes_table(groups)
     assert [row[:3] for row in table.rows] == [("code mine.py", "ab12cd34", "01234567")]
-    assert table.note == "All other keys and files of code are equal."
+    assert table.note == "All other keys and recorded files of code are equal."
+    folders[-1].joinpath("code.json").unlink()
+    assert "Whether the code of mine:rule is the same was not" in recipes_table(group_runs(read_runs(folders))).note
     (folders[0] / "code.json").write_text('{"files": []}', encoding="utf-8")
     with pytest.raises(InputError, match="not a record of code"):
         read_runs(folders)
