@@ -51,14 +51,14 @@ def command(
     averaged; each is labelled by its method, or by its `name` if names distinguish the runs.
     """
     from hpcfed.report import compare, write_comparison
-    from hpcfed.report.page import left_out
+    from hpcfed.report.page import left_out, warnings
 
     comparison = compare(runs, targets, window, baseline)
     page = write_comparison(comparison, output, figures=not page_only)
     for table in (*comparison.results, comparison.differences):
         if table is not None:
             print_table(table)
-    for note in left_out(comparison.waiting):
+    for note in (*warnings(comparison.groups), *left_out(comparison.waiting)):
         click.echo(note)
     figures = page.parent / "figures"
     click.echo(str(page) if page_only or not figures.exists() else f"{page}\n{figures}")

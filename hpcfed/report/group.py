@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed: how runs are grouped, and how groups are labelled."""
+"""Groups of runs that differ only in their seed, one run per seed: how runs are grouped, and how they are labelled."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from typing import Any
 
 from hpcfed import algorithms
 from hpcfed.report.read import Run
+from hpcfed.run_folder.folder import FREE, PLACES
 
-NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "output", "observers", "checkpoint", "watchdog")
+NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "checkpoint", "watchdog", *PLACES)
+CODE = "code "
+"""Begins the key of a file of the user's code."""
 ABSENT = "–"
 FEDAVG_PARTS = ("plain", "none", "step")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one experiment; `label` is unique in a report."""
+    """Repetitions of one experiment, one per seed; `label` is unique in a report.
+
+    `repeats` are further runs of the same seeds: equal but for rounding, they would make a deviation too small.
+    """
 
     label: str
     runs: tuple[Run, ...]
+    repeats: tuple[Run, ...] = ()
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -36,12 +43,26 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Group runs whose recipes are equal outside `NOT_THE_EXPERIMENT`, in order of appearance (see `_labels`)."""
+    """Group runs of equal `settings`, in order of appearance (see `_labels`).
+
+    Of several runs of one seed the longest counts, or the first of these.
+    """
     repetitions: dict[str, list[Run]] = {}
     for run in runs:
-        repetitions.setdefault(_experiment(run.recipe), []).append(run)
-    groups = list(repetitions.values())
-    return [Group(label, tuple(group)) for label, group in zip(_labels(groups), groups, strict=True)]
+        repetitions.setdefault(json.dumps(settings(run), sort_keys=True, default=str), []).append(run)
+    groups = [_one_per_seed(found) for found in repetitions.values()]
+    labels = _labels([found for found, _ in groups])
+    return [Group(label, *found) for label, found in zip(labels, groups, strict=True)]
+
+
+def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Return the run that counts for each seed, and the others."""
+    counted: dict[str, Run] = {}
+    for run in runs:
+        if run.seed not in counted or run.num_rounds > counted[run.seed].num_rounds:
+            counted[run.seed] = run
+    kept = tuple(counted.values())
+    return kept, tuple(run for run in runs if not any(run is one for one in kept))
 
 
 def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -98,8 +119,9 @@ def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in recipe.items() if key not in NOT_THE_EXPERIMENT}
 
 
-def _experiment(recipe: Mapping[str, Any]) -> str:
-    return json.dumps(experiment_recipe(recipe), sort_keys=True, default=str)
+def settings(run: Run) -> dict[str, Any]:
+    """Return what makes a run's experiment: the user's code, ``code mine.py`` → hash, and the recipe's keys."""
+    return {f"{CODE}{file}": text for file, text in run.code.items()} | experiment_recipe(run.recipe)
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -107,20 +129,23 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
     The label is the method's name; or, if run names differ between groups, name and method: ``pooled (FedAvg)``. The
     name alone, ``pooled``, is enough if all groups have one method or the name contains it. Groups whose labels are
-    still equal get the recipe keys in which they differ.
+    still equal get the files of code and the recipe keys in which they differ: those that can change a model, and the
+    others (`FREE`) only if labels are equal without them.
     """
     methods, names = [method_of(group[0]) for group in groups], [name_of(group) for group in groups]
     if len({name for name in names if name}) < 2:
         names = [None] * len(groups)
     labels = [_label(method, name, methods) for method, name in zip(methods, names, strict=True)]
-    for label, count in Counter(labels).items():
-        if count > 1:
-            same = [index for index, other in enumerate(labels) if other == label]
-            apart = differences([experiment_recipe(groups[index][0].recipe) for index in same])
-            if "data" in apart:
-                apart.pop("data_content", None)
-            for position, index in enumerate(same):
-                labels[index] = _with_keys(label, {key: values[position] for key, values in apart.items()})
+    for left_out in (FREE, ()):
+        for label, count in Counter(labels).items():
+            if count > 1:
+                same = [index for index, other in enumerate(labels) if other == label]
+                apart = differences([settings(groups[index][0]) for index in same])
+                if "data" in apart:
+                    apart.pop("data_content", None)
+                apart = {key: values for key, values in apart.items() if key.partition(".")[0] not in left_out}
+                for position, index in enumerate(same):
+                    labels[index] = _with_keys(label, {key: values[position] for key, values in apart.items()})
     return _numbered(labels)
 
 
@@ -146,8 +171,12 @@ def _printable(text: str, length: int = 60) -> str:
 
 
 def _with_keys(label: str, values: Mapping[str, str]) -> str:
-    shown = [f"{key.rpartition('.')[2]} {_shortened(value)}" for key, value in values.items() if value != ABSENT][:3]
+    shown = [_in_words(key, value) for key, value in values.items() if value != ABSENT][:3]
     return f"{label} ({', '.join(shown)})" if shown else label
+
+
+def _in_words(key: str, value: str) -> str:
+    return f"{key} {value}" if key.startswith(CODE) else f"{key.rpartition('.')[2]} {_shortened(value)}"
 
 
 def _shortened(value: str, length: int = 24) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from hpcfed.report.tables import Table
 from hpcfed.report.write import MARKER
 from hpcfed.version import __version__
 
-TITLED = 4
-"""Maximum number of groups in the title."""
+TITLED, LONGEST = 4, 80
+"""Maximum number of groups in the title, and of characters if it has more than one."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def render_page(
         title=_title([group.label for group in groups]),
         num_runs=sum(len(group.runs) for group in groups),
         keys={group.label: _key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
-        warnings=[*_warnings(groups), *left_out(waiting)],
+        warnings=[*warnings(groups), *left_out(waiting)],
         results=results,
         chapters=chapters,
         differing=recipes,
@@ -87,8 +86,8 @@ def render_page(
 
 
 def _title(labels: Sequence[str]) -> str:
-    more = len(labels) - TITLED
-    return ", ".join(labels) if more <= 1 else f"{', '.join(labels[:TITLED])} and {more} more"
+    named = next((n for n in range(TITLED, 1, -1) if len(", ".join(labels[:n])) <= LONGEST), 1)
+    return _some(labels, named)
 
 
 def _key(index: int) -> tuple[str, str]:
@@ -98,7 +97,7 @@ def _key(index: int) -> tuple[str, str]:
     return f"var(--groups-{index % len(LIGHT.groups)})", lengths
 
 
-def _warnings(groups: Sequence[Group]) -> list[str]:
+def warnings(groups: Sequence[Group]) -> list[str]:
     """Return what a reader must know before comparing the groups."""
     notes = []
     for group in groups:
@@ -106,18 +105,37 @@ def _warnings(groups: Sequence[Group]) -> list[str]:
             names = [f"{run.folder} (round {run.num_rounds})" for run in group.runs if run.status == status]
             if names:
                 notes.append(f"{group.label}: {status}: {', '.join(names)}. Its last evaluation stands for its end.")
-        repeated = [seed for seed, count in Counter(run.seed for run in group.runs).items() if count > 1]
-        if repeated:
-            notes.append(f"{group.label}: more than one run of seed {', '.join(repeated)}: its deviation is too small.")
+        if group.repeats:
+            seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
+            notes.append(
+                f"{group.label}: more than one run of seed {seeds}: each seed counts once; left out: "
+                f"{_some([str(run.folder) for run in group.repeats])}."
+            )
+    ended = {group.label: _rounds(group) for group in groups}
+    if len({rounds for rounds in ended.values() if rounds}) > 1:
+        told = _some([f"{label} {rounds}" for label, rounds in ended.items() if rounds])
+        notes.append(
+            f"Not all ran for the same number of rounds ({told}): final and best values are not like for like."
+        )
     if len({group.recipe.get("data_content") or group.recipe.get("data") for group in groups}) > 1:
         notes.append("The groups did not train on the same data: their content hashes differ.")
     return notes
 
 
+def _rounds(group: Group) -> str:
+    """Return the numbers of rounds of the group's runs that ended, ``5`` or ``5 to 8``; "" if none did."""
+    ended = [run.num_rounds for run in group.runs if run.status in ("finished", "stopped")]
+    return " to ".join(map(str, sorted({min(ended), max(ended)}))) if ended else ""
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def left_out(waiting: Sequence[Path]) -> list[str]:
     """Say which run folders are left out of the tables, if any."""
-    names = ", ".join(map(str, waiting[:3])) + (f" and {len(waiting) - 3} more" if len(waiting) > 3 else "")
-    return [f"Left out, for they have no rounds yet: {names}."] if waiting else []
+    return [f"Left out, for they have no rounds yet: {_some([str(run) for run in waiting])}."] if waiting else []
 
 
 def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:

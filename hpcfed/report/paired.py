@@ -7,7 +7,6 @@ for n − 1 degrees of freedom.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -82,14 +81,13 @@ def _value(recipe: Mapping[str, Any], key: str) -> Any:
 
 
 def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
-    """Return (the baseline's run, the group's run) for every seed that each group has exactly once."""
+    """Return (the baseline's run, the group's run) for every seed that both groups have."""
     ours, theirs = _by_seed(baseline), _by_seed(group)
     return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
 def _by_seed(group: Group) -> dict[str, Run]:
-    counts = Counter(run.seed for run in group.runs)
-    return {run.seed: run for run in group.runs if counts[run.seed] == 1}
+    return {run.seed: run for run in group.runs}
 
 
 def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> Difference | None:

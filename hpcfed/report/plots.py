@@ -21,7 +21,7 @@ from hpcfed.report.group import Group
 from hpcfed.report.measure import Criterion, Curve, curve, mean_seconds
 from hpcfed.report.paired import difference_curve, pairs
 from hpcfed.report.style import DASHES, LIGHT, Medium, blank
-from hpcfed.run_folder.rounds import PHASES
+from hpcfed.run_folder.rounds import PHASES, is_own
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ class LinePlot:
             axes.axhline(target, color=LIGHT.text, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         axes.set_ylabel(self.label)
         _scale_horizontal(axes, self.against)
-        _scale_vertical(axes, curves, is_percentage=self.column.endswith("accuracy"))
+        _scale_vertical(axes, curves, self.column)
         _add_legend(figure, axes, medium)
         return figure
 
@@ -262,10 +262,12 @@ def _scale_horizontal(axes: Axes, against: str) -> None:
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
 
 
-def _scale_vertical(axes: Axes, curves: Sequence[Curve], *, is_percentage: bool) -> None:
-    """Accuracies: leave out the steep first tenth of the rounds; the rest: logarithmic when it spans a decade."""
+def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str) -> None:
+    """Accuracies: leave out the steep first tenth of the rounds; the rest: logarithmic when it spans a decade, but for
+    metrics of the user's own that stay in [0, 1]: these are mostly shares. Bands are cut off outside of [0, 1], too.
+    """
     values = [part for line in curves for part in (line.mean, *(y for _, y in line.tails)) if len(part)]
-    if is_percentage:
+    if column.endswith("accuracy"):
         axes.yaxis.set_major_formatter(PERCENT)
         low = min(part[len(part) // 10 :].min() for part in values)
         high = max(part.max() for part in values)
@@ -273,7 +275,10 @@ def _scale_vertical(axes: Axes, curves: Sequence[Curve], *, is_percentage: bool)
             axes.set_ylim(low - 0.1 * (high - low) - 1e-3, high + 0.1 * (high - low) + 1e-3)
         return
     low, high = min(part.min() for part in values), max(part.max() for part in values)
-    if 0 < 10 * low < high:
+    if is_own(column) and low >= 0 and high <= 1:
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(bottom, -0.01), min(top, 1.01))
+    elif 0 < 10 * low < high:
         axes.set_yscale("log")
         axes.set_ylim(low / 1.3, high * 1.2)
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))

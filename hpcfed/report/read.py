@@ -16,12 +16,15 @@ import numpy as np
 from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
+from hpcfed.run_folder import code
 from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, is_own, read_rounds
 
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
 WORDS = ("name", "factory", "optimizer", "model")
 """Keys that hold text in every section."""
+SHOWN = 8
+"""Digits of a file's hash."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Run:
     folder: Path
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]  # empty when the run recorded none
+    code: Mapping[str, str]  # the user's files → hash, and later hashes with their first round; empty if not recorded
     status: str  # finished, stopped, diverged, failed; unfinished: no result, or one older than the record
     columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
     clients: Clients | None  # the last evaluation of clients, if the recipe asked for it
@@ -151,6 +155,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         recipe=recipe,
         environment=read_json(folder / "environment.json"),
+        code=read_code(folder / code.NAME),
         status=run_status(result, len(columns["gradients"])),
         columns=columns,
         clients=read_clients(folder / CLIENTS),
@@ -191,6 +196,26 @@ def read_recipe(path: Path) -> dict[str, Any]:
         if not isinstance(section, dict) or not all(isinstance(section.get(word) or "", str) for word in WORDS):
             raise InputError(f"not a recipe: {key}", where=str(path), expected="a section", got=shown(section))
     return recipe
+
+
+def read_code(path: Path) -> dict[str, str]:
+    """Return the user's files with their hashes, ``ab12cd34, then 56ef78ab from round 6`` if changes were accepted.
+
+    Empty if the run has no code of the user, or none was recorded. Raises InputError: the file is damaged.
+    """
+    content = read_json(path)
+    hashes: dict[str, list[str]] = {}
+    last: dict[str, str] = {}
+    try:
+        for part in [*content["before"], content] if content else []:
+            for source in part["files"].values():
+                name, digest, seen = source["file"], source["hash"][:SHOWN], hashes.setdefault(source["file"], [])
+                if last.get(name) != digest:
+                    seen.append(f"then {digest} from round {part['since']}" if seen else digest)
+                    last[name] = digest
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError("not a record of code", where=str(path), remedy="restore the run's own file") from error
+    return {name: ", ".join(seen) for name, seen in sorted(hashes.items())}
 
 
 def read_json(path: Path) -> dict[str, Any]:

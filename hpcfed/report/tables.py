@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.report.clients import Clients, Fairness
-from hpcfed.report.group import ABSENT, Group, differences, experiment_recipe
+from hpcfed.report.group import ABSENT, Group, differences, flatten, settings
 from hpcfed.report.measure import (
     Criterion,
     Reach,
@@ -207,16 +207,21 @@ def _places(group: Group) -> str:
 
 
 def recipes_table(groups: Sequence[Group]) -> Table:
-    """One row per recipe key whose value differs between groups."""
-    apart = differences([experiment_recipe(group.recipe) for group in groups])
+    """One row per file of the user's code, and per recipe key, that differs between groups."""
+    apart = differences([settings(group.runs[0]) for group in groups])
     rows = tuple((key, *values) for key, values in apart.items())
-    note = "All other keys are equal." if len(groups) > 1 else ""
+    runs = [run for group in groups for run in group.runs]
+    note = f"All other keys{' and recorded files of code' if any(run.code for run in runs) else ''} are equal."
+    factories = [flatten(run.recipe).get("algorithm.factory") for run in runs if not run.code]
+    unknown = ", ".join(dict.fromkeys(name for name in factories if name))
+    if unknown:
+        note += f" Whether the code of {unknown} is the same was not recorded."
     return Table("What differs between the recipes", ("Key", *(group.label for group in groups)), rows, note)
 
 
 def environment_table(groups: Sequence[Group]) -> Table:
-    """One row per run: its folder, its seed, and the parts of the environment that differ between runs."""
-    runs = [(group, run) for group in groups for run in group.runs]
+    """One row per run, repeats of a seed too: its folder, its seed, and what differs between the environments."""
+    runs = [(group, run) for group in groups for run in (*group.runs, *group.repeats)]
     apart = differences([run.environment for _, run in runs])
     rows = [
         (str(run.folder), group.label, run.seed, run.status, *(values[index] for values in apart.values()))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from hpcfed.errors import InputError
 from hpcfed.report import compare
 from hpcfed.report.group import differences, group_runs, method_name
 from hpcfed.report.measure import (
@@ -23,8 +24,9 @@ from hpcfed.report.measure import (
 )
 from hpcfed.report.paired import choose_baseline
 from hpcfed.report.read import read_run, read_runs
+from hpcfed.report.tables import recipes_table
 from hpcfed.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
-from tests.report.conftest import make_rows, write_run
+from tests.report.conftest import make_rows, write_code, write_run
 
 ACCURACY, LOSS = CRITERIA[:2]
 
@@ -48,10 +50,47 @@ def test_any_other_key_makes_another_group(tmp_path, key):
     other = {"data_content": "ffff", "rounds": 61, "local": {"steps": 20, "batch_size": 50, "lr": 0.2}}
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1, change={key: other[key]})]
     assert [group.label for group in group_runs(read_runs(folders))] == ["a", "b"]
-    folders = [write_run(tmp_path / name / "run", change={key: value}) for name, value in (("c", 1), ("d", other[key]))]
+    this = {"lr": 0.1} if key == "local" else 1
+    folders = [
+        write_run(tmp_path / name / "run", change={key: value}) for name, value in (("c", this), ("d", other[key]))
+    ]
     labels = [group.label for group in group_runs(read_runs(folders))]
     assert len(labels) == len(set(labels)) == 2
     assert all(label.startswith("FedAvg (") for label in labels)
+
+
+def test_other_code_makes_another_group(tmp_path):
+    own, rows = {"name": "her", "algorithm": {"factory": "mine:rule"}}, make_rows(1, "fedavg", 0)
+    codes = [("ab12cd34ef",), ("ab12cd34ef",), ("0123456789",), ("0123456789", "ab12cd34ef")]
+    folders = [
+        write_code(write_run(tmp_path / str(seed), seed=seed, rows=rows, change=own), *code)
+        for seed, code in enumerate(codes)
+    ]
+    groups = group_runs(read_runs(folders))
+    assert [group.label for group in groups] == [
+        "mine:rule (code mine.py ab12cd34)",
+        "mine:rule (code mine.py 01234567)",
+        "mine:rule (code mine.py ab12cd34, then 01234567 from round 6)",
+    ]
+    assert groups[0].seeds == "0, 1"
+    table = recipes_table(groups)
+    assert [row[:3] for row in table.rows] == [("code mine.py", "ab12cd34", "01234567")]
+    assert table.note == "All other keys and recorded files of code are equal."
+    folders[-1].joinpath("code.json").unlink()
+    assert "Whether the code of mine:rule is the same was not" in recipes_table(group_runs(read_runs(folders))).note
+    (folders[0] / "code.json").write_text('{"files": []}', encoding="utf-8")
+    with pytest.raises(InputError, match="not a record of code"):
+        read_runs(folders)
+
+
+def test_labels_have_the_keys_that_can_change_a_model(tmp_path):
+    changes = [
+        {"local": {"lr": lr}, "rounds": rounds, "gpu_reduce": bool(lr)} for lr, rounds in ((0, 1), (1, 2), (1, 3))
+    ]
+    folders = [write_run(tmp_path / str(n), change={"name": "x", **change}) for n, change in enumerate(changes)]
+    labels = [group.label for group in group_runs(read_runs(folders[:2]))]
+    assert labels == ["FedAvg (lr 0)", "FedAvg (lr 1)"]
+    assert group_runs(read_runs(folders))[2].label == "FedAvg (lr 1) (rounds 3)"
 
 
 @pytest.mark.parametrize(

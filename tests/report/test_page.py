@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from hpcfed.cli.report import command
 from hpcfed.errors import InputError
 from hpcfed.report import compare, make_report
+from hpcfed.report.page import _title
 from hpcfed.report.plots import Scene
-from hpcfed.report.sections import ACCURACY
+from hpcfed.report.sections import ACCURACY, own_metrics
 from hpcfed.report.style import PAPER, to_files
 from tests.report.conftest import make_rows, write_clients, write_run
 
@@ -109,6 +110,18 @@ def test_metrics_of_the_users_own_are_drawn(tmp_path):
     assert (tmp_path / "report" / "figures" / "test_f1-rounds.pdf").exists()
 
 
+@pytest.mark.parametrize(("most", "scale"), [(1.0, "linear"), (20.0, "log")])
+def test_an_own_metric_in_0_to_1_is_drawn_as_a_share(tmp_path, most, scale):
+    for seed, first in enumerate((0.01, 0.09)):
+        rows = [row | {"test_f1": f1} for row, f1 in zip(make_rows(2, "fedavg", 0), (first, most - first), strict=True)]
+        write_run(tmp_path / str(seed), seed=seed, rows=rows)
+    made = compare([tmp_path])
+    scene = Scene(made.groups, made.criterion, made.targets, 1, made.baseline)
+    axes = own_metrics(made.runs).plots[0].draw(scene, PAPER).axes[0]
+    assert axes.get_yscale() == scale
+    assert scale == "log" or (axes.get_ylim()[0] >= -0.01 and axes.get_ylim()[1] <= 1.01)
+
+
 def test_one_run_is_reported_in_its_own_folder(tmp_path):
     folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
     assert make_report([folder], figures=False) == folder / "report.html"
@@ -144,6 +157,11 @@ def test_folders_that_are_not_ours_are_left_alone(tmp_path):
     assert [file.name for file in other.iterdir()] == ["chapter.tex"]
 
 
+def test_a_title_names_a_few_groups():
+    assert _title(["a", "b", "c", "d", "e"]) == "a, b, c, d and 1 more"
+    assert _title(["a" * 60, "b" * 30, "c"]) == f"{'a' * 60} and 2 more"
+
+
 def test_names_are_escaped(tmp_path):
     change = {"algorithm": {"factory": "<script>alert(1)</script>:$x_1$"}, "data": "a&b<i>.h5"}
     run = write_run(tmp_path / "run", rows=make_rows(3, "fedavg", 0), change=change)
@@ -156,19 +174,25 @@ def test_names_are_escaped(tmp_path):
 def test_reader_is_warned(tmp_path):
     folders = [
         write_run(tmp_path / "a", rows=make_rows(3, "fedavg", 0)),
-        write_run(tmp_path / "b", rows=make_rows(2, "fedavg", 0), status=None),
+        write_run(tmp_path / "b", seed=1, rows=make_rows(2, "fedavg", 0), status=None),
+        write_run(tmp_path / "a2", rows=make_rows(3, "fedavg", 0)),
+        write_run(tmp_path / "d", "fedprox", rows=make_rows(4, "fedprox", 0), change={"name": "c"}),
         write_run(
             tmp_path / "c", "fedexp", rows=make_rows(2, "fedexp", 0), status="diverged", change={"data_content": "0"}
         ),
     ]
-    text = make_report(folders, tmp_path / "report", figures=False).read_text(encoding="utf-8")
+    arguments = [*map(str, folders), "--output", str(tmp_path / "report"), "--page-only"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     for warning in (
         "FedAvg: unfinished",
-        "more than one run of seed 0",
+        "more than one run of seed 0: each seed counts once",
+        "the same number of rounds (FedAvg 3, FedProx 4)",
         "FedExP: diverged",
         "not train on the same data",
     ):
         assert warning in text
+        assert warning in said
 
 
 def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):

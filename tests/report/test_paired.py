@@ -66,11 +66,13 @@ def test_equal_differences_have_no_interval(two_groups):
     assert (found.mean, found.half_width, found.is_clear) == (0.5, None, False)
 
 
-def test_a_seed_that_ran_twice_is_in_no_pair(accuracies):
-    folders = [accuracies(name, [0.5], 0) for name in ("a", "b")]
+def test_a_seed_that_ran_twice_counts_once(accuracies):
+    folders = [accuracies(name, [0.5] * rounds, 0) for name, rounds in (("a", 1), ("b", 2), ("b2", 2))]
     folders.append(accuracies("c", [0.5], 0, change={"algorithm": {"name": "fedprox"}}))
     comparison = compare(folders)
-    assert comparison.differences is None
+    assert [[run.folder.name for run in group.runs] for group in comparison.groups] == [["b"], ["c"]]
+    assert [run.folder.name for run in comparison.groups[0].repeats] == ["a", "b2"]
+    assert comparison.differences.rows[0][1] == "0"
 
 
 def test_core_hours_are_ranks_times_threads_times_time(accuracies):
