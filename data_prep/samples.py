@@ -85,8 +85,13 @@ class Samples:
         return _finite(f"{who}: x", wide, first, nan=self._missing == "keep")
 
     def _targets(self, who: str, y: np.ndarray, first: int) -> np.ndarray:
+        if y.dtype.kind in "US":
+            remedy = "number the classes 0, 1, …" if self._task == "classification" else ""
+            raise InputError(f"{who}: y", expected="numbers", got="words", remedy=remedy)
         if y.dtype.kind not in "biuf":
             raise InputError(f"{who}: y", expected="numbers", got=str(y.dtype))
+        if self._task == "classification" and y.shape[1:] == (1,):
+            y = y[:, 0]
         if self._task == "regression":
             return _finite(f"{who}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
         self._check_labels(f"{who}: y", y)

@@ -65,6 +65,8 @@ def train(
                     reporter.say(f"{recipe.name}: {empty} {what} as an update of 0 (weights: uniform)")
                 if idle := parts.cohorts.idle(world.size):
                     reporter.say(f"{recipe.name}: {idle}; the result is the same")
+                if recipe.evaluate.every and not parts.federation.num_test:
+                    reporter.say(f"{recipe.name}: no test loss or accuracy, since the federation has no test set")
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})

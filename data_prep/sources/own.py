@@ -21,16 +21,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data_prep.dataset import Dataset
 from data_prep.own import gather
 from data_prep.sources import own_arrays, own_images
 from data_prep.sources.files import reading
+from data_prep.tables import labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import Asked
 from data_prep.tables.read import TABLES
 from hpcfed.errors import InputError
 
 TEST = "test"
+CHANNELS = (1, 3, 4)
 ENDINGS = (".npz", ".x.npy", *TABLES)
 PIECE = re.compile(r"-\d{5}-of-\d{5}$")
 DEEP = "images of 16 bits: all became float32 in [0, 1]"
@@ -85,7 +89,7 @@ def load(
         if useless:
             what = f"{', '.join(useless)} has no effect with files that are no tables"
             raise InputError(what, where=str(raw), remedy="leave it out")
-        read, classes, files, remarks = _reader(ending, everything)
+        read, classes, source, remarks = _reader(ending, everything, raw, task)
         test: Any = read(common[0]) if common else None
         if own:
             test = {client: read(files[0]) for client, files in own.items()}
@@ -94,11 +98,13 @@ def load(
             ((client, read(files[0])) for client, files in clients.items()),
             test=test,
             task=task,
-            num_classes=None if classes is None else len(classes),
-            source={**_source(files, raw), **({} if classes is None else {"classes": classes})},
+            num_classes=None if classes is None else classes.count,
+            source=source,
             missing=missing,
             remarks=remarks,
         )
+        if hint := _channels_last(dataset.x.shape):
+            dataset = replace(dataset, remarks=(*remarks, hint))
         return _pooled(dataset) if pool else dataset
 
 
@@ -169,18 +175,48 @@ def _one_ending(raw: Path, paths: list[Path]) -> str:
 
 
 def _reader(
-    ending: str, paths: list[Path]
-) -> tuple[Callable[[Path], Any], list[str] | None, list[Path], tuple[str, ...]]:
-    """Return the reader of a client's samples, the classes' names if any, all files, and remarks."""
-    if ending == ".npz":
-        return own_arrays.read_npz, None, paths, ()
-    if ending == ".x.npy":
-        pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
-        return (lambda path: own_arrays.read_npy_pair(path, pairs[path])), None, [*pairs, *pairs.values()], ()
+    ending: str, paths: list[Path], raw: Path, task: str
+) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
+    """Return the reader of a client's samples, the classes if any, provenance, and remarks."""
+    if ending in (".npz", ".x.npy"):
+        return _array_reader(ending, paths, raw, task)
     names = sorted({name for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
-    deep = own_images.any_deep(files)
-    return (lambda path: own_images.samples(path, names, deep)), names, files, (DEEP,) if deep else ()
+    deep = own_images.check_alike(files)
+    classes = labels.Classes(names, {}, len(names))
+    doubts = labels.doubts("class", names, numeric=False)
+    remarks = (labels.listed(classes), *doubts, own_images.left_out(paths), DEEP if deep else "")
+    source = {**_source(files, raw), "classes": names}
+    return (lambda path: own_images.samples(path, names, deep)), classes, source, tuple(filter(None, remarks))
+
+
+def _array_reader(
+    ending: str, paths: list[Path], raw: Path, task: str
+) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
+    """Return the same for arrays."""
+    pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
+    packed = ending == ".npz"
+    source = _source(paths if packed else [*pairs, *pairs.values()], raw)  # first: it tells failures of the machine
+
+    def read_labels(path: Path) -> np.ndarray:
+        return own_arrays.read_npz_labels(path) if packed else own_arrays.read_npy(pairs[path])
+
+    def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+        x, y = own_arrays.read_npz(path) if packed else own_arrays.read_npy_pair(path, pairs[path])
+        return x, y if classes is None else own_arrays.numbered(y, classes)
+
+    classes = own_arrays.classes((path, read_labels(path)) for path in paths) if task == "classification" else None
+    remarks = () if classes is None else (labels.told("y", classes), *classes.remarks)
+    if classes is not None and classes.names is not None:
+        source["classes"] = classes.names
+    return read, classes, source, remarks
+
+
+def _channels_last(shape: tuple[int, ...]) -> str:
+    """Return a line on x (N, H, W, C) that looks like images with the channels last; "" otherwise."""
+    if len(shape) != 4 or shape[3] not in CHANNELS or shape[1] in CHANNELS:
+        return ""
+    return f"channels last? hpcfed expects (N, C, H, W), and x is {shape}; transpose it by x.transpose(0, 3, 1, 2)"
 
 
 def _table(path: Path, asked: Asked, partition: str | None) -> Dataset:

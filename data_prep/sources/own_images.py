@@ -18,6 +18,7 @@ from hpcfed.errors import InputError
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 GREY = ("1", "L", "LA")
 WHOLE, DEEP = 255, 65535
+FEW = 8
 Sample = tuple[np.ndarray, int]
 
 
@@ -28,7 +29,7 @@ def class_folders(client: Path) -> list[str]:
         InputError: the folder can't be read.
     """
     with reading(client):
-        return sorted(entry.name for entry in client.iterdir() if entry.is_dir())
+        return sorted(entry.name for entry in client.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def files(client: Path) -> list[Path]:
@@ -44,13 +45,51 @@ def files(client: Path) -> list[Path]:
     return found
 
 
-def any_deep(paths: Iterable[Path]) -> bool:
-    """Tell whether an image has more than 8 bits a pixel; only the files' headers are read.
+def left_out(clients: Iterable[Path]) -> str:
+    """Return a line on the files among the clients' folders that are not read as images; "" if there are none."""
+    others: list[Path] = []
+    for client in clients:
+        for folder in (client, *(client / name for name in class_folders(client))):
+            with reading(folder):
+                entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+            if folder == client:
+                others += [entry for entry in entries if not entry.is_dir()]
+            else:
+                others += [entry for entry in entries if entry.suffix.lower() not in IMAGES]
+    if not others:
+        return ""
+    kinds = sorted({"folders" if path.is_dir() else path.suffix.lower() or path.name for path in others})
+    more = f" and {len(kinds) - FEW} more" if len(kinds) > FEW else ""
+    count = "1 file" if len(others) == 1 else f"{len(others):,} files"
+    return f"left out: {count}: {', '.join(kinds[:FEW])}{more}"
+
+
+def check_alike(paths: Iterable[Path]) -> bool:
+    """Check that images are of one size, all grey or all colored, by their headers; return whether any has 16 bits.
 
     Raises:
-        InputError: a file is no image.
+        InputError: a file is no image, or unlike the first.
     """
-    return any(depth(path, str(path)) > 8 for path in paths)
+    deep, first = False, None
+    for path in paths:
+        deep = depth(path, str(path)) > 8 or deep
+        with _opened(path, str(path)) as image:
+            size, mode = image.size, image.mode
+        if first is None:
+            first = path, size, mode
+        if size != first[1]:
+            expected, got = (f"{width} × {height} pixels" for width, height in (first[1], size))
+            expected, remedy = f"{expected}, as {first[0]}", "scale all images to one size"
+            raise InputError("images of different sizes", where=str(path), expected=expected, got=got, remedy=remedy)
+        if _is_grey(mode) != _is_grey(first[2]):
+            expected, remedy = f"mode {first[2]}, as {first[0]}", "save all in grey, or all in color"
+            raise InputError("grey and colored images", where=str(path), expected=expected, got=f"mode {mode}",
+                             remedy=remedy)  # fmt: skip
+    return deep
+
+
+def _is_grey(mode: str) -> bool:
+    return mode in GREY or mode.startswith("I")
 
 
 def samples(client: Path, classes: Sequence[str], deep: bool) -> Iterator[Sample]:

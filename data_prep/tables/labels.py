@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,20 +55,31 @@ def classes(paths: Sequence[Path], column: str, facts: Facts) -> Classes:
         remedy = "use --task regression, or name another --target"
         got = f"{len(names)} different fractions"
         raise InputError(f"target {column!r}", where=str(paths[0]), expected="labels", got=got, remedy=remedy)
-    if names == [str(k) for k in range(len(names))]:
-        return Classes(None, codes, len(names), _doubts(column, names, numeric))
-    return Classes(names, codes, len(names), _doubts(column, names, numeric))
+    return of_texts(column, facts.levels)
+
+
+def of_texts(column: str, texts: Collection[str]) -> Classes:
+    """Return the classes that distinct texts of labels stand for."""
+    names, codes = cells.names(texts)
+    counted = names == [str(k) for k in range(len(names))]
+    return Classes(None if counted else names, codes, len(names), doubts(column, names, cells.are_numbers(texts)))
 
 
 def told(column: str, found: Classes) -> str:
     """Return the target and its classes in a line."""
+    return f"target {column!r}: {listed(found)}"
+
+
+def listed(found: Classes) -> str:
+    """Return the number of classes and the first of their names."""
     names = [str(k) for k in range(found.count)] if found.names is None else found.names
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     count = "1 class" if found.count == 1 else f"{found.count} classes"
-    return f"target {column!r}: {count}: {', '.join(names[:FEW])}{more}"
+    return f"{count}: {', '.join(names[:FEW])}{more}"
 
 
-def _doubts(column: str, names: list[str], numeric: bool) -> tuple[str, ...]:
+def doubts(column: str, names: Sequence[str], numeric: bool) -> tuple[str, ...]:
+    """Return what the user may want to check about classes of these names, numbers or not."""
     if numeric and len(names) > MANY_NUMBERS:
         return (f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression",)
     folded: dict[str, str] = {}

@@ -14,6 +14,7 @@ from data_prep.catalogue import SOURCES, listing
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.sources.files import reading
+from data_prep.sources.own import TEST
 from data_prep.split import NATURAL, NUM_CLIENTS, refuse, split
 from data_prep.synthetic import feddyn, fedprox, leaf
 from data_prep.tables import standardize
@@ -161,6 +162,10 @@ def command(
             names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
             more = f" and {len(empty) - FEW} more" if len(empty) > FEW else ""
             click.echo(f"         without a sample to train on: {names}{more}; --min-samples 1 leaves such clients out")
+        if not federation.num_test:
+            also = f"name one {TEST!r}, or " if source == "own" else ""
+            remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
+            click.echo(f"         no test set: runs measure no test loss or accuracy; {remedy}")
         click.echo(f"content  {federation.content}")
     megabytes, seconds = output.stat().st_size / 1e6, time.perf_counter() - started
     click.echo(f"wrote    {output} ({megabytes:.1f} MB) in {seconds:.1f} s")

@@ -330,6 +330,15 @@ def test_quiet_says_nothing(folder, monkeypatch, capfd):
 
 
 @pytest.mark.one_mpi
+def test_a_run_says_at_its_start_that_there_is_no_test_set(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    samples = np.eye(12, dtype=np.float32), np.arange(12) % 4
+    hpcfed.write_federation(tmp_path / "small.h5", {"a": samples})
+    hpcfed.run(small("run", name="own", rounds=1))
+    assert "own: no test loss or accuracy, since the federation has no test set\n" in capfd.readouterr().out
+
+
+@pytest.mark.one_mpi
 def test_a_python_without_mpi_runs_a_recipe(folder):
     program = f"""
 import json, sys

@@ -129,6 +129,7 @@ LABELS = np.array([0, 1, 2, 1])
             "client 'a': y: sample 0: expected finite numbers",
         ),
         ({"a": (ROWS.astype(str), LABELS)}, {}, "client 'a': x: expected numbers"),
+        ({"a": (ROWS, LABELS.astype(str))}, {}, "client 'a': y: expected numbers, got words; number the classes 0, 1"),
         ({"a": 3}, {}, "client 'a': expected arrays .*, got int"),
         ({"a": [1, 2]}, {}, "client 'a': samples: expected pairs"),
         ({"a": (ROWS, LABELS)}, {"task": "clasification"}, "did you mean 'classification'"),
@@ -262,6 +263,76 @@ def test_images_keep_their_depth_and_pools_are_dealt(tmp_path: Path) -> None:
     Image.fromarray(np.ones((1, 4), np.float32)).save(tmp_path / "raw" / "cat" / "1.png", "tiff")
     with pytest.raises(InputError, match="an image of floating-point numbers; save it with 8 or 16 bits"):
         own.load(tmp_path / "raw", partition="iid")
+
+
+def draw(path: Path, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size).save(path)
+
+
+def test_images_left_out_and_classes_are_named(tmp_path: Path) -> None:
+    for name in ("ann/cat/0.png", "ann/cat/1.JPG", "ann/cat/2.webp", "bob/Cat/3.tif", "bob/Cat/4.png", "bob/5.png"):
+        draw(tmp_path / name)
+    (tmp_path / "bob" / ".cache").mkdir()
+    dataset = own.load(tmp_path)
+    assert len(dataset.x) == 3
+    assert dataset.remarks == (
+        "2 classes: Cat, cat",
+        "classes 'Cat' and 'cat' differ in case alone",
+        "left out: 3 files: .png, .tif, .webp",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "message"),
+    [
+        ("RGB", (4, 4), "bob/dog/1.png: images of different sizes: expected 5 × 4 pixels, as .*cat/1.png, got 4 × 4"),
+        ("L", (5, 4), "bob/dog/1.png: grey and colored images: expected mode RGB, as .*ann/cat/1.png, got mode L"),
+    ],
+)
+def test_images_unlike_the_first(tmp_path: Path, mode: str, size: tuple[int, int], message: str) -> None:
+    draw(tmp_path / "ann" / "cat" / "1.png")
+    draw(tmp_path / "bob" / "dog" / "1.png", mode, size)
+    with pytest.raises(InputError, match=message):
+        own.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "classes"),
+    [
+        ([1, 2], [3, 1], ["1", "2", "3"]),
+        ([[0], [1]], [[2.0], [1.0]], None),
+        (["dog", "cat"], ["emu", "cat"], ["cat", "dog", "emu"]),
+        ([b"dog", b"cat"], ["emu", "cat"], ["cat", "dog", "emu"]),
+        ([-1, 1], [1, 7], ["-1", "1", "7"]),
+    ],
+)
+def test_labels_of_arrays_are_classes_by_their_values(
+    tmp_path: Path, first: list, second: list, classes: list[str] | None
+) -> None:
+    for name, y in (("a", first), ("b", second)):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((2, 3)), y=np.array(y))
+    dataset = own.load(tmp_path)
+    texts = [word.decode() if isinstance(word, bytes) else str(word) for word in np.ravel(first).tolist() + second]
+    names = classes or ["0", "1", "2"]
+    assert (dataset.num_classes, dataset.source.get("classes")) == (3, classes)
+    assert dataset.remarks == (f"target 'y': 3 classes: {', '.join(names)}",)
+    assert dataset.y.tolist() == ([0, 1, 2, 1] if classes is None else [names.index(text) for text in texts])
+
+
+def test_labels_of_arrays_that_need_a_look(tmp_path: Path) -> None:
+    """NaN is a missing label, names may differ in case alone, and images may have their channels last."""
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.zeros((3, 8, 8, 3), np.uint8), y=np.array(["a", "A", "b"]))
+    assert [remark[:16] for remark in own.load(tmp_path).remarks[1:]] == ["classes 'A' and ", "channels last? h"]
+    np.savez(path, x=np.zeros((3, 1, 8, 3)), y=np.array([3, np.nan, 1]))
+    dataset = own.load(tmp_path, missing="drop")
+    assert (dataset.y.tolist(), dataset.remarks) == ([1, 0], ("target 'y': 2 classes: 1, 3",))
+    with pytest.raises(InputError, match="client 'a': y: expected whole numbers"):
+        own.load(tmp_path)
+    np.savez(path, x=np.zeros((2, 1)), y=np.array(["a", " "]))
+    with pytest.raises(InputError, match=r"a.npz: y: a label is empty"):
+        own.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.npz", "a.x.npy", "a/cat/1.png"])

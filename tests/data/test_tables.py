@@ -91,6 +91,7 @@ def test_six_sites_each_with_a_table_in_its_own_way(
         "dropped 1 rows without a label or a client: davos 1",
         "not scaled: age (45.8 ± 18.1), bp (125 ± 18.9); scale by --standardize",
         "without a sample to train on: espoo;",
+        "no test set: runs measure no test loss or accuracy; name one 'test', or hold samples",
     ):
         assert part in said
     with Federation.open(tmp_path / "f.h5") as federation:
