@@ -148,6 +148,21 @@ def test_six_sites_each_with_a_table_in_its_own_way(
     assert "clients  2 with 5 to 5 samples" in said
 
 
+def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> None:
+    write(sites / "test.csv", SITES["amsterdam"])
+    assert "test     3 samples for all clients" in prepare("sites --missing drop")
+    said = prepare("sites --missing drop --test-fraction 0.5")
+    for part in (
+        "3 in its test set\n",
+        "its test set (3 samples) is not used: --test-fraction",
+        "test     3 samples, 0 to 1 a client",
+        "without a sample to train on: davos, espoo; --min-samples 1 leaves",
+        "without a sample to test on: fano\n",
+    ):
+        assert part in said
+    assert "clients  4 with 1 to 3" in prepare("sites --missing drop --min-samples 1")
+
+
 CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
 
 
