@@ -83,6 +83,7 @@ def load(
         rows=places[:, 1] if len(train) == 1 else places,
         features=None if plan.image else plan.names,
         indicators=() if plan.image else plan.indicators,
+        categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
         remarks=(*plan.remarks(paths), *plan.dropped_rows()),
     )

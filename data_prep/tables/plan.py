@@ -61,6 +61,13 @@ class Plan:
         hot = [bool(feature.levels) for feature in self.features for _ in feature.levels or ("",)]
         return tuple(np.flatnonzero(hot).tolist())
 
+    @property
+    def categories(self) -> tuple[tuple[int, int], ...]:
+        """First and one past the last feature of each one-hot column."""
+        ends = np.cumsum([len(feature.levels) or 1 for feature in self.features]).tolist()
+        pairs = zip(self.features, ends, strict=True)
+        return tuple((end - len(feature.levels), end) for feature, end in pairs if feature.levels)
+
     def described(self) -> dict[str, Any]:
         """Return the columns' metadata for the federation file."""
         said: dict[str, Any] = {"target": ", ".join(self.roles.targets)}
@@ -98,8 +105,8 @@ class Plan:
             yield f"a comma is the decimal point, as in {self.found.comma}"
         if self.missing:
             fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
-            fills &= any(feature.column in self.missing for feature in self.features)
-            filled = f"; features are filled by the {self.asked.missing} of training rows" if fills else ""
+            fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
+            filled = f"; numbers are filled by the {self.asked.missing} of training rows" if fills else ""
             yield f"missing in {self.found.rows:,} rows: {missing.listed(self.missing)}{filled}"
 
     def dropped_rows(self) -> Iterator[str]:

@@ -107,7 +107,7 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--exclude", metavar="COLUMNS", help="Columns of own tables to leave out, with commas between.")
 @click.option("--missing", metavar="[refuse|drop|mean|median]",
               help="Missing values in own data: refuse them, drop their rows, or fill them by the mean or median of "
-              "the training rows [default: refuse].")  # fmt: skip
+              "the training rows, categories by their most frequent level [default: refuse].")  # fmt: skip
 @click.option("--standardize", "scale", metavar="[client|pooled|none]",
               help="Scale features to mean 0 and deviation 1 over the training rows of each client, or of all "
               "[default: none, and a line on columns that look unscaled].")  # fmt: skip
