@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.tables import labels, missing
+from data_prep.tables import cells, labels, missing
 from data_prep.tables.columns import Asked, Roles, roles
 from data_prep.tables.images import depth
 from data_prep.tables.read import blocks, separator
@@ -95,6 +95,10 @@ class Plan:
             if feature.levels:
                 more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
                 yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
+                chosen = feature.column in self.asked.categorical
+                if not chosen and all(cells.QUANTITY.fullmatch(level) for level in feature.levels):
+                    example = f"words that look like numbers, such as {feature.levels[0]!r}"
+                    yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
         ids = [name for name in self.names if IDENTIFIER.fullmatch(name)]
         if ids and not self.image:
             yield f"used as features, though their names are of identifiers: {', '.join(ids)}; see --exclude"

@@ -185,6 +185,9 @@ CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
         ({"a": CELLS}, {"task": "regression"}, "a.csv: row 2: target 'outcome': expected finite numbers, got a"),
         ({"a": [("1", "2", "f", " ")]}, {"missing": "mean"}, "target 'outcome' has no value in any row"),
         ({"a": []}, {}, "no table has a row"),
+        ({"a": [("1", "2024-01-01", "f", "a"), ("2", "2024-1-2 10:30", "m", "b")]}, {},
+         "a.csv: row 2: column 'bp': expected numbers, got dates such as '2024-01-01'; leave it out by --exclude 'bp'"),
+        ({"a": [("1", "31.12.99", "f", "a")]}, {}, "expected numbers, got dates such as '31.12.99'"),
         ({"a": CELLS}, {"missing": "men"}, "missing 'men': expected refuse, drop, mean or median; did you mean 'mean'"),
         ({"a": (("age", "bp", "", "outcome"), CELLS)}, {}, r"column 3 has no name; .*index=False"),
     ],
@@ -196,6 +199,19 @@ def test_tables_that_do_not_fit(tmp_path: Path, files: Mapping, options: dict, m
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
     with pytest.raises(InputError, match=message):
         own.load(tmp_path, **options)
+
+
+def test_numbers_written_in_other_ways(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", [('"1,200"', '"1,5"', "f", "1"), ('"3,100"', "<5", "m", "2")])
+    said = " ".join(own.load(tmp_path).remarks)
+    assert "'age' has words that look like numbers, such as '1,200'" in said
+    assert "'bp' has words" in said
+    assert "'sex' has words" not in said
+    write(tmp_path / "a.csv", [("1.234", "2", "f", "1"), ("3.5", "4", "m", "2")], separator=";")
+    assert own.load(tmp_path).x[0, 0] == np.float32(1.234)
+    write(tmp_path / "a.csv", [("1", "2,5", "f", "1"), ("1.234", "4", "m", "2")], separator=";")
+    with pytest.raises(InputError, match=r"a.csv: row 3: column 'age': 1.234: thousands or a fraction\?"):
+        own.load(tmp_path)
 
 
 @pytest.mark.parametrize(
