@@ -71,9 +71,5 @@ def told(column: str, found: Classes) -> str:
 def _doubts(column: str, names: list[str], numeric: bool) -> tuple[str, ...]:
     if numeric and len(names) > MANY_NUMBERS:
         return (f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression",)
-    folded: dict[str, str] = {}
-    for name in names:
-        other = folded.setdefault(name.casefold(), name)
-        if other != name:
-            return (f"classes {other!r} and {name!r} differ in case alone",)
-    return ()
+    pair = cells.alike(names)
+    return () if pair is None else (f"classes {pair[0]!r} and {pair[1]!r} {cells.TWICE}",)

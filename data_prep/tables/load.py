@@ -85,7 +85,7 @@ def load(
         indicators=() if plan.image else plan.indicators,
         categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
-        remarks=(*plan.remarks(paths), *plan.dropped_rows()),
+        remarks=(*plan.remarks(paths, plan.clients or clients), *plan.dropped_rows()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,8 @@ class Plan:
             said["missing"] = f"{self.asked.missing}: {missing.listed(self.missing)}"
         return said
 
-    def remarks(self, paths: Files) -> Iterator[str]:
-        """Yield lines on how the tables were understood."""
+    def remarks(self, paths: Files, clients: Iterable[str]) -> Iterator[str]:
+        """Yield lines on how the tables of these clients were understood."""
         if self.classes is not None:
             yield labels.told(self.roles.targets[0], self.classes)
             yield from self.classes.remarks
@@ -95,10 +95,14 @@ class Plan:
             if feature.levels:
                 more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
                 yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
+                if pair := cells.alike(feature.levels):
+                    yield f"levels {pair[0]!r} and {pair[1]!r} of {feature.column!r} {cells.TWICE}"
                 chosen = feature.column in self.asked.categorical
                 if not chosen and all(cells.QUANTITY.fullmatch(level) for level in feature.levels):
                     example = f"words that look like numbers, such as {feature.levels[0]!r}"
                     yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
+        if pair := cells.alike(clients):
+            yield f"clients {pair[0]!r} and {pair[1]!r} {cells.TWICE}"
         ids = [name for name in self.names if IDENTIFIER.fullmatch(name)]
         if ids and not self.image:
             yield f"used as features, though their names are of identifiers: {', '.join(ids)}; see --exclude"

@@ -215,6 +215,24 @@ def test_numbers_written_in_other_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"client_column": "bp"}, "clients 'Berlin' and 'berlin' look like one"),
+        ({"client_column": "age"}, "clients '1' and '1.0' look like one"),
+        ({"partition": "iid"}, "levels 'ICU' and 'icu' of 'sex' look like one"),
+        ({"partition": "iid"}, "classes 'Ill' and 'ill' look like one"),
+    ],
+)
+def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> None:
+    write(tmp_path / "a.csv", [("1", "Berlin", "ICU", "Ill"), ("1.0", "berlin", "icu", "ill")])
+    assert said in " ".join(own.load(tmp_path / "a.csv", **options).remarks)
+    for name in ("Site 1", "site 1"):
+        write(tmp_path / f"{name}.csv", CELLS)
+    (tmp_path / "a.csv").unlink()
+    assert "clients 'Site 1' and 'site 1' look like one" in " ".join(own.load(tmp_path).remarks)
+
+
+@pytest.mark.parametrize(
     ("labels", "names", "numbers"),
     [
         (["1", "2", "01", "2.0"], ["1", "2"], [0, 1, 0, 1]),
