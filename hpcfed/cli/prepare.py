@@ -11,6 +11,7 @@ import numpy as np
 
 from data_prep import partition
 from data_prep.catalogue import SOURCES, listing
+from data_prep.coverage import coverage
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.sources.files import reading
@@ -150,7 +151,7 @@ def command(
             f"         its test set ({num_test:,} samples) is not used: --test-fraction takes another in its place"
         )
     finished = finish(dataset, done, scale or standardize.NONE)
-    for remark in finished.remarks[len(dataset.remarks) :]:
+    for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
         click.echo(f"         {remark}")
     if scale is None and (unscaled := standardize.unscaled(finished, done)):
         click.echo(f"         {unscaled}")

@@ -41,6 +41,7 @@ KNOWN = np.array([50, 60, 70, 40.5, 41.5, 30, 34, 32, 80, 20])
 
 def write(path: Path, rows: Sequence[Sequence[str]], header: Sequence[str] = HEADER, separator: str = ",") -> None:
     order = [HEADER.index(name) for name in header]
+    path.parent.mkdir(exist_ok=True)
     lines = [separator.join(header), *(separator.join(row[k] for k in order) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -162,6 +163,19 @@ def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> Non
     ):
         assert part in said
     assert "clients  4 with 1 to 3" in prepare("sites --missing drop --min-samples 1")
+
+
+def test_classes_and_levels_that_lack_training_are_told(prepare: Callable[..., str], tmp_path: Path) -> None:
+    write(tmp_path / "sites" / "a.csv", [("1", "2", "f", "1"), ("3", "1", "m", "2")])
+    write(tmp_path / "sites" / "b.csv", [("1", "2", "f", "1")])
+    assert "only test" not in (said := prepare("sites"))
+    assert "classes of one client alone: 2 (a)\n" in said
+    write(tmp_path / "sites" / "test.csv", [("1", "2", "x", "3")])
+    said = prepare("sites")
+    assert "only test samples have classes: 3\n" in said
+    assert "only test samples have sex=x\n" in said
+    said = prepare("sites --partition iid --clients 2")
+    assert "one client" not in said
 
 
 CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
