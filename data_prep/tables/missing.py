@@ -44,8 +44,22 @@ def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
     if asked.missing == REFUSE and missing:
         name = next(iter(missing))
         remedy = "choose what to do by --missing drop, mean or median"
-        what = f"no value in column {name!r}; missing in all {found.rows:,} rows: {listed(missing)}"
+        what = f"no value in column {name!r}; {told(found, missing)}"
         raise InputError(what, where=found.facts[name].absent, remedy=remedy)
+
+
+def told(found: Survey, missing: dict[str, int]) -> str:
+    """Return the numbers of missing cells by column, of training rows and of test rows, as text."""
+    if not found.test_rows:
+        return f"missing values: {listed(missing)} in {found.rows:,} rows"
+    tests = {name: found.facts[name].missing_test for name in missing}
+    training = {name: count - tests[name] for name, count in missing.items()}
+    test_rows, rows = found.test_rows, found.rows - found.test_rows
+    return f"missing values: {_some(training)} in {rows:,} training rows; {_some(tests)} in {test_rows:,} test rows"
+
+
+def _some(counted: dict[str, int]) -> str:
+    return listed({name: count for name, count in counted.items() if count}) or "none"
 
 
 def listed(counted: dict[str, int]) -> str:

@@ -115,7 +115,7 @@ class Plan:
             fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
             fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
             filled = f"; numbers are filled by the {self.asked.missing} of training rows" if fills else ""
-            yield f"missing in {self.found.rows:,} rows: {missing.listed(self.missing)}{filled}"
+            yield f"{missing.told(self.found, self.missing)}{filled}"
 
     def dropped_rows(self) -> Iterator[str]:
         """Yield lines on how many rows each client lost."""
@@ -125,14 +125,14 @@ class Plan:
             yield f"dropped {sum(lost.values()):,} rows{why}: {missing.listed(lost)}"
 
 
-def plan(paths: Files, asked: Asked) -> Plan:
-    """Read all tables once, and return the plan for their conversion.
+def plan(paths: Files, asked: Asked, tests: Files = ()) -> Plan:
+    """Read all tables once, those of test sets (`tests`) included, and return the plan for their conversion.
 
     Raises:
         InputError: files that are not tables, or do not fit each other or the options.
     """
     columns = roles(paths, asked)
-    found = survey(paths, columns, asked)
+    found = survey(paths, columns, asked, frozenset(tests))
     if not found.rows:
         raise InputError("no table has a row", where=str(paths[0].parent))
     listed = features(found, columns, asked, paths[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ class Facts:
     """Contents of one column, over all files.
 
     Attributes:
-        missing: number of missing cells; `absent` is the place of the first.
+        missing: number of missing cells, of which `missing_test` are in test sets; `absent` is the place of the first.
         number, word: whether any cell is a number; the place and text of the first that is not.
         levels: distinct cells as text, in columns of words or names.
         image: whether the column holds images.
@@ -39,6 +39,7 @@ class Facts:
     """
 
     missing: int = 0
+    missing_test: int = 0
     absent: str = ""
     number: bool = False
     word: tuple[str, str] | None = None
@@ -63,17 +64,18 @@ class Survey:
 
     Attributes:
         facts: column → its contents, for the columns that have a role.
-        rows: number of rows of all tables.
+        rows: number of rows of all tables, of which `test_rows` are in test sets.
         comma: the first file with a comma read as the decimal point, "" for none.
     """
 
     facts: dict[str, Facts]
     rows: int
     comma: str
+    test_rows: int = 0
 
 
-def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
-    """Read all tables once.
+def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[Path] = ()) -> Survey:
+    """Read all tables once; `tests` are those of test sets.
 
     Raises:
         InputError: as `read.blocks`; or a column of names has too many distinct values; or 1.234 among decimal commas.
@@ -86,13 +88,15 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
     }
     facts = {name: Facts() for name in (*roles.features, *roles.targets, *limits)}
     quantities = [name for name in (*roles.features, *roles.targets) if name not in limits]
-    rows, comma = 0, ""
+    rows, test_rows, comma = 0, 0, ""
     for path in paths:
         has_comma, point = False, ""
         for block in blocks(path):
             rows += len(block)
+            test_rows += len(block) * (path in tests)
             for name, found in facts.items():
                 _look(found, block, name, limits.get(name))
+                found.missing_test += block.columns[name].null_count * (path in tests)
             if block.decimal_comma:
                 has_comma = has_comma or any(_first(block, name, cells.DECIMAL_COMMA) for name in quantities)
                 points = (_first(block, name, cells.THOUSANDS) for name in quantities)
@@ -101,7 +105,7 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
             remedy = "write it without the point, or with a comma"
             raise InputError(f"{point}: thousands or a fraction? Other cells have decimal commas", remedy=remedy)
         comma = comma or (path.name if has_comma else "")
-    return Survey(facts, rows, comma)
+    return Survey(facts, rows, comma, test_rows)
 
 
 def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Feature]:

@@ -88,7 +88,7 @@ def test_six_sites_each_with_a_table_in_its_own_way(
         "one-hot 'sex': f, m",
         "separated by tabs or semicolons",
         "a comma is the decimal point, as in berlin.csv",
-        "missing in 11 rows: bp 1, sex 1, outcome 1; numbers are filled by the mean",
+        "missing values: bp 1, sex 1, outcome 1 in 11 rows; numbers are filled by the mean",
         "filled by the most frequent level of the training rows: sex=m\n",
         "dropped 1 rows without a label or a client: davos 1",
         "not scaled: age (45.8 ± 18.1), bp (125 ± 18.9); scale by --standardize",
@@ -124,6 +124,8 @@ def test_six_sites_each_with_a_table_in_its_own_way(
 
     again = ["prepare", "federation", "--raw", "f.h5", "--standardize", "client", "-o", "g.h5"]
     assert "sites is standardized already; prepare it from its raw files" in command(again, tmp_path).stderr
+    pooled = ["prepare", "federation", "--raw", "f.h5", "--partition", "iid", "--clients", "1", "-o", "g.h5"]
+    assert "x stays scaled by the statistics of each client" in command(pooled, tmp_path).stdout
 
     said = prepare("sites --missing median --standardize pooled --test-fraction 0.4")
     assert "not scaled" not in said
@@ -152,7 +154,8 @@ def test_six_sites_each_with_a_table_in_its_own_way(
 
 def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> None:
     write(sites / "test.csv", SITES["amsterdam"])
-    assert "test     3 samples for all clients" in prepare("sites --missing drop")
+    assert "test     3 samples for all clients" in (said := prepare("sites --missing drop"))
+    assert "missing values: bp 1, sex 1, outcome 1 in 11 training rows; none in 3 test rows\n" in said
     said = prepare("sites --missing drop --test-fraction 0.5")
     for part in (
         "3 in its test set\n",
