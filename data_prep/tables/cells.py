@@ -15,7 +15,11 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 """With a point, either 1234 or 1.234: among decimal commas nobody can tell."""
-DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([T ]\d{1,2}:\d\d.*)?")
+DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})"
+    r"|\d{1,2}[-. ]*(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-. ]*(\d{4}|\d{2}))([T ]\d{1,2}:\d\d.*)?",
+    re.IGNORECASE,
+)
 QUANTITY = re.compile(r"[<>≤≥~]?\s*[+-]?\d[\d.,' \u00a0\u202f]*%?")
 
 TWICE = "look like one, written in two ways"

@@ -205,6 +205,7 @@ CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
         ({"a": [("1", "2024-01-01", "f", "a"), ("2", "2024-1-2 10:30", "m", "b")]}, {},
          "a.csv: row 2: column 'bp': expected numbers, got dates such as '2024-01-01'; leave it out by --exclude 'bp'"),
         ({"a": [("1", "31.12.99", "f", "a")]}, {}, "expected numbers, got dates such as '31.12.99'"),
+        ({"a": [("1", "01JAN2024", "f", "a")]}, {}, "expected numbers, got dates such as '01JAN2024'"),
         ({"a": CELLS}, {"missing": "men"}, "missing 'men': expected refuse, drop, mean or median; did you mean 'mean'"),
         ({"a": (("age", "bp", "", "outcome"), CELLS)}, {}, r"column 3 has no name; .*index=False"),
     ],
