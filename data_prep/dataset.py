@@ -31,7 +31,9 @@ class Dataset:
         vocabulary: the tokens' meaning, stored as JSON; None without tokens.
         features: names of the p features of x (n, p); None without names.
         indicators: indices of the features that are 0 or 1, from one-hot columns.
-        fill: statistic of the training rows that replaces NaN in x, ``mean`` or ``median``; "" for no NaN.
+        categories: first feature of each one-hot column, and the one after its last.
+        fill: statistic of the training rows that replaces NaN in x, ``mean`` or ``median``, in `categories` the most
+            frequent level; "" for no NaN.
         statistics: means and deviations (N, C) by which each client's x has been scaled; None if unscaled.
         remarks: lines for the user, such as the verdict on checksums.
     """
@@ -52,6 +54,7 @@ class Dataset:
     vocabulary: Any = None
     features: Sequence[str] | None = None
     indicators: tuple[int, ...] = ()
+    categories: tuple[tuple[int, int], ...] = ()
     fill: str = ""
     statistics: tuple[np.ndarray, np.ndarray] | None = None
     remarks: tuple[str, ...] = ()

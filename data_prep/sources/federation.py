@@ -17,6 +17,10 @@ from hpcfed.data.attributes import Attributes
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 
+SCALED = (
+    "x stays scaled by the statistics of each client of this file; to pool or scale otherwise, prepare the raw files"
+)
+
 
 def load(raw: Path) -> Dataset:
     """Return the samples of a federation file, mapped, with its clients as the natural split.
@@ -51,6 +55,7 @@ def load(raw: Path) -> Dataset:
             vocabulary=federation.vocabulary,
             features=features,
             indicators=tuple(k for k, name in enumerate(features or ()) if name in hot),
+            remarks=(SCALED,) if scaled else (),
         )
 
 

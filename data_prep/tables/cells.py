@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+"""With a point, either 1234 or 1.234: among decimal commas nobody can tell."""
+DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})"
+    r"|\d{1,2}[-. ]*(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-. ]*(\d{4}|\d{2}))([T ]\d{1,2}:\d\d.*)?",
+    re.IGNORECASE,
+)
+QUANTITY = re.compile(r"[<>≤≥~]?\s*[+-]?\d[\d.,' \u00a0\u202f]*%?")
+
+TWICE = "look like one, written in two ways"
+
 
 class NoNumber(Exception):
     """A cell is not a number: its row, and its text."""
@@ -82,3 +93,15 @@ def names(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:
 def are_numbers(texts: Iterable[str]) -> bool:
     """Tell whether all texts are numbers."""
     return all(number(text) is not None for text in texts)
+
+
+def alike(texts: Iterable[str]) -> tuple[str, str] | None:
+    """Return the first two names that differ in case or spaces alone, or are one number written in two ways."""
+    folded: dict[float | str, str] = {}
+    for text in sorted(texts):
+        value = number(text)
+        key = " ".join(text.casefold().split()) if value is None or not np.isfinite(value) else value
+        other = folded.setdefault(key, text)
+        if other != text:
+            return other, text
+    return None

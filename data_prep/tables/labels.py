@@ -82,9 +82,5 @@ def doubts(column: str, names: Sequence[str], numeric: bool) -> tuple[str, ...]:
     """Return what the user may want to check about classes of these names, numbers or not."""
     if numeric and len(names) > MANY_NUMBERS:
         return (f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression",)
-    folded: dict[str, str] = {}
-    for name in names:
-        other = folded.setdefault(name.casefold(), name)
-        if other != name:
-            return (f"classes {other!r} and {name!r} differ in case alone",)
-    return ()
+    pair = cells.alike(names)
+    return () if pair is None else (f"classes {pair[0]!r} and {pair[1]!r} {cells.TWICE}",)

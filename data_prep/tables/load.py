@@ -49,9 +49,10 @@ def load(
     missing.check_way(asked.missing)
     if asked.task == "next-token" and asked.missing in (missing.MEAN, missing.MEDIAN):
         raise InputError(f"--missing {asked.missing} has no effect with tokens", remedy="use drop")
-    paths = [path for files in (*clients.values(), common, *own.values()) for path in files]
-    plan = plan_of(paths, asked)
     train = [path for files in clients.values() for path in files]
+    tests = [path for files in (common, *own.values()) for path in files]
+    paths = [*train, *tests]
+    plan = plan_of(paths, asked, tests)
     rows: list[np.ndarray] = []
 
     def pieces() -> Iterator[tuple[str, Any]]:
@@ -83,8 +84,9 @@ def load(
         rows=places[:, 1] if len(train) == 1 else places,
         features=None if plan.image else plan.names,
         indicators=() if plan.image else plan.indicators,
+        categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
-        remarks=(*plan.remarks(paths), *plan.dropped_rows()),
+        remarks=(*plan.remarks(paths, plan.clients or clients), *plan.dropped_rows()),
     )
 
 

@@ -44,8 +44,22 @@ def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
     if asked.missing == REFUSE and missing:
         name = next(iter(missing))
         remedy = "choose what to do by --missing drop, mean or median"
-        what = f"no value in column {name!r}; missing in all {found.rows:,} rows: {listed(missing)}"
+        what = f"no value in column {name!r}; {told(found, missing)}"
         raise InputError(what, where=found.facts[name].absent, remedy=remedy)
+
+
+def told(found: Survey, missing: dict[str, int]) -> str:
+    """Return the numbers of missing cells by column, of training rows and of test rows, as text."""
+    if not found.test_rows:
+        return f"missing values: {listed(missing)} in {found.rows:,} rows"
+    tests = {name: found.facts[name].missing_test for name in missing}
+    training = {name: count - tests[name] for name, count in missing.items()}
+    test_rows, rows = found.test_rows, found.rows - found.test_rows
+    return f"missing values: {_some(training)} in {rows:,} training rows; {_some(tests)} in {test_rows:,} test rows"
+
+
+def _some(counted: dict[str, int]) -> str:
+    return listed({name: count for name, count in counted.items() if count}) or "none"
 
 
 def listed(counted: dict[str, int]) -> str:
@@ -57,6 +71,8 @@ def listed(counted: dict[str, int]) -> str:
 def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     """Return the data set with NaN in x (n, p) replaced by the mean or median of the feature's training rows.
 
+    A missing cell of a one-hot column becomes the column's most frequent level in the training rows.
+
     Args:
         dataset: its `fill` names the statistic; returned unchanged if that is empty.
         training: (n,) bool, the rows that clients train on.
@@ -66,7 +82,11 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     """
     if not dataset.fill:
         return dataset
-    values = _typical(dataset.x, np.flatnonzero(training), dataset.fill)
+    rows = np.flatnonzero(training)
+    values = _typical(dataset.x, rows, dataset.fill)
+    for start, end in dataset.categories:
+        shares = _typical(dataset.x[:, start:end], rows, MEAN)
+        values[start:end] = np.where(np.isnan(shares), np.nan, np.arange(end - start) == shares.argmax())
     if np.isnan(values).any():
         k = int(np.isnan(values).argmax())
         name = str(k) if dataset.features is None else dataset.features[k]
@@ -75,9 +95,15 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     x = _filled(dataset.x, values, used)
     test_x = None if dataset.test_x is None else _filled(dataset.test_x, values, used)
     names = dataset.features or [str(k) for k in range(len(values))]
+    levels = [names[k] for start, end in dataset.categories for k in range(start, end) if used[k] and values[k]]
+    for start, end in dataset.categories:
+        used[start:end] = False
     filled = {names[k]: float(values[k]) for k in np.flatnonzero(used).tolist()}
-    source = {**dataset.source, "filled": {dataset.fill: filled}} if filled else dataset.source
-    return replace(dataset, x=x, test_x=test_x, fill="", source=source)
+    record = {**({dataset.fill: filled} if filled else {}), **({"most frequent": levels} if levels else {})}
+    source = {**dataset.source, "filled": record} if record else dataset.source
+    told = f"filled by the most frequent level of the training rows: {', '.join(levels)}"
+    remarks = (*dataset.remarks, told) if levels else dataset.remarks
+    return replace(dataset, x=x, test_x=test_x, fill="", source=source, remarks=remarks)
 
 
 def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:

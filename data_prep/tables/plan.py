@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.tables import labels, missing
+from data_prep.tables import cells, labels, missing
 from data_prep.tables.columns import Asked, Roles, roles
 from data_prep.tables.images import depth
 from data_prep.tables.read import blocks, separator
@@ -61,6 +61,13 @@ class Plan:
         hot = [bool(feature.levels) for feature in self.features for _ in feature.levels or ("",)]
         return tuple(np.flatnonzero(hot).tolist())
 
+    @property
+    def categories(self) -> tuple[tuple[int, int], ...]:
+        """First and one past the last feature of each one-hot column."""
+        ends = np.cumsum([len(feature.levels) or 1 for feature in self.features]).tolist()
+        pairs = zip(self.features, ends, strict=True)
+        return tuple((end - len(feature.levels), end) for feature, end in pairs if feature.levels)
+
     def described(self) -> dict[str, Any]:
         """Return the columns' metadata for the federation file."""
         said: dict[str, Any] = {"target": ", ".join(self.roles.targets)}
@@ -73,8 +80,8 @@ class Plan:
             said["missing"] = f"{self.asked.missing}: {missing.listed(self.missing)}"
         return said
 
-    def remarks(self, paths: Files) -> Iterator[str]:
-        """Yield lines on how the tables were understood."""
+    def remarks(self, paths: Files, clients: Iterable[str]) -> Iterator[str]:
+        """Yield lines on how the tables of these clients were understood."""
         if self.classes is not None:
             yield labels.told(self.roles.targets[0], self.classes)
             yield from self.classes.remarks
@@ -88,6 +95,14 @@ class Plan:
             if feature.levels:
                 more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
                 yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
+                if pair := cells.alike(feature.levels):
+                    yield f"levels {pair[0]!r} and {pair[1]!r} of {feature.column!r} {cells.TWICE}"
+                chosen = feature.column in self.asked.categorical
+                if not chosen and all(cells.QUANTITY.fullmatch(level) for level in feature.levels):
+                    example = f"words that look like numbers, such as {feature.levels[0]!r}"
+                    yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
+        if pair := cells.alike(clients):
+            yield f"clients {pair[0]!r} and {pair[1]!r} {cells.TWICE}"
         ids = [name for name in self.names if IDENTIFIER.fullmatch(name)]
         if ids and not self.image:
             yield f"used as features, though their names are of identifiers: {', '.join(ids)}; see --exclude"
@@ -98,9 +113,9 @@ class Plan:
             yield f"a comma is the decimal point, as in {self.found.comma}"
         if self.missing:
             fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
-            fills &= any(feature.column in self.missing for feature in self.features)
-            filled = f"; features are filled by the {self.asked.missing} of training rows" if fills else ""
-            yield f"missing in {self.found.rows:,} rows: {missing.listed(self.missing)}{filled}"
+            fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
+            filled = f"; numbers are filled by the {self.asked.missing} of training rows" if fills else ""
+            yield f"{missing.told(self.found, self.missing)}{filled}"
 
     def dropped_rows(self) -> Iterator[str]:
         """Yield lines on how many rows each client lost."""
@@ -110,14 +125,14 @@ class Plan:
             yield f"dropped {sum(lost.values()):,} rows{why}: {missing.listed(lost)}"
 
 
-def plan(paths: Files, asked: Asked) -> Plan:
-    """Read all tables once, and return the plan for their conversion.
+def plan(paths: Files, asked: Asked, tests: Files = ()) -> Plan:
+    """Read all tables once, those of test sets (`tests`) included, and return the plan for their conversion.
 
     Raises:
         InputError: files that are not tables, or do not fit each other or the options.
     """
     columns = roles(paths, asked)
-    found = survey(paths, columns, asked)
+    found = survey(paths, columns, asked, frozenset(tests))
     if not found.rows:
         raise InputError("no table has a row", where=str(paths[0].parent))
     listed = features(found, columns, asked, paths[0])

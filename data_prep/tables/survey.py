@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class Facts:
     """Contents of one column, over all files.
 
     Attributes:
-        missing: number of missing cells; `absent` is the place of the first.
+        missing: number of missing cells, of which `missing_test` are in test sets; `absent` is the place of the first.
         number, word: whether any cell is a number; the place and text of the first that is not.
         levels: distinct cells as text, in columns of words or names.
         image: whether the column holds images.
@@ -38,6 +39,7 @@ class Facts:
     """
 
     missing: int = 0
+    missing_test: int = 0
     absent: str = ""
     number: bool = False
     word: tuple[str, str] | None = None
@@ -62,20 +64,21 @@ class Survey:
 
     Attributes:
         facts: column → its contents, for the columns that have a role.
-        rows: number of rows of all tables.
+        rows: number of rows of all tables, of which `test_rows` are in test sets.
         comma: the first file with a comma read as the decimal point, "" for none.
     """
 
     facts: dict[str, Facts]
     rows: int
     comma: str
+    test_rows: int = 0
 
 
-def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
-    """Read all tables once.
+def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[Path] = ()) -> Survey:
+    """Read all tables once; `tests` are those of test sets.
 
     Raises:
-        InputError: as `read.blocks`; or a column of names has too many distinct values.
+        InputError: as `read.blocks`; or a column of names has too many distinct values; or 1.234 among decimal commas.
     """
     labels = roles.targets if asked.task == "classification" else ()
     limits = {
@@ -84,15 +87,25 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked) -> Survey:
         **({} if roles.client is None else {roles.client: 1 << 62}),
     }
     facts = {name: Facts() for name in (*roles.features, *roles.targets, *limits)}
-    rows, comma = 0, ""
+    quantities = [name for name in (*roles.features, *roles.targets) if name not in limits]
+    rows, test_rows, comma = 0, 0, ""
     for path in paths:
+        has_comma, point = False, ""
         for block in blocks(path):
             rows += len(block)
+            test_rows += len(block) * (path in tests)
             for name, found in facts.items():
                 _look(found, block, name, limits.get(name))
-            if block.decimal_comma and not comma:
-                comma = path.name if _has_comma(block, roles) else ""
-    return Survey(facts, rows, comma)
+                found.missing_test += block.columns[name].null_count * (path in tests)
+            if block.decimal_comma:
+                has_comma = has_comma or any(_first(block, name, cells.DECIMAL_COMMA) for name in quantities)
+                points = (_first(block, name, cells.THOUSANDS) for name in quantities)
+                point = point or next(filter(None, points), "")
+        if has_comma and point:
+            remedy = "write it without the point, or with a comma"
+            raise InputError(f"{point}: thousands or a fraction? Other cells have decimal commas", remedy=remedy)
+        comma = comma or (path.name if has_comma else "")
+    return Survey(facts, rows, comma, test_rows)
 
 
 def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Feature]:
@@ -121,6 +134,11 @@ def _feature(name: str, facts: Facts, asked: Asked, where: Path) -> Feature:
         place, text = facts.word
         remedy = f"mend the cell, or take the column for names by --categorical '{name}'"
         raise InputError(f"column {name!r}", where=place, expected="numbers", got=repr(text[:40]), remedy=remedy)
+    dates = [text for text in facts.levels if cells.DATE.fullmatch(text)]
+    if not chosen and 2 * len(dates) > len(facts.levels):
+        where_first, text = facts.word or (str(where), dates[0])
+        got = f"dates such as {text if text in dates else min(dates)!r}"
+        raise InputError(f"column {name!r}", where=where_first, expected="numbers", got=got, remedy=remedy)
     if chosen or facts.word:
         most = MOST_CHOSEN if chosen else MOST_LEVELS
         if len(facts.levels) > most:
@@ -177,10 +195,12 @@ def _first_null(values: pyarrow.Array) -> int:
     return int(pc.index(pc.is_null(values), True).as_py())
 
 
-def _has_comma(block: Block, roles: Roles) -> bool:
+def _first(block: Block, name: str, pattern: re.Pattern[str]) -> str:
+    """Return the place and text of a column's first cell that matches wholly; "" for none, or if it holds no text."""
     import pyarrow.compute as pc
 
-    pattern = f"^{cells.DECIMAL_COMMA.pattern}$"
-    columns = (block.columns[name] for name in (*roles.features, *roles.targets))
-    texts = [values for values in columns if str(values.type) in ("string", "large_string")]
-    return any(pc.any(pc.match_substring_regex(values, pattern)).as_py() for values in texts)
+    values = block.columns[name]
+    if str(values.type) not in ("string", "large_string"):
+        return ""
+    row = pc.index(pc.fill_null(pc.match_substring_regex(values, f"^({pattern.pattern})$"), False), True).as_py()
+    return "" if row < 0 else f"{block.place(row)}: column {name!r}: {values[row].as_py()}"

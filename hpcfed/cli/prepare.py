@@ -11,6 +11,7 @@ import numpy as np
 
 from data_prep import partition
 from data_prep.catalogue import SOURCES, listing
+from data_prep.coverage import coverage
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.sources.files import reading
@@ -67,7 +68,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 )
 @click.option("--shards", type=int, help="Shards of a client in the scheme of that name [default: 2].")
 @click.option("--min-samples", type=click.IntRange(min=0),
-              help="Fewest samples of a client; natural: clients with fewer are left out [default: 1].")  # fmt: skip
+              help="Fewest samples of a client; natural: clients with fewer are left out "
+              "[default: 1 for iid and Dirichlet, else none].")  # fmt: skip
 @click.option(
     "--test-fraction",
     type=float,
@@ -107,7 +109,7 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--exclude", metavar="COLUMNS", help="Columns of own tables to leave out, with commas between.")
 @click.option("--missing", metavar="[refuse|drop|mean|median]",
               help="Missing values in own data: refuse them, drop their rows, or fill them by the mean or median of "
-              "the training rows [default: refuse].")  # fmt: skip
+              "the training rows, categories by their most frequent level [default: refuse].")  # fmt: skip
 @click.option("--standardize", "scale", metavar="[client|pooled|none]",
               help="Scale features to mean 0 and deviation 1 over the training rows of each client, or of all "
               "[default: none, and a line on columns that look unscaled].")  # fmt: skip
@@ -140,14 +142,17 @@ def command(
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
-    click.echo(
-        f"read     {dataset.name}: {len(dataset.x):,} samples of {shape} {dataset.x.dtype}, {num_test:,} to test"
-    )
+    tests = f", {num_test:,} in its test set" if num_test else ""
+    click.echo(f"read     {dataset.name}: {len(dataset.x):,} samples of {shape} {dataset.x.dtype}{tests}")
     for remark in dataset.remarks:
         click.echo(f"         {remark}")
     done = split(dataset, scheme, clients, seed, given)
+    if done.held is not None and num_test:
+        click.echo(
+            f"         its test set ({num_test:,} samples) is not used: --test-fraction takes another in its place"
+        )
     finished = finish(dataset, done, scale or standardize.NONE)
-    for remark in finished.remarks[len(dataset.remarks) :]:
+    for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
         click.echo(f"         {remark}")
     if scale is None and (unscaled := standardize.unscaled(finished, done)):
         click.echo(f"         {unscaled}")
@@ -157,11 +162,15 @@ def command(
         spread = f"{sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.10g}"
         click.echo(f"split    {describe_partition(federation)}")
         click.echo(f"clients  {federation.num_clients:,} with {spread}")
-        empty = np.flatnonzero(sizes == 0)
-        if len(empty):
-            names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
-            more = f" and {len(empty) - FEW} more" if len(empty) > FEW else ""
-            click.echo(f"         without a sample to train on: {names}{more}; --min-samples 1 leaves such clients out")
+        if empty := _named(federation, sizes == 0):
+            natural = done.partition["scheme"] == NATURAL
+            remedy = "; --min-samples 1 leaves such clients out" if natural else ""
+            click.echo(f"         without a sample to train on: {empty}{remedy}")
+        click.echo(f"test     {_tests(federation)}")
+        if federation.test_offsets is not None:
+            untested = _named(federation, (np.diff(federation.test_offsets) == 0) & (sizes > 0))
+            if untested:
+                click.echo(f"         without a sample to test on: {untested}")
         if not federation.num_test:
             also = f"name one {TEST!r}, or " if source == "own" else ""
             remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
@@ -169,6 +178,23 @@ def command(
         click.echo(f"content  {federation.content}")
     megabytes, seconds = output.stat().st_size / 1e6, time.perf_counter() - started
     click.echo(f"wrote    {output} ({megabytes:.1f} MB) in {seconds:.1f} s")
+
+
+def _named(federation: Federation, which: np.ndarray) -> str:
+    """Return the first few names of the clients in the mask `which`, (N,) bool; "" for none."""
+    found = np.flatnonzero(which)
+    more = f" and {len(found) - FEW:,} more" if len(found) > FEW else ""
+    return ", ".join(federation.client_name(k) for k in found[:FEW].tolist()) + more
+
+
+def _tests(federation: Federation) -> str:
+    """Return the number of test samples as written, in words."""
+    if not federation.num_test:
+        return "no samples"
+    if federation.test_offsets is None:
+        return f"{federation.num_test:,} samples for all clients"
+    counts = np.diff(federation.test_offsets)
+    return f"{federation.num_test:,} samples, {counts.min():,} to {counts.max():,} a client"
 
 
 def _load(name: str, raw: Path | None, seed: int, clients: int | None, options: dict[str, Any]) -> Dataset:
