@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
-from hpcfed.config.hints import for_key, for_value, section_of, spelled_out
+from hpcfed.config.hints import KEY, for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, shown
@@ -131,6 +131,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
+    dotted = dotted.removesuffix(KEY)
     return InputError(dotted or "recipe", where=where, expected=better or expected, got=got[:200], remedy=remedy)
 
 

@@ -75,6 +75,16 @@ class Forgetful(Plain):
         return Report({"dleta": local.delta})
 
 
+class Old(Plain):
+    @property
+    def strength(self):
+        return 0.1
+
+
+def old():
+    return Method("old", Old(), ServerStep())
+
+
 def forgetful():
     return Method("forgetful", Forgetful(), ServerStep())
 
@@ -96,8 +106,16 @@ def failing():
         ({"factory": "wrong:failing"}, ("wrong:failing", "OSError: no licence server")),
         ({"factory": "wrong:forgtful"}, ("no function 'forgtful'", "did you mean 'forgetful'")),
         ({"factory": "grads:fedexprox"}, ("grads:fedexprox", "'mu'")),
-        ({"factory": "grads:fedexprox", "mu": 0.1, "gian": 2}, ("grads:fedexprox", "'gian'")),
-        ({"factory": "grads:fedexprox", "mu": -1.0}, ("grads:fedexprox", "greater than or equal to 0")),
+        ({"factory": "grads:fedexprox", "mu": 0.1, "gian": 2}, ("grads:fedexprox", "did you mean 'gain'?")),
+        (
+            {"factory": "grads:fedexprox", "args": {"mu": 0.1}},
+            ("a method's parameters stand beside 'factory': {factory: …, mu: …}",),
+        ),
+        (
+            {"factory": "grads:fedexprox", "mu": -1.0},
+            ("algorithm.mu: expected greater than or equal to 0, got -1.0; ", "grads:fedexprox"),
+        ),
+        ({"factory": "wrong:old"}, ("wrong.py, line 11", "Old, has 'strength'", "now 'prox_mu'")),
         ({"factory": "absent:method"}, ("absent:method", "cannot be imported")),
     ],
 )
@@ -180,6 +198,11 @@ class Full(ServerStep):
         raise OSError(28, "no space left")
 
 
+class Keeps(ServerStep):
+    def step(self, w, state, means):
+        self.server_lr = 2.0
+
+
 class Half(Part):  # Half
     def begin(self, w):
         return {}
@@ -205,6 +228,7 @@ def made(client="Plain", rule="ServerStep"):
         ({"rule": "Rate"}, "# Rate", ": Rate.step: its server_lr: expected a number or None, got a Tensor"),
         ({"rule": "Grows"}, "# Grows", ": Grows.step: its state 'v': expected none, got a tensor of shape (144,)"),
         ({"rule": "Reads"}, "nowhere", "in step: FileNotFoundError: "),
+        ({"rule": "Keeps"}, "= 2.0", "Keeps.server_lr is assigned, but a part is frozen: state goes in through begin"),
         ({"rule": "Half"}, "# Half", ": erring: its server part, Half, has no 'step'; hpcfed.types.ServerMethod says"),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
