@@ -69,6 +69,13 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
 
 
+def given_twice(overrides: Sequence[str]) -> list[str]:
+    """Return the last override, ``key=value``, of each key that has several."""
+    keys = [text.partition("=")[0] for text in overrides]
+    last = dict(zip(keys, overrides, strict=True))
+    return [text for key, text in last.items() if keys.count(key) > 1]
+
+
 def of_rounds_alone(rounds: int, output: Path) -> tuple[str, ...]:
     """Return overrides that reduce a recipe to training `rounds` rounds, for measurements."""
     nothing_else = (f"evaluate.{what}every=0" for what in ("", "train.", "clients."))

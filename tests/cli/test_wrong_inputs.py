@@ -276,6 +276,15 @@ def test_the_keys_of_methods_and_models_are_known_where_they_are_looked_for():
 
 
 @pytest.mark.one_mpi
+def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
+    late = "local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]"
+    done = command(["run", "recipe.yaml", "name=a", "name=b", late, f"output={tmp_path / 'run'}"], prepared)
+    assert done.returncode == 0, done.stderr
+    assert "b: name is given more than once; the last, name=b, holds" in done.stdout
+    assert "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used" in done.stdout
+
+
+@pytest.mark.one_mpi
 def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path, command):
     """Control: the other cases fail only because of their own error."""
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
