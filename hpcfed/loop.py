@@ -21,6 +21,7 @@ from hpcfed.ranks.devices import DeviceSlot
 from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
+from hpcfed.round_checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
@@ -62,6 +63,9 @@ def train(
                 world.on_root(lambda: folder.write("environment.json", facts))
                 if idle := parts.cohorts.idle(world.size):
                     reporter.say(f"{recipe.name}: {idle}; the result is the same")
+                if late := [entry.round for entry in recipe.local.lr_schedule if entry.round > recipe.rounds]:
+                    rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
+                    reporter.say(f"{recipe.name}: local.lr_schedule has a step size from {rounds}; it is not used")
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
@@ -116,7 +120,12 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
         asks = checkpoints.asks() | (Request.STOP if caught.name else Request.NOTHING)
         if world.is_root and time_left.is_up(checkpoints.seconds):
             asks |= Request.TIME_IS_UP
-        outcome = simulation.round(round, asks=asks, written=checkpoints.written)
+        try:
+            outcome = simulation.round(round, asks=asks, written=checkpoints.written)
+        except RanksDiffer as error:
+            if recipe.algorithm.factory is None:
+                raise
+            raise ranks_differ(round, error.which, own_method=True) from error
         trained = time.perf_counter()
         watch.stage(f"round {round}: evaluation", waits=True)
         scores = _evaluate(session, round)

@@ -129,6 +129,7 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
 
 
 ERRING = """
+import torch
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, Part, Report, ServerUpdate, Tilt
 
@@ -203,6 +204,14 @@ class Keeps(ServerStep):
         self.server_lr = 2.0
 
 
+class Noisy(ServerStep):
+    def step(self, w, state, means):
+        from mpi4py import MPI
+
+        torch.rand(MPI.COMM_WORLD.rank)  # as training of a client may draw
+        return ServerUpdate(w + torch.randn_like(w))
+
+
 class Half(Part):  # Half
     def begin(self, w):
         return {}
@@ -245,6 +254,14 @@ def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, p
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.ranks(2)
+def test_a_step_with_random_numbers_of_its_own_is_told_before_the_memory(world, place):
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    changes = {"factory": "erring:made", "rule": "Noisy"}
+    with pytest.raises(EnvironmentFailure, match=r"every rank: no random numbers .* suspect that host's memory"):
+        hpcfed.run(recipe(place, "run", changes), world=world, quiet=True)
+
+
 def test_hosts_with_other_code_are_named(world, place):
     """Each rank as on a host of its own, with a folder of its own."""
     own = place / f"host-{world.rank}"
