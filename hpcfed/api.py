@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.factory import named_code
-from hpcfed.config.load import load_recipe, load_recipes
+from hpcfed.config.load import given_twice, load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.ranks.world import World, connect
@@ -48,7 +48,7 @@ def run(
     world = world or connect()
     with world.united():
         (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world)
-        return _run(recipe, world, quiet, fresh, accept_code)
+        return _run(recipe, world, quiet, fresh, accept_code, given_twice(overrides))
 
 
 def run_seeds(
@@ -67,7 +67,8 @@ def run_seeds(
     world = world or connect()
     with world.united():
         recipes = _resolved(lambda: load_recipes(source, overrides), world)
-        return [_run(recipe, world, quiet, fresh, accept_code) for recipe in recipes]
+        twice = given_twice(overrides)
+        return [_run(recipe, world, quiet, fresh, accept_code, twice) for recipe in recipes]
 
 
 def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
@@ -85,13 +86,17 @@ def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
     return recipes
 
 
-def _run(recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bool) -> Result:
+def _run(
+    recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bool, twice: Sequence[str] = ()
+) -> Result:
     refuse_both(fresh, accept_code)
     folder = RunFolder(recipe.output, fresh=fresh)
     if accept_code:
         world.on_root(lambda: folder.accept_code(recipe))
     speaks = world.is_root and not quiet
     with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
+        for text in twice:
+            reporter.say(f"{recipe.name}: {text.partition('=')[0]} is given more than once; the last, {text}, holds")
         finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.word_of_code(recipe)))
         if word:
             reporter.say(f"{recipe.name}: {word}")

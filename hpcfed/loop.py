@@ -21,6 +21,7 @@ from hpcfed.ranks.devices import DeviceSlot
 from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
+from hpcfed.round_checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
@@ -60,13 +61,8 @@ def train(
                 facts |= {"method": parts.method.name, "data": data}
                 facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
                 world.on_root(lambda: folder.write("environment.json", facts))
-                if empty := parts.cohorts.without_samples:
-                    what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
-                    reporter.say(f"{recipe.name}: {empty} {what} as an update of 0 (weights: uniform)")
-                if idle := parts.cohorts.idle(world.size):
-                    reporter.say(f"{recipe.name}: {idle}; the result is the same")
-                if recipe.evaluate.every and not parts.federation.num_test:
-                    reporter.say(f"{recipe.name}: no test loss or accuracy, since the federation has no test set")
+                for remark in _remarks(recipe, parts):
+                    reporter.say(f"{recipe.name}: {remark}")
                 if done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
@@ -80,6 +76,20 @@ def train(
                         recipe, parts, evaluator, of_clients, checkpoints, caught, recorder, reporter, observers
                     )
                     ending.stopped = _rounds(session, progress)
+
+
+def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """Yield what the user may not have meant, though it can be run."""
+    if empty := parts.cohorts.without_samples:
+        what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
+        yield f"{empty} {what} as an update of 0 (weights: uniform)"
+    if idle := parts.cohorts.idle(parts.world.size):
+        yield f"{idle}; the result is the same"
+    if recipe.evaluate.every and not parts.federation.num_test:
+        yield "no test loss or accuracy, since the federation has no test set"
+    if late := [entry.round for entry in recipe.local.lr_schedule if entry.round > recipe.rounds]:
+        rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
+        yield f"local.lr_schedule has a step size from {rounds}; it is not used"
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,12 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
         asks = checkpoints.asks() | (Request.STOP if caught.name else Request.NOTHING)
         if world.is_root and time_left.is_up(checkpoints.seconds):
             asks |= Request.TIME_IS_UP
-        outcome = simulation.round(round, asks=asks, written=checkpoints.written)
+        try:
+            outcome = simulation.round(round, asks=asks, written=checkpoints.written)
+        except RanksDiffer as error:
+            if recipe.algorithm.factory is None:
+                raise
+            raise ranks_differ(round, error.which, own_method=True) from error
         trained = time.perf_counter()
         watch.stage(f"round {round}: evaluation", waits=True)
         scores = _evaluate(session, round)

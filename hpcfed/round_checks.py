@@ -15,6 +15,28 @@ from hpcfed.reduce.buffer import FAILED, KINDS, SKIPPED, Sums
 from hpcfed.types import DELTA, ServerUpdate, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"
+ALIKE = (
+    "the method's begin, step and share must do the same on every rank: no random numbers of torch's global stream, no "
+    "clock, no order of a set; if they do, "
+)
+"""What to look for in a method of the user's own, where the ranks' states differ."""
+
+
+class RanksDiffer(EnvironmentFailure):
+    """The ranks' states differ at the start of a round, on the ranks named in `which`."""
+
+    which = ""
+
+
+def ranks_differ(round: int, which: str, *, own_method: bool = False) -> RanksDiffer:
+    """Return the error for ranks whose states differ; with a method of the user's own that is looked at first."""
+    error = RanksDiffer(
+        f"round {round}: the ranks no longer hold the same model",
+        got=which,
+        remedy=f"{ALIKE if own_method else ''}suspect that host's memory or its software; run 'hpcfed doctor' on it",
+    )
+    error.which = which
+    return error
 
 
 def check_update(method: str, update: Update, names: Sequence[str], scalars: Sequence[str], like: Tensor) -> None:
@@ -76,15 +98,12 @@ def check_sums(
         federation, world: of the run.
 
     Raises:
-        EnvironmentFailure: the ranks' states differ, or the training of a client raised.
+        RanksDiffer: the ranks' states differ.
+        EnvironmentFailure: the training of a client raised.
         Diverged: a client's update is not finite.
     """
     if len(set(sums.hashes.tolist())) > 1:
-        raise EnvironmentFailure(
-            f"round {round}: the ranks no longer hold the same model",
-            got=differing(sums.hashes, world.hosts),
-            remedy="suspect that host's memory or its software; run 'hpcfed doctor' on it",
-        )
+        raise ranks_differ(round, differing(sums.hashes, world.hosts))
     if (sums.status == SKIPPED).all():
         what = f"round {round}: training failed for every client of the cohort"
         raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")

@@ -31,6 +31,7 @@ from hpcfed.rng import Purpose, torch_seed
 from hpcfed.run_folder.code import check_hosts
 from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.types import Method
+from hpcfed.user_code.blame import place_of
 
 if TYPE_CHECKING:
     import torch
@@ -324,7 +325,9 @@ def _check_outputs(
             output = model.module(sample)
     except Exception as error:  # a user's model may raise anything
         what = f"the model cannot take a sample of shape {federation.feature_shape}"
-        raise InputError(what, got=f"{type(error).__name__}: {error}") from error
+        place = place_of(error)
+        got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        raise InputError(what, got=got) from error
     model.module.train()
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     shape: Sequence[int] = tuple(getattr(output, "shape", ()))

@@ -10,6 +10,9 @@ from hpcfed.errors import InputError
 from hpcfed.types import DELTA, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
 from hpcfed.user_code.blame import defined_at
 
+RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
+"""Names of a local part in release 0.1 → their names now."""
+
 
 def check_parts(method: Method) -> None:
     """Refuse parts of a method that lack what they will be asked for.
@@ -22,6 +25,13 @@ def check_parts(method: Method) -> None:
         ("server", method.server, ServerMethod),
         *([("normalize", method.normalize, Normalization)] if method.normalize is not None else []),
     ]
+    for old, new in RENAMED.items():
+        if hasattr(method.local, old):
+            raise InputError(
+                f"{method.name}: its local part, {type(method.local).__name__}, has {old!r}, which is now {new!r}",
+                where=defined_at(method.local, old) or defined_at(method.local),
+                remedy="rename it there; docs/from-0.1-to-0.2.md lists all new names",
+            )
     for role, part, protocol in parts:
         for name in (name for name in vars(protocol) if not name.startswith("_")):
             if not hasattr(part, name):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
-from hpcfed.user_code.blame import place_of
+from hpcfed.user_code.blame import described, place_of, refusal
 from hpcfed.user_code.modules import search
 
 
@@ -67,8 +70,40 @@ def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], k
         return factory(**args)
     except Exception as error:  # the user's function may raise anything
         place = place_of(error)
-        what = f"{key} {reference!r} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        at = f" ({place})" if place else ""
+        if isinstance(error, ValidationError) and (name := _refused(error)) in args:
+            expected, got = refusal(error)
+            whose = f"{error.title} refuses it, in {key} {reference!r}{at}"
+            raise InputError(f"{_prefix(key)}{name}", expected=expected, got=got, remedy=whose) from error
+        what = f"{key} {reference!r} raised {described(error)}{at}"
         misfit = isinstance(error, TypeError) and not place  # raised by the call, not in the factory
+        remedy = (misfit and _remedy_of_call(factory, args, key)) or remedy
         raise InputError(
             what, got=f"the keys {', '.join(args) or '(none)'}" if misfit else "", remedy=remedy
         ) from error
+
+
+def _refused(error: ValidationError) -> str:
+    """Return the name of the parameter that a part refuses."""
+    return ".".join(map(str, error.errors(include_url=False)[0]["loc"]))
+
+
+def _prefix(key: str) -> str:
+    """Return the place of a factory's arguments in the recipe: a method's stand beside ``factory``."""
+    section = key.rpartition(".")[0]
+    return f"{section}." if section == "algorithm" else f"{section}.args."
+
+
+def _remedy_of_call(factory: Callable[..., Any], args: Mapping[str, Any], key: str) -> str:
+    """Return a remedy for arguments that a factory does not have; "" if it has them all, or nothing is known of it."""
+    try:
+        taken = signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    known = [one.name for one in taken if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    unknown = [name for name in args if name not in known]
+    if not unknown or any(one.kind is Parameter.VAR_KEYWORD for one in taken):
+        return ""
+    if key == "algorithm.factory" and "args" in unknown:
+        return "a method's parameters stand beside 'factory': {factory: …, " + f"{(known or ['gain'])[0]}: …" + "}"
+    return nearest(unknown[0], known) if known else "it takes no parameters"

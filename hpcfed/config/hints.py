@@ -29,6 +29,8 @@ ELSEWHERE = {
     "gel": "GeL goes with any method: guess=remaining or guess=limit",
 }
 """Names from the literature that are no method here (lower case, letters and digits only) → what to use."""
+KEY = ".[key]"
+"""What pydantic appends to the place of a mapping's entry whose key, not its value, is refused."""
 LIKELY = 0.8
 """Similarity from which an unknown name counts as a misspelt method rather than another method."""
 
@@ -71,6 +73,10 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "one seed", f"seeds={_short(value)} runs each"
     if path == "seed" and not isinstance(value, Mapping):
         return "a whole number from 0, or one each for model, cohort and batches", ""
+    if kind == "string_pattern_mismatch" and path == "name":
+        return "letters, digits, spaces and . _ -, a letter or digit first", ""
+    if kind == "string_pattern_mismatch" and path.startswith("evaluate.metrics.") and path.endswith(KEY):
+        return "a name of letters, digits, _ and -, a letter first", ""
     if kind == "string_pattern_mismatch" and (path.startswith("evaluate.metrics.") or path.endswith("factory")):
         return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
     if section is not None and not isinstance(value, Mapping):

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 
-from hpcfed.config.hints import for_key, for_value, section_of, spelled_out
+from hpcfed.config.hints import KEY, for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, shown
@@ -67,6 +67,13 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         return [validated(Recipe, content, where)]
     seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
     return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
+
+
+def given_twice(overrides: Sequence[str]) -> list[str]:
+    """Return the last override, ``key=value``, of each key that has several."""
+    keys = [text.partition("=")[0] for text in overrides]
+    last = dict(zip(keys, overrides, strict=True))
+    return [text for key, text in last.items() if keys.count(key) > 1]
 
 
 def of_rounds_alone(rounds: int, output: Path) -> tuple[str, ...]:
@@ -131,6 +138,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
+    dotted = dotted.removesuffix(KEY)
     return InputError(dotted or "recipe", where=where, expected=better or expected, got=got[:200], remedy=remedy)
 
 

@@ -161,6 +161,8 @@ def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: T
     for key, function in functions.items():
         try:
             function(output, target)
+            if function is loss.each:
+                _check_gradient(loss.each, output, target)
         except InputError:
             raise
         except Exception as error:  # the user's function may raise anything
@@ -168,6 +170,25 @@ def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: T
             place = place_of(error)
             what = f"{key} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
             raise InputError(what, remedy=f"it was given {given}") from error
+
+
+def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:
+    """Refuse a loss without a gradient by the output, from which nothing can be learned.
+
+    Raises:
+        InputError: it does not depend on the output, or is detached from it.
+    """
+    with torch.enable_grad():
+        inner = output.detach().clone().requires_grad_()
+        total = each(inner.clone(), target).sum()  # of a copy: a loss may change its argument in place
+        found = torch.autograd.grad(total, inner, allow_unused=True)[0] if total.requires_grad else None
+    if found is None:
+        raise InputError(
+            "loss.factory: the loss does not depend on the model's parameters",
+            expected="a loss computed from the output by torch",
+            got="one without a gradient",
+            remedy="look for detach, item, numpy, argmax or torch.no_grad in it",
+        )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from pydantic import ValidationError
+
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
 from hpcfed.user_code.modules import is_own
 
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
@@ -44,6 +46,30 @@ def defined_at(part: object, name: str = "") -> str:
     return ""
 
 
+def described(error: Exception) -> str:
+    """Return kind and text of an error; of a refused parameter of a `Part` the parameter and why, in one line."""
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    first = error.errors(include_url=False)[0]
+    key = ".".join([error.title, *map(str, first["loc"])])
+    if first["type"] == "frozen_instance":
+        remedy = "state goes in through begin and out of step (a client's: out of report)"
+        return f"{key} is assigned, but a part is frozen: {remedy}"
+    expected, got = refusal(error)
+    return f"{key}: expected {expected}, got {got}"
+
+
+def refusal(error: ValidationError) -> tuple[str, str]:
+    """Return (expected, got) of pydantic's first complaint."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "missing":
+        return "a value", "none"
+    if first["type"] == "extra_forbidden":
+        return "no such key", shown(first["input"])
+    said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return said, shown(first["input"])
+
+
 def _short(file: str) -> str:
     """Return a path, relative to the working folder if it lies in it."""
     return file.removeprefix(f"{Path.cwd()}{os.sep}")
@@ -57,7 +83,7 @@ def blamed(error: Exception, where: str = "", remedy: str = "correct it there") 
     place = place_of(error)
     if not place:
         return None
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    what = described(error)
     if _is_of_the_machine(error):
         return EnvironmentFailure(f"{place}: {what}", where=where, remedy=remedy)
     return InputError(f"{place}: {what}", where=where, remedy=remedy)

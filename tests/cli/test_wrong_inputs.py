@@ -65,6 +65,18 @@ MORE: Mapping[str, Wrong] = {
     "missing-alpha": Wrong(RUN + "algorithm.name=feddyn", ("'alpha'", "missing", "add it")),
     "unknown-model": Wrong(RUN + "model.name=mpl", ("'mpl'", "did you mean 'mlp'?")),
     "missing-factory": Wrong("run factory.yaml model.factory=nowhere:build", ("nowhere:build", "nowhere", "looked in")),
+    "model-that-raises": Wrong(
+        "run factory.yaml model.factory=outputs:narrow",
+        ("cannot take a sample", "mat1", "outputs.py, line 14, in forward"),
+    ),
+    "loss-without-a-gradient": Wrong(
+        RUN + "loss.factory=outputs:cut", ("does not depend on the model's parameters", "detach")
+    ),
+    "name-of-a-metric": Wrong(
+        RUN + 'evaluate.metrics={"my.recall":"outputs:recall"}',
+        ("evaluate.metrics.my.recall: expected a name of letters, digits, _ and -", "got 'my.recall'"),
+    ),
+    "name-with-a-slash": Wrong(RUN + "name=a/b", ("name: expected letters, digits, spaces and . _ -", "'a/b'")),
     "missing-function": Wrong("run factory.yaml model.factory=outputs:sevn", ("'sevn'", "did you mean 'seven'?")),
     "unknown-command": Wrong("rum recipe.yaml", ("'rum'", "did you mean 'run'?")),
     "unknown-option": Wrong(RUN + "--quit", ("--quit", "--quiet")),
@@ -112,6 +124,23 @@ from torch import nn
 
 def seven():
     return nn.Linear(12, 7)
+
+
+def narrow():
+    return Narrow(3, 4)
+
+
+class Narrow(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def cut():
+    return lambda output, target: output.detach().square().sum(1)
+
+
+def recall(output, target):
+    return 1.0, 2.0
 """
 
 
@@ -244,6 +273,15 @@ def test_the_keys_of_methods_and_models_are_known_where_they_are_looked_for():
     specs = [import_module(f"hpcfed.models.{module}").SPECS[name] for name, module in BUILT_IN.items()]
     assert {key for part in parts if part is not None for key in part.model_fields} == OF_METHODS
     assert {key for spec in specs for key in spec.model_fields} == OF_MODELS
+
+
+@pytest.mark.one_mpi
+def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
+    late = "local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]"
+    done = command(["run", "recipe.yaml", "name=a", "name=b", late, f"output={tmp_path / 'run'}"], prepared)
+    assert done.returncode == 0, done.stderr
+    assert "b: name is given more than once; the last, name=b, holds" in done.stdout
+    assert "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used" in done.stdout
 
 
 @pytest.mark.one_mpi

@@ -76,6 +76,16 @@ class Forgetful(ClientRule):
         return Update(None, {"dleta": local.delta})
 
 
+class Old(Plain):
+    @property
+    def strength(self):
+        return 0.1
+
+
+def old():
+    return Method("old", Old(), ServerStep())
+
+
 def forgetful():
     return Method("forgetful", Forgetful(), ServerStep())
 
@@ -97,8 +107,16 @@ def failing():
         ({"factory": "wrong:failing"}, ("wrong:failing", "OSError: no licence server")),
         ({"factory": "wrong:forgtful"}, ("no function 'forgtful'", "did you mean 'forgetful'")),
         ({"factory": "grads:fedexprox"}, ("grads:fedexprox", "'mu'")),
-        ({"factory": "grads:fedexprox", "mu": 0.1, "gian": 2}, ("grads:fedexprox", "'gian'")),
-        ({"factory": "grads:fedexprox", "mu": -1.0}, ("grads:fedexprox", "greater than or equal to 0")),
+        ({"factory": "grads:fedexprox", "mu": 0.1, "gian": 2}, ("grads:fedexprox", "did you mean 'gain'?")),
+        (
+            {"factory": "grads:fedexprox", "args": {"mu": 0.1}},
+            ("a method's parameters stand beside 'factory': {factory: …, mu: …}",),
+        ),
+        (
+            {"factory": "grads:fedexprox", "mu": -1.0},
+            ("algorithm.mu: expected greater than or equal to 0, got -1.0; ", "grads:fedexprox"),
+        ),
+        ({"factory": "wrong:old"}, ("wrong.py, line 11", "Old, has 'strength'", "now 'prox_mu'")),
         ({"factory": "absent:method"}, ("absent:method", "cannot be imported")),
     ],
 )
@@ -112,6 +130,7 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
 
 
 ERRING = """
+import torch
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, Part, ServerUpdate, Tilt, Update
@@ -182,6 +201,19 @@ class Full(ServerStep):
         raise OSError(28, "no space left")
 
 
+class Keeps(ServerStep):
+    def step(self, w, state, means):
+        self.server_lr = 2.0
+
+
+class Noisy(ServerStep):
+    def step(self, w, state, means):
+        from mpi4py import MPI
+
+        torch.rand(MPI.COMM_WORLD.rank)  # as training of a client may draw
+        return ServerUpdate(w + torch.randn_like(w))
+
+
 class Half(Part):  # Half
     def begin(self, w):
         return {}
@@ -207,6 +239,7 @@ def made(client="Plain", rule="ServerStep"):
         ({"rule": "Rate"}, "# Rate", ": Rate.step: its server_lr: expected a number or None, got a Tensor"),
         ({"rule": "Grows"}, "# Grows", ": Grows.step: its state 'v': expected none, got a tensor of shape (144,)"),
         ({"rule": "Reads"}, "nowhere", "in step: FileNotFoundError: "),
+        ({"rule": "Keeps"}, "= 2.0", "Keeps.server_lr is assigned, but a part is frozen: state goes in through begin"),
         ({"rule": "Half"}, "# Half", ": erring: its server part, Half, has no 'step'; hpcfed.types.ServerMethod says"),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
@@ -223,6 +256,14 @@ def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, p
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.ranks(2)
+def test_a_step_with_random_numbers_of_its_own_is_told_before_the_memory(world, place):
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    changes = {"factory": "erring:made", "rule": "Noisy"}
+    with pytest.raises(EnvironmentFailure, match=r"every rank: no random numbers .* suspect that host's memory"):
+        hpcfed.run(recipe(place, "run", changes), world=world, quiet=True)
+
+
 def test_hosts_with_other_code_are_named(world, place):
     """Each rank as on a host of its own, with a folder of its own."""
     own = place / f"host-{world.rank}"
