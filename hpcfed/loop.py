@@ -54,7 +54,7 @@ def train(
             of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
-            data = world.on_root(lambda: folder.claim(recipe, done))
+            data = world.on_root(lambda: folder.claim(recipe, done, checkpoints.simulation.hash if done else None))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, recipe.reduction)

@@ -144,7 +144,7 @@ class Simulation:
             seconds={**spent, "server": time.perf_counter() - reduced},
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
             units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
-            hash=f"{np.int64(self._state_hash()).view(np.uint64):016x}",
+            hash=self.hash,
             attempts=attempts,
         )
 
@@ -264,6 +264,11 @@ class Simulation:
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in sums.scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )
+
+    @property
+    def hash(self) -> str:
+        """The hash of w, the server's state and the magnitudes, 64 bit, hexadecimal, as in the last round's record."""
+        return f"{np.int64(self._state_hash()).view(np.uint64):016x}"
 
     def _state_hash(self) -> int:
         """Return the hash of what must be the same on every rank, as a signed 64-bit integer; taken once a round."""

@@ -102,6 +102,8 @@ class Federation:
         try:
             if path.is_dir():
                 raise InputError("is a folder, not a federation file", where=str(path), remedy="name the .h5 file")
+            if path.exists() and not path.is_file():  # a pipe would be waited on
+                raise InputError("is a device or a pipe, not a federation file", where=str(path), remedy=REMEDY)
             # Locks often fail on parallel and network file systems, and a file that is only read needs none.
             file = h5py.File(path, "r", locking=False)
         except FileNotFoundError:

@@ -17,11 +17,11 @@ from hpcfed.data.content import KIND, content_hash
 from hpcfed.errors import EnvironmentFailure, InputError
 
 Facts = Mapping[str, Any]
-"""``bytes``, ``changed`` (nanoseconds since 1970) and ``inode`` of a federation file."""
+"""``bytes``, ``changed`` and ``status_changed`` (nanoseconds since 1970) and ``inode`` of a federation file."""
 
 
 def facts_of(path: Path) -> dict[str, int]:
-    """Return a file's size, time of change and inode.
+    """Return a file's size, times of change and inode; the time of its status is one that nobody can set.
 
     Raises:
         EnvironmentFailure: it can't be read.
@@ -30,7 +30,8 @@ def facts_of(path: Path) -> dict[str, int]:
         found = path.stat()
     except OSError as error:
         raise EnvironmentFailure("can't be read", where=str(path), got=error.strerror or str(error)) from None
-    return {"bytes": found.st_size, "changed": found.st_mtime_ns, "inode": found.st_ino}
+    times = {"changed": found.st_mtime_ns, "status_changed": found.st_ctime_ns}
+    return {"bytes": found.st_size, **times, "inode": found.st_ino}
 
 
 def check_data(path: Path, content: str | None, before: Facts | None, *, goes_on: bool, always: bool) -> Facts:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import xxhash
+from safetensors import SafetensorError, safe_open
 
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
@@ -99,6 +100,7 @@ class RunFolder:
         if not same or result.get("status") != "finished":
             return False
         self._refuse_other_record(result.get("rounds"))
+        self._refuse_lost_model()
         return True
 
     @contextmanager
@@ -200,9 +202,10 @@ class RunFolder:
         except OSError as error:
             raise self._unusable(error) from None
 
-    def claim(self, recipe: Recipe, done: int) -> Facts:
+    def claim(self, recipe: Recipe, done: int, state: str | None = None) -> Facts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
+        `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have.
         Returns the facts of the federation file, to be kept in ``environment.json``.
 
         Raises:
@@ -219,7 +222,7 @@ class RunFolder:
                     entry.unlink()
             if done:
                 self.code.refuse_changes(recipe)
-                self._cut(done)
+                self._cut(done, state)
             elif self._has_rounds() or self.fresh:
                 self._put_aside()
             self.code.write(recipe, done)
@@ -300,6 +303,19 @@ class RunFolder:
                 remedy="restore it, or choose another output",
             )
 
+    def _refuse_lost_model(self) -> None:
+        path = self.path / "model.safetensors"
+        try:
+            with safe_open(path, "np"):
+                return
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                "the model of this finished run was removed or damaged",
+                where=str(path),
+                got=getattr(error, "strerror", None) or str(error),
+                remedy="restore it, or train again with --fresh",
+            ) from None
+
     def _read_json(self, name: str) -> dict[str, Any]:
         """Return the mapping in a JSON file of the folder; empty if the file is missing or damaged.
 
@@ -314,7 +330,7 @@ class RunFolder:
             raise self._unusable(error) from None
         return found if isinstance(found, dict) else {}
 
-    def _cut(self, done: int) -> None:
+    def _cut(self, done: int, state: str | None) -> None:
         lines: list[bytes] = []
         with suppress(FileNotFoundError), self.metrics.open("rb") as record:
             lines = [line for line in islice(record, done) if line.endswith(b"\n")]
@@ -326,7 +342,12 @@ class RunFolder:
                 got=str(len(lines)),
                 remedy=FRESH,
             )
-        deque(parse_rounds(lines, self.metrics), maxlen=0)  # raises on damage, which would stay for good
+        (last,) = deque(parse_rounds(lines, self.metrics), maxlen=1)  # raises on damage, which would stay for good
+        if state is not None and last.get("hash") != state:
+            what = "the record is of another run than the checkpoint"
+            raise InputError(
+                what, where=str(self.metrics), expected=f"hash {state}", got=str(last["hash"]), remedy=FRESH
+            )
         write_whole(self.metrics, b"".join(lines))
         if self.clients.exists():
             self._cut_clients(done)

@@ -173,6 +173,14 @@ def test_clients_without_samples_are_counted_where_they_count(folder):
     assert found == {"samples": 0, "uniform": 1}
 
 
+def test_a_finished_run_without_its_model_is_not_called_finished(folder):
+    command = ["run", "recipe.yaml", "rounds=1", "output=lost"]
+    assert launch(1, command, cwd=folder).returncode == 0
+    (folder / "lost" / "model.safetensors").write_bytes(b"")
+    again = launch(1, command, cwd=folder)
+    assert (again.returncode, "the model of this finished run was removed or damaged" in again.stderr) == (2, True)
+
+
 def test_a_run_says_at_its_start_that_ranks_are_idle(folder):
     done = launch(2, ["run", "recipe.yaml", "rounds=1", "cohort=1"], cwd=folder)
     assert "\nrecipe: cohorts of 1 for 2 ranks: at least 1 rank waits in each round; the result is the same\n" in (
