@@ -26,7 +26,8 @@ def test_what_is_not_measured_is_submitted_and_the_rest_is_shown(cluster: Cluste
     then = cluster.call(*HPCFED, *asked, cwd=place)
     assert then.returncode == 0, then.stderr
     assert "submitted" not in then.stdout
-    assert "not verified on a network" in then.stdout
+    # Three rounds on shared cores may be too noisy for a model: then it says so instead of predicting.
+    assert "not verified on a network" in then.stdout or "nothing is predicted: " in then.stdout
     told = json.loads((place / "study" / "scaling.json").read_text())
     assert [row["ranks"] for row in told["rows"]] == [1, 4]
 
