@@ -159,7 +159,7 @@ class Simulation:
         states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
-        with self._world.ends_within(PATIENCE, f"hpcfed: {failure}") if failure else nullcontext():
+        with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
             sums = self._buffer.reduce(self._state_hash(), trained - started, asks=asks, written=written)
         reduced, local = time.perf_counter(), sums.local_seconds
         check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)

@@ -112,8 +112,8 @@ class World:
         return self
 
     @contextmanager
-    def ends_within(self, seconds: float, message: str) -> Iterator[None]:
-        """End the job with `message` if the block, a collective that another rank may never reach, takes longer."""
+    def ends_within(self, seconds: float, error: HpcfedError) -> Iterator[None]:
+        """End the job with an error if the block, a collective that another rank may never reach, takes longer."""
         yield
 
     @contextmanager
@@ -171,8 +171,8 @@ class MpiWorld(World):
         return lambda: self._mpi.Request.Waitall(requests)
 
     @contextmanager
-    def ends_within(self, seconds: float, message: str) -> Iterator[None]:
-        watch = threading.Timer(seconds, self._abort, (EnvironmentFailure.exit_code, message))
+    def ends_within(self, seconds: float, error: HpcfedError) -> Iterator[None]:
+        watch = threading.Timer(seconds, self._abort, (error.exit_code, f"hpcfed: {error}"))
         watch.daemon = True
         start(watch)
         try:

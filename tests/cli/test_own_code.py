@@ -224,7 +224,9 @@ def test_python_runs_the_code_that_is_on_disk(folder, monkeypatch):
     with pytest.raises(hpcfed.InputError, match=r"late\.py differs"):
         hpcfed.run("recipe.yaml", quiet=True)
     assert gains(hpcfed.run("recipe.yaml", quiet=True, fresh=True).folder) == [0.5] * 3
-    other = Path(shutil.copytree(folder, folder / "other", ignore=shutil.ignore_patterns("run", "other")))
+    other = Path(
+        shutil.copytree(folder, folder / "other", ignore=shutil.ignore_patterns("run", "other", "__pycache__"))
+    )
     (other / "late.py").write_text("GAIN = 0.1\n")
     assert gains(hpcfed.run(other / "recipe.yaml", ["output=other/run"], quiet=True).folder) == [0.1] * 3
     longer = hpcfed.run("recipe.yaml", ["rounds=4"], quiet=True)

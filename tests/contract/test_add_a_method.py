@@ -116,7 +116,7 @@ def failing():
             {"factory": "grads:fedexprox", "mu": -1.0},
             ("algorithm.mu: expected greater than or equal to 0, got -1.0; ", "grads:fedexprox"),
         ),
-        ({"factory": "wrong:old"}, ("wrong.py, line 11", "Old, has 'strength'", "now 'prox_mu'")),
+        ({"factory": "wrong:old"}, ("wrong.py, line 12", "Old, has 'strength'", "now 'prox_mu'")),
         ({"factory": "absent:method"}, ("absent:method", "cannot be imported")),
     ],
 )
@@ -202,12 +202,12 @@ class Full(ServerStep):
 
 
 class Keeps(ServerStep):
-    def step(self, w, state, means):
+    def step(self, w, state, means, context):
         self.server_lr = 2.0
 
 
 class Noisy(ServerStep):
-    def step(self, w, state, means):
+    def step(self, w, state, means, context):
         from mpi4py import MPI
 
         torch.rand(MPI.COMM_WORLD.rank)  # as training of a client may draw
@@ -256,7 +256,6 @@ def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, p
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.ranks(2)
 def test_a_step_with_random_numbers_of_its_own_is_told_before_the_memory(world, place):
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
     changes = {"factory": "erring:made", "rule": "Noisy"}
@@ -264,6 +263,7 @@ def test_a_step_with_random_numbers_of_its_own_is_told_before_the_memory(world, 
         hpcfed.run(recipe(place, "run", changes), world=world, quiet=True)
 
 
+@pytest.mark.ranks(2)
 def test_hosts_with_other_code_are_named(world, place):
     """Each rank as on a host of its own, with a folder of its own."""
     own = place / f"host-{world.rank}"

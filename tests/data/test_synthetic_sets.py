@@ -243,7 +243,6 @@ def test_prepare_passes_the_options_of_a_generator_on(tmp_path: Path) -> None:
         ("feddyn-synthetic --type 5", "got 5"),
         ("fedprox-synthetic --gamma 1", "--gamma has no effect with fedprox-synthetic"),
         ("digits --incomplete --iid", "--iid, --incomplete has no effect with digits"),
-        ("linear-regression --clients 3", "--clients has no effect with linear-regression, which comes split"),
     ],
 )
 def test_an_option_without_effect_is_refused(tmp_path: Path, arguments: str, message: str) -> None:
@@ -258,5 +257,5 @@ def test_every_option_of_a_source_can_be_typed() -> None:
     for source in prepare.SOURCES.values():
         parameters = inspect.signature(source.load).parameters.values()
         own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-        assert own <= typed
-        assert own <= {*prepare.OF_SOURCES, "clients", "alpha"}
+        assert own <= {*typed, "partition"}  # which a source is told where it must know
+        assert own <= {*prepare.OF_SOURCES, "clients", "alpha", "partition"}

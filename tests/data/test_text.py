@@ -109,7 +109,7 @@ def test_tinyshakespeare() -> None:
     folder = shared_folder("data/Shakespeare")
     if folder is None:
         pytest.skip("needs tinyshakespeare.txt in $HPCFED_SHARED/data/Shakespeare")
-    dataset = text.load(folder)
+    dataset = text.load(folder / "tinyshakespeare.txt")
     assert (len(dataset.clients), len(dataset.y), len(dataset.test_y)) == (255, 804_136, 183_933)
     assert dataset.clients[:4] == ("First Citizen", "All", "Second Citizen", "MENENIUS")
     assert decoded(dataset.x[0]).startswith("Before we proceed any further, hear me speak.\nYou are all resolved")

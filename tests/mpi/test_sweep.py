@@ -21,10 +21,11 @@ pytestmark = pytest.mark.one_mpi
 def test_groups_do_not_change_what_runs_leave(groups, world, shared_tmp, monkeypatch):
     if world.is_root:
         write_small(shared_tmp, 3)
-        write_recipe(shared_tmp, rounds=2, algorithm={"name": "scaffold"})
+        local = {"steps": 4, "batch_size": 10, "lr": 0.1, "weight_decay": 0.1}
+        write_recipe(shared_tmp, rounds=4, local=local, algorithm={"name": "scaffold"})
     world.gather(None)
     monkeypatch.chdir(shared_tmp)
-    grids = parse_grids(["local.lr=0.05,0.1", "algorithm.server_lr=1,1e40"])
+    grids = parse_grids(["local.lr=0.05,0.1", "algorithm.server_lr=1,1e15"])
     plan = world.on_root(lambda: make_plan("recipe.yaml", [], grids, [3], None))
     if groups is not None and groups > world.size:
         with pytest.raises(InputError, match="groups: expected 1 to 1"):

@@ -92,7 +92,7 @@ def test_ranks_leave_with_one_code(world, capfd):
 
 
 def test_ends_within_does_nothing_to_a_block_that_ends(world):
-    with world.ends_within(30.0, "never said"):
+    with world.ends_within(30.0, EnvironmentFailure("never said")):
         assert world.gather(1) == [1] * world.size
 
 

@@ -109,9 +109,9 @@ def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
     effective = effective_steps(steps, guessed, lr=0.1, momentum=momentum, mu=0.0)
     assert ours.sum() == pytest.approx(effective)
     alike, shares = np.full(4, 5), np.full(4, 0.25)
-    equal = Cohort(np.arange(4), shares, 1.0, alike, np.zeros(4), alike)
+    equal = Cohort(np.arange(4), shares, np.ones(4), 1.0, alike, np.zeros(4), alike)
     assert constants(equal, 0.0) == pytest.approx((5, 1, 4, 20))  # τ, 1, τ − 1, τ² − τ without momentum
-    guessing = Cohort(np.arange(4), shares, 1.0, alike, np.full(4, 7.0), alike)
+    guessing = Cohort(np.arange(4), shares, np.ones(4), 1.0, alike, np.full(4, 7.0), alike)
     first, square, last = ours.sum(), ours @ ours, ours[-1]
     wanted = (first, square / first, square - last**2, first**2 - first * last)
     assert constants(guessing, momentum) == pytest.approx(wanted)

@@ -63,7 +63,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def swept(folder: Path, made: Path) -> Path:
-    """A copy of it beside the recipe."""
+    """A copy of it beside the recipe, and of the data that it is about."""
+    shutil.copy2(made.parent / "small.h5", folder)
     return shutil.copytree(made, folder / "run-sweep")
 
 
@@ -136,8 +137,9 @@ def test_seeds_are_paired(folder, command):
 def test_failures_are_isolated_and_may_be_tried_again(folder, command):
     (folder / "picky.py").write_text(PICKY)
     (folder / "monday").touch()
-    write_recipe(folder, model={"factory": "picky:Linear"})
-    grids = ("-g", "model.args={},{mood: absent},{mood: bad}", "-g", "algorithm.server_lr=1,1e40")
+    local = {"steps": 4, "batch_size": 10, "lr": 0.1, "weight_decay": 0.1}
+    write_recipe(folder, model={"factory": "picky:Linear"}, local=local)
+    grids = ("-g", "model.args={},{mood: absent},{mood: bad}", "-g", "algorithm.server_lr=1,1e15")
     done = command(["sweep", "recipe.yaml", *grids], folder)
     sweep = folder / "run-sweep"
     assert done.returncode == 4
