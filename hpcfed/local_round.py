@@ -122,18 +122,17 @@ class Training:
         for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
             info = ClientInfo(client, int(federation.sizes[client]), federation.mean_size)
             loss = self._parts.loss_of(plan.w, samples) if method.loss_at_w else None
-            alike, seed = plan.work.common is not None, self._parts.seed
-            context = RoundContext(plan.round, plan.lr, info, alike, loss, seed, Purpose.TILT)
+            about = plan.round, plan.lr, info, plan.work.common is not None, loss, self._parts.seed
+            context = RoundContext(*about, Purpose.TILT)
             state = self._parts.clients.get(client) or method.begin(self._initial)
             tilt = method.tilt(plan.w, plan.shared, state, context)
             tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
-            members.append((place, context, state))
+            members.append((place, about, state))
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
-        for (place, context, state), client, local in zip(members, clients, solved, strict=True):
+        for (place, about, state), client, local in zip(members, clients, solved, strict=True):
             effective_steps = plan.work.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
-            reporting = replace(context, purpose=Purpose.REPORT)
-            update = method.report(known, plan.w, plan.shared, state, reporting)
+            update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
             check_update(self._parts.method.name, update, self._buffer.names, self._buffer.scalars, local.delta)
             added = self._buffer.add(
                 place,
@@ -148,10 +147,11 @@ class Training:
             if not added:
                 log.warning("%s: skipped, its update is not finite", whereabouts(federation, plan.round, client))
                 continue
-            following = replace(context, purpose=Purpose.NEXT_STATE)
-            next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
-            if next_state is not None:
-                states[client] = next_state
+            if method.stateful:
+                following = RoundContext(*about, Purpose.NEXT_STATE)
+                next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
+                if next_state is not None:
+                    states[client] = next_state
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
