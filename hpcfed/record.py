@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -29,6 +31,8 @@ from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA
 from hpcfed.version import __version__
 
+CHECK_SECONDS = 1.0
+"""The record is looked for on the disk no more often: a look takes as long as a hundredth of a small round."""
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
 
 
@@ -53,6 +57,7 @@ class Recorder:
         self.totals = {**dict.fromkeys(counted, 0), **totals}
         self._folder = folder
         self._file = folder.metrics.open("ab" if totals else "wb") if parts.world.is_root else None
+        self._checked = -math.inf
 
     def __enter__(self) -> Recorder:
         return self
@@ -96,7 +101,8 @@ class Recorder:
             "imbalance": _round_off(outcome.imbalance),
         }
         if self._file is not None:
-            self._check(self._file)
+            if time.monotonic() - self._checked >= CHECK_SECONDS:
+                self._check(self._file)
             try:
                 self._file.write(line_of(row).encode())
                 self._file.flush()
@@ -121,6 +127,7 @@ class Recorder:
         if not is_ours:
             what, remedy = "the record was removed or changed while the run wrote it", "choose another output"
             raise EnvironmentFailure(what, where=str(self._folder.metrics), remedy=remedy)
+        self._checked = time.monotonic()
 
     def _add_clients(self, round: int, clients: ClientScores) -> None:
         with self._folder.clients.open("a", encoding="utf-8") as table:

@@ -26,11 +26,11 @@ class Stopping:
     """
 
     def __init__(self, rule: Stop, progress: Mapping[str, Any] | None = None):
-        self._rule = rule
+        self._rule, self._plain_rule = rule, rule.model_dump(exclude={"max_hours"})
         told = progress or {}
         self._best: float | None = told.get("best")
         self._since_best: int = told.get("since_best", 0)
-        if told.get("rule") != self._plain_rule():  # the counts belong to another target
+        if told.get("rule") != self._plain_rule:  # the counts belong to another target
             told = {}
         self._reached: int = told.get("reached", 0)
         self.reason: str | None = told.get("reason")
@@ -39,7 +39,7 @@ class Stopping:
     def progress(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps, as plain JSON."""
         return {
-            "rule": self._plain_rule(),
+            "rule": self._plain_rule,
             "reached": self._reached,
             "best": self._best,
             "since_best": self._since_best,
@@ -50,9 +50,6 @@ class Stopping:
         """Add a round's scores, the same on every rank."""
         if scores.test_loss is not None:  # evaluated
             self.reason = self._target(scores) or self._patience(scores)
-
-    def _plain_rule(self) -> dict[str, Any]:
-        return self._rule.model_dump(exclude={"max_hours"})
 
     def _target(self, scores: Scores) -> str | None:
         target, accuracy = self._rule.test_accuracy, scores.test_accuracy
