@@ -57,6 +57,7 @@ class Recorder:
         self.totals = {**dict.fromkeys(counted, 0), **totals}
         self._folder = folder
         self._file = folder.metrics.open("ab" if totals else "wb") if parts.world.is_root else None
+        self._size = self._file.seek(0, os.SEEK_END) if self._file is not None else 0
         self._checked = -math.inf
 
     def __enter__(self) -> Recorder:
@@ -104,7 +105,7 @@ class Recorder:
             if time.monotonic() - self._checked >= CHECK_SECONDS:
                 self._check(self._file)
             try:
-                self._file.write(line_of(row).encode())
+                self._size += self._file.write(line_of(row).encode())
                 self._file.flush()
                 if clients is not None:
                     self._add_clients(round, clients)
@@ -121,7 +122,7 @@ class Recorder:
         """
         try:
             found = self._folder.metrics.stat()
-            is_ours = os.path.samestat(found, os.fstat(file.fileno())) and found.st_size == file.tell()
+            is_ours = os.path.samestat(found, os.fstat(file.fileno())) and found.st_size == self._size
         except OSError:
             is_ours = False
         if not is_ours:
