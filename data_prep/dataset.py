@@ -18,9 +18,9 @@ class Dataset:
 
     Attributes:
         name: short name, the default name of the federation.
-        task: ``classification``, ``regression`` or ``next-token``.
+        task: one of `hpcfed.data.federation.TASKS`.
         x, y: (n, ...) and (n,) or (n, ...): arrays or memory maps in the types to be stored.
-        num_classes: labels are 0 … num_classes - 1; None for regression.
+        num_classes: labels are 0 … num_classes - 1; None for targets that are numbers.
         test_x, test_y: the test set; None if absent.
         normalization: constants by which the run normalizes x; None for "use x as it is".
         source: provenance, stored as JSON: files with sha256, or the generator with its parameters.

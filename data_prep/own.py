@@ -18,7 +18,7 @@ from data_prep.split import split
 from data_prep.tables.missing import DROP, REFUSE, check_way
 from data_prep.tables.standardize import NONE
 from data_prep.write import write
-from hpcfed.data.federation import TASKS, Normalization
+from hpcfed.data.federation import OF_NUMBERS, TASKS, Normalization
 from hpcfed.errors import InputError, nearest
 
 Clients = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -51,7 +51,8 @@ def write_federation(
         clients: the clients in their order: pairs (name, samples), or a mapping.
         test: samples of a common test set; or a mapping from clients' names to samples, each client's own test set.
         task: ``classification`` (labels 0 … K-1), ``multi-label`` (y (n, K) of 0 and 1), ``regression`` (targets of any
-            shape) or ``next-token`` (y: the token that follows, one a sample).
+            shape), ``survival`` (y (n, 2): 1 for an event or 0 for censored, and its time) or ``next-token`` (y: the
+            token that follows, one a sample).
         num_classes: K, or the number of tokens; default: the largest label there is, plus one.
         vocabulary: the tokens' meaning, JSON-serializable.
         normalization: means and standard deviations by which runs normalize x, one of each or one per channel.
@@ -132,7 +133,7 @@ def gather(
         )
     if task == "multi-label" and y.ndim != 2:
         raise InputError(f"{name}: y", expected="zeros and ones, a column a label", got=f"shape {y.shape[1:]} each")
-    if task != "regression":
+    if task not in OF_NUMBERS:
         num_classes = y.shape[1] if task == "multi-label" else num_classes or largest + 1
         y = _narrow(y, largest)
         test_y = None if test_y is None else _narrow(test_y, largest)
@@ -141,7 +142,7 @@ def gather(
         task=task,
         x=x,
         y=y,
-        num_classes=None if task == "regression" else num_classes,
+        num_classes=None if task in OF_NUMBERS else num_classes,
         test_x=test_x,
         test_y=test_y,
         normalization=normalization,

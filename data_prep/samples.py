@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.spool import Spool
+from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
 
 BLOCK_SAMPLES, BLOCK_BYTES = 512, 16 << 20
@@ -92,8 +93,11 @@ class Samples:
             raise InputError(f"{who}: y", expected="numbers", got=str(y.dtype))
         if self._task == "classification" and y.shape[1:] == (1,):
             y = y[:, 0]
-        if self._task == "regression":
-            return _finite(f"{who}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
+        if self._task in OF_NUMBERS:
+            numbers = _finite(f"{who}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
+            if self._task == "survival":
+                _check_events(f"{who}: y", numbers)
+            return numbers
         self._check_labels(f"{who}: y", y)
         if self._task == "classification" and y.ndim != 1:
             remedy = "for several labels a sample, use task='regression' and a loss of your own"
@@ -144,6 +148,13 @@ def _stacked(who: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         return np.stack([np.asarray(part) for part in x]), np.stack([np.asarray(part) for part in y])
     except (TypeError, ValueError) as error:
         raise InputError(f"{who}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
+
+
+def _check_events(what: str, y: np.ndarray) -> None:
+    """Refuse targets that are not (event, time)."""
+    got = flaw_of_events(y) if y.shape[1:] == (2,) else f"shape {y.shape[1:]} each"
+    if got:
+        raise InputError(what, expected=EVENTS, got=got, remedy="name the columns event,time in this order")
 
 
 def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:

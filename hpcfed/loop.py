@@ -51,7 +51,7 @@ def train(
         parts, evaluator = assemble(recipe, world, device_slot)
         observers = Observers(recipe, world)
         with parts.clients:
-            of_clients = ClientEvaluator(recipe.evaluate.clients, parts, evaluator)
+            of_clients = ClientEvaluator(recipe.evaluate, parts, evaluator)
             checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
             data = world.on_root(lambda: folder.claim(recipe, done, checkpoints.simulation.hash if done else None))
@@ -197,7 +197,10 @@ def _evaluate(session: Session, round: int) -> tuple[Scores, ClientScores | None
     try:
         w = session.checkpoints.simulation.evaluated()
         scores = session.evaluator(w, test=test, train=train)
-        return scores, session.of_clients(w, round) if clients else None
+        of_clients = session.of_clients(w, round) if clients else None
+        for remark in session.evaluator.news():
+            session.reporter.say(f"{session.recipe.name}: {remark}")
+        return scores, of_clients
     except HpcfedError:
         raise
     except Exception as error:  # a user's model or a device may raise anything

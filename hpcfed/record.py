@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import psutil
 import torch
@@ -20,7 +22,7 @@ from safetensors.torch import save
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.evaluation.evaluate import Scores
-from hpcfed.evaluation.per_client import COLUMNS, ClientScores
+from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
 from hpcfed.ranks.cpu import cpu_model
@@ -131,10 +133,25 @@ class Recorder:
         self._checked = time.monotonic()
 
     def _add_clients(self, round: int, clients: ClientScores) -> None:
-        with self._folder.clients.open("a", encoding="utf-8") as table:
-            if table.tell() == 0:
-                table.write(",".join(COLUMNS) + "\n")
-            table.writelines(clients.rows(round))
+        """Append the rows of a round; other columns than before, where the recipe's metrics changed, join the old."""
+        header = ",".join(clients.columns)
+        with self._folder.clients.open("a+", encoding="utf-8", newline="") as table:
+            table.seek(0)
+            found = table.readline().rstrip("\n")
+            if found in ("", header):
+                write_rows(table, [] if found else [clients.columns], clients.rows(round))
+                return
+        self._join(found.split(","), round, clients)
+
+    def _join(self, before: list[str], round: int, clients: ClientScores) -> None:
+        """Write the table anew with the columns of its old rows and of a round's."""
+        columns = list(dict.fromkeys([*before, *clients.columns]))
+        with self._folder.clients.open(encoding="utf-8", newline="") as table:
+            old = [[row.get(name) or "" for name in columns] for row in csv.DictReader(table)]
+        now = (dict(zip(clients.columns, row, strict=True)) for row in clients.rows(round))
+        text = io.StringIO(newline="")
+        write_rows(text, [columns, *old], ([row.get(name, "") for name in columns] for row in now))
+        self._folder.write("clients.csv", text.getvalue())
 
     def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor) -> None:
         """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) if it differs."""
@@ -144,6 +161,13 @@ class Recorder:
         self._folder.write("model.safetensors", save(model.named(w)))
         if not torch.equal(w, evaluated):
             self._folder.write("model-evaluated.safetensors", save(model.named(evaluated)))
+
+
+def write_rows(file: IO[str], *rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows of a table as CSV."""
+    writer = csv.writer(file, lineterminator="\n")
+    for some in rows:
+        writer.writerows(some)
 
 
 def _round_off(value: float) -> float:

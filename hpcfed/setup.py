@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 
 from hpcfed import algorithms, models
@@ -14,7 +15,8 @@ from hpcfed.algorithms._compatibility import check_parts, check_product
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import made
 from hpcfed.config.limits import seconds_of
-from hpcfed.config.recipe import Algorithm, Local, Recipe
+from hpcfed.config.metrics import CLASSES, check_metrics, targets_of
+from hpcfed.config.recipe import Algorithm, Local, Loss, Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError
@@ -55,12 +57,15 @@ def _resolve(recipe: Recipe) -> Recipe:
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     check_parts(method)
     spec = models.spec(recipe.model)
-    local = _local_work(recipe, method, spec)
+    asked, local = recipe, _local_work(recipe, method, spec, couples=recipe.loss.name == "cox")
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_product(recipe, method)
     check_observers(recipe.observers, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         _check_samples(recipe, federation, spec)
+        if federation.task == "survival" and recipe.loss.factory is None:
+            recipe = recipe.model_copy(update={"local": _local_work(asked, method, spec, couples=True)})
+        check_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes)
         if recipe.data_content not in (None, federation.content):
             raise InputError(
                 "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"
@@ -88,8 +93,10 @@ def _parts(section: Algorithm) -> dict[str, str]:
     return {role: getattr(section, role) or default for role, default in algorithms.DEFAULT_PARTS.items()}
 
 
-def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Local:
+def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None, *, couples: bool) -> Local:
     """Return the recipe's ``local``, engine and matmul chosen; one full-batch step for methods of the full gradient.
+
+    `couples` tells that the loss of a sample depends on others of its minibatch.
 
     Raises:
         InputError: the recipe has no ``local.steps``, ``local.epochs`` or ``budget``, or its engine cannot do the work.
@@ -100,6 +107,8 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None) -> Loc
         f"dropout, which {recipe.model.name!r} has": spec is not None and spec.draws,
         f"precision: {recipe.precision}": recipe.precision != "float32",
         "compile: true": recipe.local.compile,
+        "loss.name: cox": couples,
+        "loss.weights": recipe.loss.weights is not None,
         f"{method.name}, whose gradients are taken elsewhere than at y": method.local.evaluates_elsewhere,
     }
     if engine == "auto":
@@ -161,6 +170,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     from hpcfed.client.state_store import ClientStates
     from hpcfed.data.shards import Shards
     from hpcfed.evaluation.evaluate import Evaluator
+    from hpcfed.evaluation.metrics import whole_metrics
     from hpcfed.models.losses import loss_for, metrics_for, try_own
     from hpcfed.parts import Parts
     from hpcfed.user_code.method import checked
@@ -176,13 +186,19 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     spec = models.spec(recipe.model)
     device = device_slot.device
     dtype = getattr(torch, recipe.dtype)
-    loss = loss_for(recipe.loss, federation.task, recipe.python_path)
-    metrics = metrics_for(recipe.evaluate.metrics, recipe.python_path)
+    weights = class_weights(recipe.loss, federation)
+    class_tensor = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
+    loss = loss_for(recipe.loss, federation.task, recipe.python_path, class_tensor)
+    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
+    whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
-    if recipe.loss.factory is not None or metrics:
+    outputs: tuple[int, ...] = ()
+    if recipe.loss.factory is not None or recipe.evaluate.metrics or loss.whole:
         with torch.no_grad():
             x, y = _zeros(2, federation, dtype, device)
-            try_own(loss, metrics, model.module(x), y)
+            output = model.module(x)
+            outputs = tuple(output.shape[1:])
+            try_own(loss, sums, output, y)
     room = {"device": _room(device, device_slot.sharing), "host": _room(torch.device("cpu"), device_slot.neighbours)}
     cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
     again = cohorts.draws > 1 or recipe.evaluate.train.every > 0 or recipe.evaluate.clients.every > 0
@@ -195,7 +211,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     engine = engine_for(
         recipe.local, model, loss, seed, like, precision=recipe.precision, draws=draws, movable=balanced
     )
-    evaluator = Evaluator(model, loss, metrics, shards, federation, home, world, recipe.evaluate.batch_size)
+    evaluator = Evaluator(recipe.evaluate, model, loss, sums, whole, shards, federation, home, world, outputs)
     parts = Parts(
         method=method,
         federation=federation,
@@ -221,13 +237,37 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     return parts, evaluator
 
 
+def class_weights(section: Loss, federation: Federation) -> list[float] | None:
+    """Return the weight of each class in the loss, (C,); None without weights.
+
+    ``balanced`` is n / (C · n_c), so that each class counts alike and the mean weight of all training samples is 1.
+
+    Raises:
+        InputError: the targets are not one label a sample, or a class has no training sample, or no weight.
+    """
+    if section.weights is None:
+        return None
+    if targets_of(federation.task, federation.num_classes) != CLASSES:
+        raise InputError("loss.weights needs classes, one a sample", got=f"a {federation.task} federation")
+    count = max(2, federation.num_classes or 0)
+    if isinstance(section.weights, list):
+        if len(section.weights) != count:
+            raise InputError("loss.weights", expected=f"{count} numbers", got=str(len(section.weights)))
+        return section.weights
+    found = np.bincount(federation.train()[1].ravel(), minlength=count)
+    if not found.all():
+        what = "loss.weights: balanced needs training samples of every class"
+        raise InputError(what, where=str(federation.path), got=f"none of class {int(found.argmin())}")
+    return (found.sum() / (count * found)).tolist()
+
+
 def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
     """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
     import torch
 
     from hpcfed.models.flat import FlatModel
 
-    outputs = federation.num_classes or prod(federation.target_shape)
+    outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
     spec = models.spec(recipe.model)
     if spec is not None:
         _check_memory(spec, federation.feature_shape, outputs, dtype)

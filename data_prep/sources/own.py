@@ -56,7 +56,7 @@ def load(
 
     Args:
         raw: see this module's page.
-        task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
+        task: one of `hpcfed.data.federation.TASKS`.
         target: columns of y in tables, comma-separated; default: the one with an obvious name.
         client_column: column that names the client, in one table of all clients.
         categorical: columns of tables that become one-hot although they hold numbers, comma-separated.

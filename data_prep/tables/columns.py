@@ -20,7 +20,7 @@ class Asked:
     """The user's options about the columns.
 
     Attributes:
-        task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
+        task: one of `hpcfed.data.federation.TASKS`.
         target: names of y's columns, comma-separated; None for the obvious one.
         client: column that names the client; None if each file is one client.
         categorical: columns that become one-hot although they hold numbers.
@@ -79,7 +79,7 @@ def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:
         if asked.target in names:  # a name with a comma in it
             targets = (asked.target,)
         if len(targets) > 1 and asked.task == "classification":
-            remedy = "name one, or choose --task multi-label or regression"
+            remedy = "name one, or choose --task multi-label, regression or survival"
             raise InputError("--target", expected="one column of labels", got=asked.target[:80], remedy=remedy)
         return targets
     obvious = [name for name in names if name.lower() in OBVIOUS and name not in (asked.client, *asked.excluded)]

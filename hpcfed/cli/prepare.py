@@ -98,8 +98,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip
 @click.option("--first", type=click.IntRange(min=4),
               help="cifar10: the first so many images to train on, and a quarter of that to test.")  # fmt: skip
-@click.option("--task", metavar="[classification|multi-label|regression|next-token]",
-              help="What own data are for [default: the first].")  # fmt: skip
+@click.option("--task", metavar="[classification|multi-label|regression|survival|next-token]",
+              help="What own data are for [default: the first]; survival: --target EVENT,TIME.")  # fmt: skip
 @click.option("--target", help="Column of y in own tables, several with commas between "
               "[default: the one named y, target, label, class or outcome].")  # fmt: skip
 @click.option("--client", "--client-column", "client_column", metavar="COLUMN",

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.user_code.blame import described, place_of, refusal
@@ -20,7 +21,7 @@ def named_code(recipe: Recipe) -> list[str]:
     """Return the recipe's references to user code, ``package.module:name`` each."""
     sections: tuple[Any, ...] = (recipe.model, recipe.loss, recipe.algorithm, *recipe.observers)
     factories = [section.factory for section in sections if section.factory is not None]
-    return [*factories, *recipe.evaluate.metrics.values()]
+    return [*factories, *references(recipe.evaluate.metrics)]
 
 
 def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[..., Any]:

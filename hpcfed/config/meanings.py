@@ -23,9 +23,11 @@ MEANINGS = {
         'layers: 2}`, or `{factory: "module:function", args: {}}`; `init: weights.safetensors`'
     ),
     "loss": (
-        "`{name: auto, reduction: mean}`: `cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²); or "
-        'your own `{factory: "module:function", args: {}}`, which returns a function (output, target) → '
-        "one loss per sample; `reduction: sum`"
+        "`{name: auto, reduction: mean}`: `cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²), `cox`"
+        " (partial likelihood of a minibatch, for targets of event and time); `weights: balanced` (n / (C "
+        "n_c) of all training samples) or `[1, 3]` multiply each class's; or your own `{factory: "
+        '"module:function", args: {}}`, which returns a function (output, target) → one loss per sample; '
+        "`reduction: sum`"
     ),
     "dtype": ("`float64` for verification"),
     "device": ("`cpu`, `cuda`"),
@@ -58,11 +60,15 @@ MEANINGS = {
     ),
     "evaluate": (
         "`{every: 1, model: last, batch_size: 1000, train: {every: 0}}`; `model: last-two`, "
-        "`cohort-average`, `client-average`, or `step-average` of all iterates by η_g; `metrics: {top3: "
-        '"module:function"}`: functions (output, target) → (sum, count), recorded as `test_top3`'
+        "`cohort-average`, `client-average`, or `step-average` of all iterates by η_g; `metrics: [auroc, "
+        "f1-macro]` on the test set, the training sets and each client: `auroc`, `average-precision`, "
+        "`f1-macro`, `balanced-accuracy`, `confusion-matrix`, `calibration-error`, `dice`, `mae`, `rmse`, "
+        '`r2`, `concordance`; and your own, `{top3: "module:function", brier: {whole: "module:function"}}`:'
+        " functions (output, target) → (sum, count) of a batch, or → a number of all samples; recorded as "
+        "`test_auroc`, `test_top3`"
     ),
     "evaluate.clients": (
-        "`{every: 0, models: [global]}`: loss and accuracy on each client's own samples, a row a client "
+        "`{every: 0, models: [global]}`: the measures of `evaluate` on each client's own samples, a row a client "
         "in `clients.csv`; their mean, worst decile and variance in the record. `models: [global, last, "
         "fine-tuned]` measures clients' last models too (kept with `model: client-average`), and the "
         "global one after `fine_tune: {steps: 5, lr: 0.01, batch_size: 50}`"

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from hpcfed.config.limits import Section
 
-Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+REFERENCE = r"^[\w.]+:\w+$"
+Reference = Annotated[str, Field(pattern=REFERENCE)]
 """The user's own function or class, ``package.module:name``."""
 
 

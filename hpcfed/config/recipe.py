@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     PlainValidator,
     WithJsonSchema,
     model_serializer,
@@ -35,6 +36,7 @@ from hpcfed.config.limits import (
     a_time_or_0,
     a_tuple,
 )
+from hpcfed.config.metrics import METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 
 
@@ -102,16 +104,22 @@ class Loss(Section):
     """The loss of one sample, and how a minibatch combines its samples.
 
     By `name` (``auto`` is the task's default), or the user's: `factory`, called with `args`, returns a function
-    (output, target) → one loss per sample, like ``torch.nn:CrossEntropyLoss`` with ``reduction: none``.
+    (output, target) → one loss per sample, like ``torch.nn:CrossEntropyLoss`` with ``reduction: none``. `weights`
+    multiply each sample's loss by its class's: ``balanced`` is n / (C · n_c) from all training samples.
     """
 
-    name: Literal["auto", "cross-entropy", "binary-cross-entropy", "squared"] = "auto"
+    later: ClassVar[frozenset[str]] = frozenset({"weights"})
+
+    name: Literal["auto", "cross-entropy", "binary-cross-entropy", "squared", "cox"] = "auto"
     factory: Reference | None = None
     args: dict[str, Any] = Field(default_factory=dict)
     reduction: Literal["mean", "sum"] = "mean"
+    weights: Literal["balanced"] | list[Annotated[float, Field(gt=0)]] | None = None
 
     @model_validator(mode="after")
     def _name_or_factory(self) -> Loss:
+        if self.factory is not None and self.weights is not None:
+            raise ValueError("'weights' only with built-in losses")
         if self.factory is not None and self.name != "auto":
             raise ValueError("'name' or 'factory', not both")
         if self.factory is None and self.args:
@@ -257,8 +265,8 @@ class Periodic(Section):
 class Evaluate(Section):
     """How often to evaluate test (optionally training) loss and accuracy, and of which model.
 
-    `metrics` names user functions (output, target) → (sum, count); the record has Σ sums / Σ counts as
-    ``test_<name>`` (and ``train_<name>``).
+    `metrics` names built-in metrics (`hpcfed.config.metrics.BUILT_IN`) and user functions; the record has them as
+    ``test_<name>`` (and ``train_<name>``), ``clients.csv`` as columns.
     """
 
     every: Period = 1
@@ -266,7 +274,11 @@ class Evaluate(Section):
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
     batch_size: Count = 1000
-    metrics: dict[Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")], Reference] = Field(default_factory=dict)
+    metrics: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[Metric, PlainValidator(a_metric), PlainSerializer(plain)]],
+        BeforeValidator(listed),
+        WithJsonSchema(METRICS_SCHEMA),
+    ] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Evaluate:

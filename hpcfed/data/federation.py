@@ -7,7 +7,8 @@ samples and for a million clients of three, and every rank may do it on the same
     /train      x (n, ...)   y (n,) or (n, ...)   offsets (N+1,)   client (N,)   row (n,) or (n, 2)
     /test       x, y, offsets, all optional
 
-``format``, ``version``, ``task``, ``num_classes`` (unless regression) and ``/train/{x, y, offsets}`` must be there.
+``format``, ``version``, ``task``, ``num_classes`` (unless targets are numbers) and ``/train/{x, y, offsets}`` must be
+there.
 """
 
 from __future__ import annotations
@@ -30,14 +31,25 @@ from hpcfed.errors import EnvironmentFailure, InputError, nearest
 
 FORMAT = "hpcfed-federation"
 VERSION = 1
-TASKS = ("classification", "multi-label", "regression", "next-token")
+TASKS = ("classification", "multi-label", "regression", "survival", "next-token")
+OF_NUMBERS = ("regression", "survival")
+"""Tasks without classes. A target of ``survival`` is (event, time): 1 for an event or 0 for censored; its time."""
 MEMBERS = tuple(f"{part}/{name}" for part in ("train", "test") for name in ("x", "y", "offsets", "client", "row"))
 REMEDY = "write it with `hpcfed prepare`"
 
+EVENTS = "event 0 or 1, and a time of at least 0"
 # Labels of larger files are checked a client at a time, when they are read: reading them all would make opening slow.
 LABELS_CHECKED_AT_OPEN = 10_000_000
 # More are treated as damage: counting or predicting classes allocates memory for all of them.
 MOST_CLASSES = 1 << 20
+
+
+def flaw_of_events(targets: np.ndarray) -> str:
+    """Return the first entry of survival targets (n, 2) that is no event or time, in words; "" if all are."""
+    event, time = targets[:, 0], targets[:, 1]
+    if len(strange := event[(event != 0) & (event != 1)]):
+        return f"event {strange[0]:g}"
+    return f"time {time[time < 0][0]:g}" if (time < 0).any() else ""
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,8 @@ class Federation:
 
     Attributes:
         path, name, content: its file, its name, and the hash of its data ("" if the writer stored none).
-        task: ``classification``, ``multi-label``, ``regression`` or ``next-token``.
-        num_classes: C: labels and tokens are 0 … C - 1, multi-label targets C zeros and ones; None for regression.
+        task: one of `TASKS`.
+        num_classes: C: labels and tokens are 0 … C - 1, multi-label targets C zeros and ones; None for `OF_NUMBERS`.
         vocabulary: the tokens' meaning, as the writer stored it; None if absent.
         partition, source: provenance, {} if absent.
         normalization: None if x is used as it is (uint8 is still scaled to [0, 1]).
@@ -218,8 +230,8 @@ class Federation:
         self.task = attrs.text("task")
         if self.task not in TASKS:
             raise self._wrong("attribute 'task'", got=repr(self.task), remedy=nearest(self.task, TASKS))
-        self.num_classes = None if self.task == "regression" else attrs.integer("num_classes")
-        if self.num_classes is None and self.task != "regression":
+        self.num_classes = None if self.task in OF_NUMBERS else attrs.integer("num_classes")
+        if self.num_classes is None and self.task not in OF_NUMBERS:
             raise self._wrong("attribute 'num_classes' is missing")
         if self.num_classes is not None and not 1 <= self.num_classes <= MOST_CLASSES:
             expected = f"1 … {MOST_CLASSES:,}"
@@ -317,9 +329,11 @@ class Federation:
         if self.task == "multi-label" and self.target_shape != (self.num_classes,):
             expected = f"{self.num_classes} zeros and ones"
             raise self._wrong("/train/y", expected=expected, got=f"shape {self.target_shape} each")
+        if self.task == "survival" and self.target_shape != (2,):
+            raise self._wrong("/train/y", expected="event and time", got=f"shape {self.target_shape} each")
         if self.task == "next-token" and "f" in (self._x.dtype.kind, self._test_x.dtype.kind):
             raise self._wrong("/train/x and /test/x", expected="integer tokens", got="floating point")
-        if self.task != "regression" and "f" in (self._y.dtype.kind, self._test_y.dtype.kind):
+        if self.task not in OF_NUMBERS and "f" in (self._y.dtype.kind, self._test_y.dtype.kind):
             raise self._wrong("/train/y and /test/y", expected="integer labels", got="floating point")
         size = math.prod(self._y.shape)
         self._targets_checked = size <= LABELS_CHECKED_AT_OPEN
@@ -333,6 +347,8 @@ class Federation:
         if self.num_classes is None:
             if targets.dtype.kind == "f" and not np.isfinite(targets).all():
                 raise self._wrong(f"targets in {where}", expected="finite numbers", got="NaN or infinity")
+            if self.task == "survival" and (wrong := flaw_of_events(targets)):
+                raise self._wrong(f"targets in {where}", expected=EVENTS, got=wrong)
             return
         top = 1 if self.task == "multi-label" else self.num_classes - 1
         if targets.size and (targets.min() < 0 or targets.max() > top):

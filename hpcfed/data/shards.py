@@ -90,6 +90,10 @@ class Shards:
         """Return test samples ``chunk·size : (chunk+1)·size``, fewer in the last chunk."""
         return self._get(("test", chunk), lambda: self._federation.test(chunk * size, (chunk + 1) * size))
 
+    def targets(self, y: np.ndarray) -> Tensor:
+        """Return targets of the file, (n, …), as the run has them, in the host's memory."""
+        return torch.from_numpy(np.array(y)).to(self._y_dtype)
+
     def _get(self, key: Key, read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Samples:
         if key in self._held:
             return self._held.get(key)

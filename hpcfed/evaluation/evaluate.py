@@ -1,24 +1,38 @@
-"""Loss, accuracy and the user's metrics of one model, bit-identical on any number of ranks.
+"""Loss, accuracy and the recipe's metrics of one model, bit-identical on any number of ranks.
 
 The test set is cut into chunks of ``evaluate.batch_size`` samples; each chunk, and each client's training set (in
 batches of that size), is computed whole by one rank into its own slot, and every rank adds the slots in the same order.
+Metrics that are no sums are computed from all outputs: of a client on its rank; of the test set on rank 0, from the
+outputs of all ranks in the order of the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.config.metrics import undefined
+from hpcfed.config.recipe import Evaluate
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
+from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, Loss, Metric
 from hpcfed.ranks.world import World
+
+Value = float | list[Any] | None
+"""A metric's value: a number, a matrix as nested lists, None where it is undefined."""
+FEW = 4
+"""Clients named in a line."""
 
 
 @dataclass(frozen=True)
@@ -29,50 +43,90 @@ class Scores:
     test_accuracy: float | None = None
     train_loss: float | None = None
     train_accuracy: float | None = None
-    own: Mapping[str, float | None] = field(default_factory=dict)
+    own: Mapping[str, Value] = field(default_factory=dict)
     """The recipe's ``evaluate.metrics``, as ``test_<name>`` and ``train_<name>``."""
 
-    def columns(self) -> dict[str, float | None]:
+    def columns(self) -> dict[str, Value]:
         """Return all scores by their names in the record."""
         named = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
         return {name: getattr(self, name) for name in named} | dict(self.own)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The numbers of all measures of a set of samples, one after another, as pairs (cells, 2): see `Evaluator.cells`.
+
+    Attributes:
+        shapes: measure → shape of its value.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Return the place of each measure's cells."""
+        ends = list(accumulate((prod(shape) for shape in self.shapes.values()), initial=0))
+        return {name: slice(*ends[k : k + 2]) for k, name in enumerate(self.shapes)}
+
+    @property
+    def size(self) -> int:
+        """Numbers in the values of all measures."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    def values(self, cells: np.ndarray) -> dict[str, Value]:
+        """Return the measures that pairs, (cells, 2), stand for; None where undefined."""
+        return {name: _value(cells[place], self.shapes[name]) for name, place in self.places.items()}
+
+
 class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
-    On the test set a measure is Σ sums / Σ counts; on the training sets it is the unweighted mean of the clients' own
-    measures, over the clients for which it is defined.
+    On the test set a sum's measure is Σ sums / Σ counts; on the training sets every measure is the unweighted mean of
+    the clients' own ones, over the clients for which it is defined, but a matrix of counts their sum.
+
+    Args:
+        section: the recipe's ``evaluate``.
+        sums, whole: its metrics, as sums and as functions of all outputs.
+        outputs: shape of the model's output for a sample.
 
     Attributes:
-        measures: metrics by name: the loss, the task's accuracy if it has one, the user's metrics.
+        sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
+        whole: measures of all samples at once, by name.
+        layout: of the numbers of all measures.
     """
 
     def __init__(
         self,
+        section: Evaluate,
         model: FlatModel,
         loss: Loss,
-        metrics: Mapping[str, Metric],
+        sums: Mapping[str, Metric],
+        whole: Mapping[str, WholeMetric],
         shards: Shards,
         federation: Federation,
         home: np.ndarray,
         world: World,
-        batch_size: int,
+        outputs: Sequence[int] = (),
     ):
+        self._section = section
         self._model = model
         accuracy = ACCURACY.get(federation.task)
-        self.measures: dict[str, Metric] = {
-            "loss": loss.summed,
+        self.sums: dict[str, Metric] = {
+            **({} if loss.whole else {"loss": loss.summed}),
             **({"accuracy": accuracy} if accuracy is not None else {}),
-            **metrics,
+            **sums,
         }
-        self._own = tuple(metrics)
-        self._averages = loss.reduction == "mean"
+        self.whole = {**({"loss": WholeMetric(loss.of_all)} if loss.whole else {}), **whole}
+        self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
+        self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
         self._home = home
         self._world = world
-        self._batch_size = batch_size
+        self._batch_size = section.batch_size
+        self._outputs = tuple(outputs)
+        self._said: set[tuple[str, str]] = set()
+        self._news: list[str] = []
 
     @property
     def nothing(self) -> Scores:
@@ -81,60 +135,145 @@ class Evaluator:
 
     def __call__(self, w: Tensor, *, test: bool, train: bool) -> Scores:
         """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction."""
-        num_chunks = -(-self._federation.num_test // self._batch_size) if test else 0
+        num_test = self._federation.num_test if test else 0
+        num_chunks = -(-num_test // self._batch_size)
         num_clients = self._federation.num_clients if train else 0
         if num_chunks + num_clients == 0:
             return self.nothing
-        slots = np.zeros((num_chunks + num_clients, len(self.measures), 2), dtype=np.int64)
-        pairs = slots.view(np.float64)  # summed as bit patterns, which other ranks' zeros leave unchanged
+        kept = num_test * prod(self._outputs) if self.whole else 0
+        shapes = (num_chunks, len(self.sums), 2), (num_clients, self.layout.size, 2), (kept,)
+        slots = np.zeros(sum(map(prod, shapes)), dtype=np.int64)
+        pieces = np.split(slots.view(np.float64), np.cumsum([prod(shape) for shape in shapes])[:-1])
+        # summed as bit patterns, which other ranks' zeros leave unchanged
+        chunks, clients, outputs = (piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True))
         self._model.vector.copy_(w)
         self._model.module.eval()
         with torch.no_grad():
             for chunk in range(self._world.rank, num_chunks, self._world.size):
-                pairs[chunk] = self.sums(self._shards.test_chunk(chunk, self._batch_size))
+                chunks[chunk], output = self._of_samples(self._shards.test_chunk(chunk, self._batch_size))
+                if kept:
+                    rows = output.double().numpy().ravel()
+                    start = chunk * self._batch_size * prod(self._outputs)
+                    outputs[start : start + len(rows)] = rows
             if train:
                 for client in np.flatnonzero((self._home == self._world.rank) & (self._federation.sizes > 0)):
-                    pairs[num_chunks + client] = self.sums(self._shards.client(int(client)))
+                    clients[client] = self.cells(self._shards.client(int(client)))
         self._model.module.train()
         self._world.sum_in_place(slots)
-        return self._scores(self._of_test(pairs[:num_chunks]), self._of_training(pairs[num_chunks:]))
+        of_test = self._of_test(chunks) | (self._whole_of_test(outputs) if kept else {})
+        return self._scores(of_test, self._of_training(clients))
 
-    def sums(self, samples: Samples) -> np.ndarray:
-        """Return sum and count of each of the M measures of the loaded model over samples, (M, 2)."""
-        sums = np.zeros((len(self.measures), 2))
+    def cells(self, samples: Samples) -> np.ndarray:
+        """Return the numbers of all measures of the loaded model over samples, as pairs, (cells, 2).
+
+        A sum and its count for each of `sums`; then a number and 1, or zeros where undefined, for each cell of `whole`.
+        """
+        sums, output = self._of_samples(samples)
+        target = samples[1].cpu()
+        return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
+
+    def _of_samples(self, samples: Samples) -> tuple[np.ndarray, Tensor]:
+        """Return sum and count of each of `sums` over samples, (S, 2), and the outputs, (n, …) on the host, if used."""
+        sums, outputs = np.zeros((len(self.sums), 2)), []
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)
-            sums += [measure(output, y) for measure in self.measures.values()]
-        return sums
+            sums += [measure(output, y) for measure in self.sums.values()]
+            if self.whole:
+                outputs.append(output.cpu())
+        return sums, torch.cat(outputs) if outputs else torch.empty(0)
 
     def loss_of(self, w: Tensor, samples: Samples) -> float:
         """Return f_i of the model `w`, (d,), over a client's samples as its ``loss.reduction`` says; 0 without any."""
         self._model.vector.copy_(w)
         self._model.module.eval()
-        total = 0.0
+        total, outputs = 0.0, []
         with torch.no_grad():
             for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-                total += self.measures["loss"](self._model.module(x), y)[0]
+                output = self._model.module(x)
+                if self._loss.whole:
+                    outputs.append(output.cpu())
+                else:
+                    total += self._loss.summed(output, y)[0]
         self._model.module.train()
+        if outputs:
+            return self._loss.of_all(torch.cat(outputs), samples[1].cpu())
         return total / max(len(samples[1]), 1) if self._averages else total
 
-    def _of_test(self, chunks: np.ndarray) -> dict[str, float]:
-        """Return the measures on the test set, from each chunk's sums and counts, (chunks, M, 2)."""
-        totals = chunks.sum(axis=0)
-        return {name: total / count for name, (total, count) in zip(self.measures, totals, strict=True) if count}
+    def note_undefined(self, name: str, part: str, clients: Sequence[int] = (), of: int = 0) -> None:
+        """Note once that a measure is undefined on the test set, or on clients' samples of a part."""
+        if (name, part) in self._said:
+            return
+        self._said.add((name, part))
+        why = undefined(self._section.metrics.get(name, name))
+        if not of:
+            self._news.append(f"{name} is undefined on the {part}: {why}")
+            return
+        names = ", ".join(self._federation.client_name(k) for k in clients[:FEW])
+        more = f" and {len(clients) - FEW} more" if len(clients) > FEW else ""
+        whose = f"{len(clients)} of {of} clients ({names}{more})"
+        self._news.append(f"{name} is undefined on the {part} of {whose}, left out of its mean: {why}")
 
-    def _of_training(self, clients: np.ndarray) -> dict[str, float]:
-        """Return the measures on the clients' training sets, from each client's sums and counts, (N, M, 2)."""
-        found = {}
-        for name, pairs in zip(self.measures, clients.swapaxes(0, 1), strict=True):
-            total, count = pairs[pairs[:, 1] != 0].T
-            if len(total):
+    def news(self) -> Iterator[str]:
+        """Yield, once, the lines on undefined measures that are new."""
+        while self._news:
+            yield self._news.pop(0)
+
+    def _of_test(self, chunks: np.ndarray) -> dict[str, Value]:
+        """Return the sums' measures on the test set, from each chunk's sums and counts, (chunks, S, 2)."""
+        totals = chunks.sum(axis=0)
+        return {name: float(total / count) for name, (total, count) in zip(self.sums, totals, strict=True) if count}
+
+    def _whole_of_test(self, outputs: np.ndarray) -> dict[str, Value]:
+        """Return the other measures on the test set, from all outputs, (n · outputs,): computed on rank 0."""
+        found = self._world.on_root(lambda: self._measured_whole(outputs))
+        for name, value in found.items():
+            if value is None:
+                self.note_undefined(name, "test set")
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _measured_whole(self, outputs: np.ndarray) -> dict[str, Value]:
+        num_test = self._federation.num_test
+        output = torch.from_numpy(outputs).to(self._model.vector.dtype).view(num_test, *self._outputs)
+        target = self._shards.targets(self._federation.test(0, num_test)[1])
+        return {name: _value(metric.cells(output, target), metric.shape) for name, metric in self.whole.items()}
+
+    def _of_training(self, clients: np.ndarray) -> dict[str, Value]:
+        """Return the measures on the clients' training sets, from each client's pairs, (N, cells, 2)."""
+        found: dict[str, Value] = {}
+        filled = np.flatnonzero(self._federation.sizes[: len(clients)])
+        for name, place in self.layout.places.items():
+            pairs = clients[:, place]
+            defined = pairs[:, 0, 1] != 0
+            absent = filled[~defined[filled]]
+            if len(absent) and name in self.whole:
+                self.note_undefined(name, "training samples", absent.tolist(), len(filled))
+            total, count = pairs[defined].transpose(2, 1, 0)  # (cells, clients)
+            if not total.size:
+                continue
+            if self.layout.shapes[name]:
+                found[name] = _counts(total.sum(axis=1).reshape(self.layout.shapes[name]))
+            else:
                 summed = name == "loss" and not self._averages  # then f_i is a sum
-                found[name] = (total if summed else total / count).mean()
+                found[name] = float((total[0] if summed else total[0] / count[0]).mean())
         return found
 
-    def _scores(self, test: Mapping[str, float], train: Mapping[str, float]) -> Scores:
-        found = {f"test_{name}": float(value) for name, value in test.items()}
-        found |= {f"train_{name}": float(value) for name, value in train.items()}
-        own = {f"{part}_{name}": found.pop(f"{part}_{name}", None) for part in ("test", "train") for name in self._own}
+    def _scores(self, test: Mapping[str, Value], train: Mapping[str, Value]) -> Scores:
+        found: dict[str, Any] = {f"test_{name}": value for name, value in test.items()}
+        found |= {f"train_{name}": value for name, value in train.items()}
+        names = self._section.metrics
+        own = {f"{part}_{name}": found.pop(f"{part}_{name}", None) for part in ("test", "train") for name in names}
         return Scores(**found, own=own)
+
+
+def _value(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
+    """Return the value of a measure from its pairs, (size, 2); None where undefined."""
+    if not pairs[:, 1].all():
+        return None
+    if shape:
+        return _counts(pairs[:, 0].reshape(shape))
+    return float(pairs[0, 0] / pairs[0, 1])
+
+
+def _counts(matrix: np.ndarray) -> list[Any]:
+    """Return a matrix of counts as nested lists of whole numbers."""
+    return np.rint(matrix).astype(np.int64).tolist()

@@ -7,7 +7,7 @@ separate random streams and leaves training unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from hpcfed.algorithms._client_average import LAST
 from hpcfed.client.solver import Task
-from hpcfed.config.clients import EvaluateClients
-from hpcfed.evaluation.evaluate import Evaluator
+from hpcfed.config.metrics import larger_is_better
+from hpcfed.config.recipe import Evaluate
+from hpcfed.evaluation.evaluate import Evaluator, Layout, Value
 from hpcfed.parts import Parts
 from hpcfed.types import Tilt
 
 COLUMNS = ("round", "client", "model", "split", "loss", "accuracy", "n")
-"""Columns of ``clients.csv``; ``accuracy`` is empty in a task that has none."""
+"""First columns of ``clients.csv``, then the client's name and the recipe's metrics; a value is empty if undefined."""
+NAME = "name"
 MEASURES = ("loss", "accuracy")
 
 
@@ -34,76 +36,114 @@ class ClientScores:
     Attributes:
         models: the recipe's names of the measured models.
         sizes: samples of each client, (N,) int64, by split: ``train``, and ``test`` if clients have test sets.
-        measures: ``loss``, a mean over the client's samples, and ``accuracy`` in tasks that have one.
-        values: (N, models, splits, measures) float64; 0 for clients without samples.
+        directions: measures → whether larger values are better, None if unknown or a matrix.
+        layout: of the measures' numbers.
+        cells: these numbers, (N, models, splits, cells, 2) float64.
+        names: of the clients, (N,).
     """
 
     models: tuple[str, ...]
     sizes: Mapping[str, np.ndarray]
-    measures: tuple[str, ...]
-    values: np.ndarray
+    directions: Mapping[str, bool | None]
+    layout: Layout
+    cells: np.ndarray
+    names: Sequence[str]
 
-    def rows(self, round: int) -> Iterator[str]:
-        """Yield the table's lines, in `COLUMNS`: one per model, split and client with samples in it."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table."""
+        return (*COLUMNS, NAME, *(name for name in self.directions if name not in MEASURES))
+
+    def rows(self, round: int) -> Iterator[list[Any]]:
+        """Yield the table's rows, in `columns`: one per model, split and client with samples in it."""
+        own = self.columns[len(COLUMNS) + 1 :]
         for place, model in enumerate(self.models):
             for number, (split, sizes) in enumerate(self.sizes.items()):
                 for client in np.flatnonzero(sizes).tolist():
-                    found = self.values[client, place, number].tolist()  # in full: reads back as the same bits
-                    loss, accuracy = (*map(repr, found), "")[:2]
-                    yield f"{round},{client},{model},{split},{loss},{accuracy},{sizes[client]}\n"
+                    values = self.layout.values(self.cells[client, place, number])
+                    found = {name: _cell(value) for name, value in values.items()}
+                    usual = (found.get(name, "") for name in MEASURES)
+                    head = (round, client, model, split, *usual, sizes[client], self.names[client])
+                    yield [*head, *(found[name] for name in own)]
 
     def summary(self) -> dict[str, Any]:
         """Return mean, worst decile and variance over clients, of each model, split and measure.
 
-        All clients with samples count alike. The worst decile is the mean over the tenth of them, rounded up, with the
-        largest loss or the least accuracy (Li et al., "Fair resource allocation in federated learning", ICLR 2020,
-        Table 1); the variance is divided by their number. None if any client's value is not finite.
+        All clients with samples count alike; of the recipe's metrics those for which it is defined, whose number is
+        ``clients``. The worst decile is the mean over the tenth of them, rounded up, with the largest loss or the least
+        accuracy (Li et al., "Fair resource allocation in federated learning", ICLR 2020, Table 1), left out where the
+        better direction is unknown; the variance is divided by their number. None if any client's value is not finite.
         """
         return {
             model: {
                 split: {
-                    measure: _spread(self.values[sizes > 0, place, number, which], worst_first=measure == "loss")
-                    for which, measure in enumerate(self.measures)
+                    measure: self._spread(measure, sizes > 0, place, number)
+                    for measure, shape in self.layout.shapes.items()
+                    if not shape
                 }
                 for number, (split, sizes) in enumerate(self.sizes.items())
             }
             for place, model in enumerate(self.models)
         }
 
+    def _spread(self, measure: str, filled: np.ndarray, place: int, number: int) -> dict[str, float] | None:
+        total, count = self.cells[filled, place, number, self.layout.places[measure].start].T
+        defined = count != 0
+        found = _spread(total[defined] / count[defined], larger_is_better=self.directions[measure])
+        return found if found is None or measure in MEASURES else {**found, "clients": int(defined.sum())}
+
 
 class ClientEvaluator:
     """Measures models client by client.
 
     Args:
-        section: the recipe's ``evaluate.clients``.
+        section: the recipe's ``evaluate``.
         parts: of the simulation before its first round: its model must be the initial one.
         evaluator: computes the measures.
     """
 
-    def __init__(self, section: EvaluateClients, parts: Parts, evaluator: Evaluator):
-        self._section, self._parts, self._evaluator = section, parts, evaluator
+    def __init__(self, section: Evaluate, parts: Parts, evaluator: Evaluator):
+        self._section, self._parts, self._evaluator = section.clients, parts, evaluator
         federation = parts.federation
         self._sizes = {"train": federation.sizes}
         if federation.test_offsets is not None:
             self._sizes["test"] = np.diff(federation.test_offsets)
-        self._initial = parts.model.vector.clone() if "last" in section.models else None
-        self._measures = tuple(name for name in MEASURES if name in evaluator.measures)
+        self._initial = parts.model.vector.clone() if "last" in section.clients.models else None
+        known = {"loss": False, "accuracy": True}
+        self._directions = {
+            name: known[name] if name in known else larger_is_better(section.metrics[name])
+            for name in evaluator.layout.shapes
+        }
+        self._names: Sequence[str] = ()
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
         """Measure all clients after a round, with the global model `w`, (d,): one reduction."""
-        world, models = self._parts.world, self._section.models
-        shape = (self._parts.federation.num_clients, len(models), len(self._sizes), len(self._measures))
+        world, models, federation = self._parts.world, self._section.models, self._parts.federation
+        shape = (federation.num_clients, len(models), len(self._sizes), self._evaluator.layout.size, 2)
         slots = np.zeros(shape, dtype=np.int64)
-        values = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
+        cells = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         w = w.to(self._parts.model.vector.device)
         for client in np.flatnonzero(self._parts.placement.home == world.rank).tolist():
             for place, model in enumerate(models):
                 self._load(model, w, round, client)
                 for number, sizes in enumerate(self._sizes.values()):
                     if sizes[client]:
-                        values[client, place, number] = self._measure(client, is_test=number > 0)
+                        cells[client, place, number] = self._measure(client, is_test=number > 0)
         world.sum_in_place(slots)
-        return ClientScores(tuple(models), self._sizes, self._measures, values)
+        if not self._names:
+            self._names = [" ".join(name.splitlines()) for name in federation.client_names()]
+        for name in self._evaluator.whole:
+            self._note_undefined(name, cells[:, 0, :, self._evaluator.layout.places[name].start, 1])
+        layout = self._evaluator.layout
+        return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
+
+    def _note_undefined(self, name: str, counts: np.ndarray) -> None:
+        """Note clients for which a measure is undefined, from its counts, (N, splits)."""
+        for (split, sizes), count in zip(self._sizes.items(), counts.T, strict=True):
+            absent = np.flatnonzero((sizes > 0) & (count == 0)).tolist()
+            if absent:
+                part = "training samples" if split == "train" else "test samples"
+                self._evaluator.note_undefined(name, part, absent, int((sizes > 0).sum()))
 
     def _load(self, which: str, w: Tensor, round: int, client: int) -> None:
         """Load the model that `evaluate.clients.models` names."""
@@ -118,24 +158,25 @@ class ClientEvaluator:
             self._parts.model.vector.copy_(w)
 
     def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
-        """Return the measures of the loaded model on a client's samples, (measures,)."""
+        """Return the pairs of all measures of the loaded model on a client's samples, (cells, 2)."""
         shards, module = self._parts.shards, self._parts.model.module
         module.eval()
         with torch.no_grad():
-            sums = self._evaluator.sums(shards.client_test(client) if is_test else shards.client(client))
+            cells = self._evaluator.cells(shards.client_test(client) if is_test else shards.client(client))
         module.train()
-        of_name = dict(zip(self._evaluator.measures, sums, strict=True))
-        return np.array([of_name[name][0] / of_name[name][1] for name in self._measures])
+        return cells
 
 
-def _spread(values: np.ndarray, *, worst_first: bool) -> dict[str, float] | None:
+def _cell(value: Value) -> str:
+    """Return a value as text that reads back as the same bits; a matrix as JSON."""
+    return "" if value is None else repr(value)
+
+
+def _spread(values: np.ndarray, *, larger_is_better: bool | None) -> dict[str, float] | None:
     """Return mean, worst decile and variance of one number per client, (K,)."""
     if not len(values) or not np.isfinite(values).all():
         return None
     ordered = np.sort(values)
-    worst = ordered[::-1] if worst_first else ordered
-    return {
-        "mean": float(values.mean()),
-        "worst_decile": float(worst[: -(-len(values) // 10)].mean()),
-        "variance": float(values.var()),
-    }
+    worst = ordered if larger_is_better else ordered[::-1]
+    tenth = {} if larger_is_better is None else {"worst_decile": float(worst[: -(-len(values) // 10)].mean())}
+    return {"mean": float(values.mean()), **tenth, "variance": float(values.var())}

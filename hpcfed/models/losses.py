@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcfed.config.factory import imported, made
+from hpcfed.config.metrics import BUILT_IN
+from hpcfed.config.metrics import Metric as MetricSection
 from hpcfed.config.recipe import Loss as LossSection
 from hpcfed.errors import InputError
 from hpcfed.user_code.blame import place_of
@@ -33,6 +35,7 @@ OF_TASK = {
     "multi-label": "binary-cross-entropy",
     "next-token": "cross-entropy",
     "regression": "squared",
+    "survival": "cox",
 }
 
 
@@ -46,6 +49,7 @@ class Loss:
         fused: torch's one kernel for `each` and the reduction, called with ``reduction=``; None if it has none.
         inverse_link, encode: for a canonical link, functions of the output (…, C) and of the target such that the
             derivative of `each` by the output is inverse_link(output) − encode(target); else None.
+        whole: whether a sample's loss depends on the other samples: then the loss of a data set is no sum of pieces.
     """
 
     each: Each
@@ -53,6 +57,7 @@ class Loss:
     fused: Callable[..., Tensor] | None = None
     inverse_link: Callable[[Tensor], Tensor] | None = None
     encode: Encode | None = None
+    whole: bool = False
 
     def batch(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
@@ -65,6 +70,10 @@ class Loss:
         """Return the loss as a metric: its sum over the samples, in float64, and their number."""
         return float(self.each(output, target).sum(dtype=torch.float64)), len(target)
 
+    def of_all(self, output: Tensor, target: Tensor) -> float:
+        """Return the mean loss of all samples of a data set, (n, …) each, in float64."""
+        return float(self.each(output.double(), target.double()).mean())
+
 
 def squared(output: Tensor, target: Tensor) -> Tensor:
     """½‖output − target‖² of each sample, (B,)."""
@@ -74,6 +83,27 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """−Σ_c log p(target_c) of each sample, (B,), where output (B, C) are the log-odds of C independent labels."""
     return functional.binary_cross_entropy_with_logits(output, target, reduction="none").sum(1)
+
+
+def cox(output: Tensor, target: Tensor) -> Tensor:
+    """−log of each sample's factor of the partial likelihood, (B,), by descending time; 0 for censored ones.
+
+    A sample with an event adds log Σ_{j at risk} exp(output_j) − output. At risk are the samples that come before it in
+    the stable order by descending time, and itself; so among equal times the order of the samples decides, as in
+    FLamby's loss. Reference: Cox, "Regression models and life-tables", 1972.
+
+    Args:
+        output: log hazards, (B, 1).
+        target: event (0 or 1) and time, (B, 2).
+    """
+    order = target[:, 1].argsort(descending=True, stable=True)
+    risk, event = output.reshape(-1)[order], target[order, 0]
+    return (risk.logcumsumexp(0) - risk) * event
+
+
+def weighted(each: Each, weights: Tensor, output: Tensor, target: Tensor) -> Tensor:
+    """Each sample's loss times the weight of its class, (B,); a column of zeros and ones stands for two classes."""
+    return weights[(target if target.ndim == 1 else target[:, 0]).long()] * each(output, target)
 
 
 def softmax(output: Tensor) -> Tensor:
@@ -111,6 +141,7 @@ NAMED: Mapping[str, Callable[[str], Loss]] = {
     ),
     "binary-cross-entropy": partial(Loss, binary_cross_entropy, inverse_link=torch.sigmoid, encode=as_rows),
     "squared": partial(Loss, squared, inverse_link=torch.clone, encode=as_rows),
+    "cox": partial(Loss, cox, whole=True),
 }
 ACCURACY: Mapping[str, Metric] = {
     "classification": classes_right,
@@ -120,8 +151,8 @@ ACCURACY: Mapping[str, Metric] = {
 """The accuracy of each task that has one."""
 
 
-def loss_for(section: LossSection, task: str, python_path: Sequence[Path]) -> Loss:
-    """Return the recipe's loss; ``auto`` is the task's.
+def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class_weights: Tensor | None = None) -> Loss:
+    """Return the recipe's loss; ``auto`` is the task's. Each class's samples are multiplied by its weight, (C,).
 
     Raises:
         InputError: a loss that does not fit the task, or a factory that cannot be found or called.
@@ -131,23 +162,27 @@ def loss_for(section: LossSection, task: str, python_path: Sequence[Path]) -> Lo
     name = OF_TASK[task] if section.name == "auto" else section.name
     if name != OF_TASK[task]:
         raise InputError(f"loss.name {name!r} does not fit a {task} federation", remedy=f"use {OF_TASK[task]!r}")
-    return NAMED[name](section.reduction)
+    loss = NAMED[name](section.reduction)
+    if loss.whole and section.reduction == "sum":
+        raise InputError(f"loss.reduction: sum with {name}", remedy="use mean")
+    return loss if class_weights is None else Loss(partial(weighted, loss.each, class_weights), section.reduction)
 
 
-def metrics_for(references: Mapping[str, str], python_path: Sequence[Path]) -> dict[str, Metric]:
-    """Return the recipe's ``evaluate.metrics``.
+def metrics_for(metrics: Mapping[str, MetricSection], python_path: Sequence[Path]) -> dict[str, Metric]:
+    """Return those of the recipe's ``evaluate.metrics`` that are sums: functions of the user's.
 
     Raises:
         InputError: one cannot be found.
     """
-    keys = {name: f"evaluate.metrics.{name}" for name in references}
+    keys = {name: f"evaluate.metrics.{name}" for name in metrics}
     return {
         name: _OwnMetric(keys[name], imported(reference, python_path, keys[name]))
-        for name, reference in references.items()
+        for name, reference in metrics.items()
+        if isinstance(reference, str) and reference not in BUILT_IN
     }
 
 
-def try_own(loss: Loss, metrics: Mapping[str, Metric], output: Tensor, target: Tensor) -> None:
+def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], output: Tensor, target: Tensor) -> None:
     """Call the user's loss and metrics once, so that their errors show before the first round.
 
     Raises:

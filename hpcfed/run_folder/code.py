@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
@@ -28,7 +29,8 @@ EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and recor
 def references(recipe: Recipe) -> list[str]:
     """Return a recipe's references to user code that decides its result; installed packages are left out."""
     search(recipe.python_path)
-    named = [recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, *recipe.evaluate.metrics.values()]
+    factories = (recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory)
+    named = [*factories, *metrics.references(recipe.evaluate.metrics)]
     return [reference for reference in named if reference is not None and not is_installed(reference)]
 
 

@@ -85,7 +85,7 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
 
 def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
     """Return a round's numbers by dotted names, ``seconds.local``, ``clients.global.test.loss.mean``: all `NUMBERS`,
-    the user's metrics, and all other numbers. Lists and text are left out; null becomes nan.
+    the recipe's metrics, and all other numbers. Lists and text are left out; null becomes nan.
 
     Raises:
         InputError: one of `NUMBERS` or of the user's metrics is neither a number nor null, a number exceeds float64,
@@ -99,7 +99,7 @@ def numbers_of(row: Mapping[str, Any], path: Path) -> dict[str, float]:
         if name == "round":
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        must_be = name in NUMBERS or is_own(name)
+        must_be = name in NUMBERS or (is_own(name) and not isinstance(value, list))  # but a matrix
         if is_number:
             found[name] = _checked(value, name, where)
         elif value is None and must_be:
@@ -134,7 +134,7 @@ def columns_of(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
 
 
 def is_own(name: str) -> bool:
-    """Whether a column is a user's metric (``evaluate.metrics``)."""
+    """Whether a column is one of the recipe's metrics (``evaluate.metrics``)."""
     return name.startswith(("test_", "train_")) and name not in METRICS
 
 

@@ -2,7 +2,8 @@
 
 train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
 train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
-server_lr:last1:max          any column; the direction of accuracies and losses is known
+test_auroc:last1             the direction of accuracies, losses and built-in metrics is known
+server_lr:last1:max          any other column
 clients.global.test.accuracy.worst_decile:last1:max         with evaluate.clients
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcfed.config.metrics import is_matrix, larger_is_better
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.clients import MEASURES
@@ -105,7 +107,8 @@ def parse_rule(text: str, plan: Plan) -> Rule:
     known = [*METRICS, *_own_columns(first)]
     if column not in known:
         raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
-    if direction is None and not column.endswith(("accuracy", "loss")):
+    known_direction = _larger_is_better(column, first)
+    if direction is None and known_direction is None:
         raise InputError("a rule", where=where, expected=f"a direction, {text}:max or {text}:min", got=repr(text))
     for unit in plan.units:
         evaluate = unit.recipe.evaluate
@@ -116,16 +119,28 @@ def parse_rule(text: str, plan: Plan) -> Rule:
     fewest = min(unit.recipe.rounds for unit in plan.units)
     if last is not None and not 1 <= int(last) <= fewest:
         raise InputError("a rule", where=where, expected=f"the last 1 to {fewest} rounds", got=last)
-    largest = direction == "max" if direction else column.endswith("accuracy")
+    largest = direction == "max" if direction else bool(known_direction)
     return Rule(column, int(last or min(LAST, fewest)), largest)
 
 
 def _own_columns(recipe: Recipe) -> Iterator[str]:
-    """Yield the columns of the user's metrics, and of statistics over clients."""
-    yield from (f"{part}_{name}" for part in ("test", "train") for name in recipe.evaluate.metrics)
-    over_clients = (recipe.evaluate.clients.models, ("train", "test"), MEASURES, ("mean", "worst_decile", "variance"))
+    """Yield the columns of the recipe's metrics, and of statistics over clients."""
+    metrics = [name for name, metric in recipe.evaluate.metrics.items() if not is_matrix(metric)]
+    yield from (f"{part}_{name}" for part in ("test", "train") for name in metrics)
+    measures = (*MEASURES, *metrics)
+    over_clients = (recipe.evaluate.clients.models, ("train", "test"), measures, ("mean", "worst_decile", "variance"))
     if recipe.evaluate.clients.every:
         yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
+
+
+def _larger_is_better(column: str, recipe: Recipe) -> bool | None:
+    """Return a column's direction; None if unknown."""
+    measure = column.split(".")[-2] if column.startswith("clients.") else column.partition("_")[2]
+    if column.endswith(".variance"):
+        return None
+    if measure in recipe.evaluate.metrics:
+        return larger_is_better(recipe.evaluate.metrics[measure])
+    return {"accuracy": True, "loss": False}.get(measure)
 
 
 def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:

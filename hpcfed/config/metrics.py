@@ -1,0 +1,165 @@
+"""The recipe's section ``evaluate.metrics``: built-in metrics by name, and the user's own functions.
+
+[auroc, f1-macro]                                  built-in ones
+{auroc: auroc, top3: "module:function"}            and a sum: (output, target) of a batch → (sum, count)
+{brier: {whole: "module:function"}}                and one of all samples at once: (output, target) → number
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from hpcfed.config.limits import Section
+from hpcfed.config.observer import REFERENCE, Reference
+from hpcfed.errors import InputError
+
+NAME = r"^[A-Za-z][\w-]*$"
+CLASSES, LABELS, NUMBERS, TIMES = "one label a sample", "several labels a sample", "numbers", "event times"
+"""The kinds of targets: a single label of zeros and ones (``multi-label`` with one class) is two classes."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A built-in metric.
+
+    Attributes:
+        targets: the kinds of targets that it is defined for.
+        larger_is_better: None for a matrix.
+        undefined: when it has no value.
+    """
+
+    targets: tuple[str, ...]
+    larger_is_better: bool | None
+    undefined: str = ""
+
+
+ABSENT = "a class is absent"
+BUILT_IN: Mapping[str, Kind] = {
+    "auroc": Kind((CLASSES, LABELS), True, ABSENT),
+    "average-precision": Kind((CLASSES, LABELS), True, ABSENT),
+    "f1-macro": Kind((CLASSES, LABELS), True),
+    "balanced-accuracy": Kind((CLASSES,), True),
+    "confusion-matrix": Kind((CLASSES,), None),
+    "calibration-error": Kind((CLASSES,), False),
+    "dice": Kind((LABELS,), True),
+    "mae": Kind((NUMBERS,), False),
+    "rmse": Kind((NUMBERS,), False),
+    "r2": Kind((NUMBERS,), True, "all targets are equal"),
+    "concordance": Kind((TIMES,), True, "no two samples can be compared"),
+}
+BY_HAND = ("calibration-error", "concordance")
+"""Metrics that do not need scikit-learn, which has neither."""
+
+
+class Whole(Section):
+    """The user's metric of all samples at once: a function (output, target) → number."""
+
+    whole: Reference
+
+
+Metric = str | Whole
+
+
+def listed(value: Any) -> Any:
+    """Expand ``auroc`` and ``[auroc, {top3: "module:function"}]`` to a mapping of names."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        return value
+    pairs: list[tuple[Any, Any]] = []
+    for entry in value:
+        pairs += entry.items() if isinstance(entry, Mapping) else [(entry, entry)]
+    names = [str(name) for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError("different names")
+    return {str(name): metric for name, metric in pairs}
+
+
+def a_metric(value: Any) -> Any:
+    """Validate the name of a built-in metric, or the user's function."""
+    if isinstance(value, Whole) or (isinstance(value, str) and (value in BUILT_IN or re.match(REFERENCE, value))):
+        return value
+    reference = value.get("whole") if isinstance(value, Mapping) and len(value) == 1 else None
+    if isinstance(reference, str) and re.match(REFERENCE, reference):
+        return Whole(whole=reference)
+    raise ValueError(f"{', '.join(BUILT_IN)}, {{whole: 'module:function'}} or 'module:function'")
+
+
+def plain(metric: Metric) -> Any:
+    """Return a metric as plain data."""
+    return metric if isinstance(metric, str) else {"whole": metric.whole}
+
+
+FUNCTION = {"type": "string", "pattern": REFERENCE}
+A_METRIC = {
+    "anyOf": [
+        {"enum": [*BUILT_IN]},
+        FUNCTION,
+        {"type": "object", "properties": {"whole": FUNCTION}, "required": ["whole"], "additionalProperties": False},
+    ]
+}
+NAMED_METRICS = {"type": "object", "propertyNames": {"pattern": NAME}, "additionalProperties": A_METRIC}
+METRICS_SCHEMA = {
+    "anyOf": [
+        {"enum": [*BUILT_IN]},
+        {"type": "array", "items": {"anyOf": [{"enum": [*BUILT_IN]}, NAMED_METRICS]}},
+        NAMED_METRICS,
+    ]
+}
+"""JSON Schema of the values that `listed` and `a_metric` accept."""
+
+
+def references(metrics: Mapping[str, Metric]) -> Iterator[str]:
+    """Yield the references to user code."""
+    for metric in metrics.values():
+        if isinstance(metric, Whole):
+            yield metric.whole
+        elif metric not in BUILT_IN:
+            yield metric
+
+
+def larger_is_better(metric: Metric) -> bool | None:
+    """Return the direction of a metric; None for the user's own, and for a matrix."""
+    return BUILT_IN[metric].larger_is_better if isinstance(metric, str) and metric in BUILT_IN else None
+
+
+def is_matrix(metric: Metric) -> bool:
+    """Whether a metric is a matrix, of one number per pair of classes."""
+    return metric == "confusion-matrix"
+
+
+def undefined(metric: Metric) -> str:
+    """Return when a metric has no value, in words."""
+    built_in = BUILT_IN.get(metric) if isinstance(metric, str) else None
+    return built_in.undefined if built_in is not None else "its count is 0 or its value is not finite"
+
+
+def targets_of(task: str, num_classes: int | None) -> str:
+    """Return the kind of a federation's targets, ``next-token`` for tokens."""
+    kinds = {"classification": CLASSES, "regression": NUMBERS, "survival": TIMES}
+    if task == "multi-label":
+        return CLASSES if num_classes == 1 else LABELS
+    return kinds.get(task, task)
+
+
+def check_metrics(metrics: Mapping[str, Metric], task: str, num_classes: int | None) -> None:
+    """Refuse built-in metrics that the federation's targets or the installed packages do not allow.
+
+    Raises:
+        InputError: naming the metric.
+    """
+    has = targets_of(task, num_classes)
+    fitting = [name for name, kind in BUILT_IN.items() if has in kind.targets]
+    for metric in metrics.values():
+        if not (isinstance(metric, str) and metric in BUILT_IN):
+            continue
+        if metric not in fitting:
+            remedy = f"use {', '.join(fitting)}" if fitting else "use a function of yours"
+            what = f"evaluate.metrics: {metric} needs {' or '.join(BUILT_IN[metric].targets)}"
+            raise InputError(what, got=f"a {task} federation", remedy=remedy)
+        if metric not in BY_HAND and find_spec("sklearn") is None:
+            raise InputError(f"evaluate.metrics: {metric} needs scikit-learn", remedy="pip install 'hpcfed[metrics]'")

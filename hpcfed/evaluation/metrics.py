@@ -1,0 +1,225 @@
+"""Metrics of all samples at once, which are no sums over samples: scikit-learn's, a few by hand, the user's own.
+
+They take the gathered outputs and targets of n samples in the data set's order. Outputs are logits, as the losses take
+them. Scores for ranking are the logit, or with two outputs their difference: unlike probabilities they never saturate.
+
+    auroc, average-precision   of two classes; of more, one against the rest, unweighted mean over the classes
+    f1-macro                   unweighted mean over the classes that are there or predicted
+    balanced-accuracy          unweighted mean of the recall over the classes that are there
+    calibration-error          Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the largest probability: Guo,
+                               Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, eq. 3
+    dice                       2|A ∩ B| / (|A| + |B|) of a sample's labels, mean over samples; 1 where both are empty
+    concordance                Harrell's C: the share of comparable pairs in which the earlier event has the larger
+                               output, ties ½; i with an event is comparable with j if t_i < t_j, or t_i = t_j and j
+                               is censored (as `lifelines.utils.concordance_index` of −output)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import nan, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.config.factory import imported
+from hpcfed.config.metrics import BUILT_IN, Metric, Whole, is_matrix
+from hpcfed.errors import InputError
+from hpcfed.user_code.blame import blamed
+
+BINS = 15
+"""Bins of the calibration error."""
+Found = float | np.ndarray | None
+
+
+@dataclass(frozen=True)
+class WholeMetric:
+    """A metric of all samples at once.
+
+    Attributes:
+        function: output (n, …) and target (n, …) on the CPU → a number or an array; None where it is undefined.
+        shape: of its value.
+    """
+
+    function: Callable[[Tensor, Tensor], Found]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Numbers in its value."""
+        return prod(self.shape)
+
+    def cells(self, output: Tensor, target: Tensor) -> np.ndarray:
+        """Return the value's numbers, each with 1 if it is defined, (size, 2); zeros if it is not."""
+        found = self.function(output, target)
+        return np.zeros((self.size, 2)) if found is None else np.stack([np.ravel(found), np.ones(self.size)], axis=1)
+
+
+def whole_metrics(
+    metrics: Mapping[str, Metric], task: str, num_classes: int | None, python_path: Sequence[Path]
+) -> dict[str, WholeMetric]:
+    """Return those of the recipe's ``evaluate.metrics`` that are no sums, by name.
+
+    Raises:
+        InputError: a function of the user's cannot be found.
+    """
+    found = {}
+    for name, metric in metrics.items():
+        key = f"evaluate.metrics.{name}"
+        if isinstance(metric, Whole):
+            found[name] = WholeMetric(_OwnWhole(key, imported(metric.whole, python_path, key)))
+        elif metric in BUILT_IN:
+            classes = 2 if num_classes == 1 else num_classes or 0
+            shape = (classes, classes) if is_matrix(metric) else ()
+            found[name] = WholeMetric(partial(_finite, FUNCTIONS[metric], task == "multi-label"), shape)
+    return found
+
+
+def _finite(
+    function: Callable[[np.ndarray, np.ndarray, bool], Found], multi_label: bool, output: Tensor, target: Tensor
+) -> Found:
+    """Compute a metric of outputs in float64; nan where an output is not finite, which scikit-learn refuses."""
+    numbers = output.double().numpy().reshape(len(output), -1)
+    if not np.isfinite(numbers).all():
+        return nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of classes that are predicted, but not there
+        return function(numbers, (target.long() if multi_label else target).numpy(), multi_label)
+
+
+def _labels(target: np.ndarray, multi_label: bool) -> np.ndarray:
+    """Return one label a sample, (n,)."""
+    return target[:, 0] if multi_label else target
+
+
+def _scores(output: np.ndarray) -> np.ndarray:
+    """Return the score of the second of two classes, (n,); of more classes their probabilities, (n, C)."""
+    if output.shape[1] <= 2:
+        return output[:, -1] - (output[:, 0] if output.shape[1] == 2 else 0.0)
+    return probabilities(output)
+
+
+def probabilities(output: np.ndarray) -> np.ndarray:
+    """Return the classes' probabilities, (n, C), from logits (n, C), or (n, 1) for two classes."""
+    if output.shape[1] == 1:
+        output = np.concatenate([np.zeros_like(output), output], axis=1)
+    powers = np.exp(output - output.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def _predicted(output: np.ndarray) -> np.ndarray:
+    """Return the class with the largest output, (n,); of one logit whether it is positive."""
+    return (output[:, 0] > 0).astype(np.int64) if output.shape[1] == 1 else output.argmax(axis=1)
+
+
+def _ranking(name: str, output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    """Return scikit-learn's ``roc_auc_score`` or ``average_precision_score``; None where a class is absent."""
+    from sklearn import metrics
+
+    if multi_label and output.shape[1] > 1:
+        if not ((target > 0).any(axis=0) & (target <= 0).any(axis=0)).all():
+            return None
+        return float(getattr(metrics, name)(target, output, average="macro"))
+    labels, scores = _labels(target, multi_label), _scores(output)
+    classes = max(2, output.shape[1])
+    if len(np.unique(labels)) < classes:
+        return None
+    if classes == 2:
+        return float(getattr(metrics, name)(labels, scores))
+    return float(getattr(metrics, name)(labels[:, None] == np.arange(classes), scores, average="macro"))
+
+
+def _f1_macro(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    from sklearn.metrics import f1_score
+
+    if multi_label and output.shape[1] > 1:
+        return float(f1_score(target, output > 0, average="macro", zero_division=0))
+    return float(f1_score(_labels(target, multi_label), _predicted(output), average="macro", zero_division=0))
+
+
+def _balanced_accuracy(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    from sklearn.metrics import balanced_accuracy_score
+
+    return float(balanced_accuracy_score(_labels(target, multi_label), _predicted(output)))
+
+
+def _confusion(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    """Return counts (C, C): rows are the targets' classes, columns the predicted ones."""
+    from sklearn.metrics import confusion_matrix
+
+    classes = np.arange(max(2, output.shape[1]))
+    return confusion_matrix(_labels(target, multi_label), _predicted(output), labels=classes).astype(np.float64)
+
+
+def _calibration_error(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    probability = probabilities(output)
+    confidence, right = probability.max(axis=1), _predicted(output) == _labels(target, multi_label)
+    bins = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    gaps = np.bincount(bins, right, BINS) - np.bincount(bins, confidence, BINS)
+    return float(np.abs(gaps).sum() / len(target))
+
+
+def _dice(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(target, output > 0, average="samples", zero_division=1))
+
+
+def _of_numbers(name: str, output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    from sklearn import metrics
+
+    rows = target.astype(np.float64).reshape(len(target), -1)
+    if name == "r2_score" and (rows == rows[:1]).all(axis=0).any():
+        return None
+    return float(getattr(metrics, name)(rows, output.reshape(rows.shape)))
+
+
+def _concordance(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    risk, event, time = output.reshape(-1), target[:, 0] > 0, target[:, 1]
+    pairs = right = tied = 0
+    for i in np.flatnonzero(event):
+        others = risk[(time > time[i]) | ((time == time[i]) & ~event)]
+        pairs += len(others)
+        right += int((others < risk[i]).sum())
+        tied += int((others == risk[i]).sum())
+    return (right + tied / 2) / pairs if pairs else None
+
+
+FUNCTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray, bool], Found]] = {
+    "auroc": partial(_ranking, "roc_auc_score"),
+    "average-precision": partial(_ranking, "average_precision_score"),
+    "f1-macro": _f1_macro,
+    "balanced-accuracy": _balanced_accuracy,
+    "confusion-matrix": _confusion,
+    "calibration-error": _calibration_error,
+    "dice": _dice,
+    "mae": partial(_of_numbers, "mean_absolute_error"),
+    "rmse": partial(_of_numbers, "root_mean_squared_error"),
+    "r2": partial(_of_numbers, "r2_score"),
+    "concordance": _concordance,
+}
+"""Built-in name → (output (n, …) float64, target (n, …), whether targets are columns of zeros and ones) → value."""
+
+
+@dataclass(frozen=True)
+class _OwnWhole:
+    """The user's metric of all samples; undefined where it is not finite."""
+
+    key: str
+    function: Callable[[Tensor, Tensor], Any]
+
+    def __call__(self, output: Tensor, target: Tensor) -> Found:
+        try:
+            found = self.function(output, target)
+        except Exception as error:  # the user's function may raise anything
+            raise blamed(error, self.key) or InputError(f"{self.key} raised {type(error).__name__}: {error}") from error
+        try:
+            value = float(found)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(self.key, expected="a number", got=repr(found)[:100]) from None
+        return value if np.isfinite(value) else None
