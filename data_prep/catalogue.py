@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from data_prep.dataset import Dataset
-from data_prep.sources import cifar, cinic, digits, emnist, federation, idx, leaf_json, own, text, tff
+from data_prep.sources import cifar, cinic, digits, emnist, federation, flamby, idx, leaf_json, own, text, tff
 from data_prep.sources.files import Origin
 from data_prep.synthetic import feddyn, fedprox, leaf, linear_regression, toy2d
 
@@ -59,6 +59,8 @@ SOURCES = {
     "fed-emnist": Source(tff.load_emnist, tff.EMNIST.origin),
     "fed-cifar100": Source(tff.load_cifar100, tff.CIFAR100.origin),
     "fed-shakespeare": Source(tff.load_shakespeare, tff.SHAKESPEARE.origin),
+    "flamby-heart-disease": Source(flamby.load_heart, flamby.HEART),
+    "flamby-tcga-brca": Source(flamby.load_tcga, flamby.TCGA),
     "digits": Source(digits.load, Origin("Handwritten digits, 8 × 8, that come with scikit-learn")),
     "linear-regression": Source(linear_regression.generate, Origin("FedExP's linear regression, made from the seed")),
     "toy2d": Source(toy2d.generate, Origin("FedExP's toy of two clients in the plane")),

@@ -105,7 +105,7 @@ class Cohorts:
         """Return a function round → clients, and the average number of rounds in which a client takes part."""
         section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
         if section.schedule is not None:
-            schedule = _read_schedule(section.schedule, "cohort.schedule", self._recipe.rounds, self._check_cohort)
+            schedule = self._schedule(section.schedule)
             each = sum(map(len, schedule)) / num_clients
             return lambda round: np.array(schedule[round - 1], dtype=np.int64), each
         size = section.size_in(num_clients) or num_clients
@@ -127,6 +127,15 @@ class Cohorts:
             return np.sort(stream(seed, Purpose.COHORT, round).choice(num_clients, size, replace=False, shuffle=False))
 
         return uniform, rounds * size / num_clients
+
+    def _schedule(self, section: Path | list[list[int]]) -> list[list[int]]:
+        """Return the cohort of each round: from a file, or a list of the recipe's, repeated."""
+        key, rounds = "cohort.schedule", self._recipe.rounds
+        if isinstance(section, Path):
+            return _read_schedule(section, key, rounds, self._check_cohort)
+        for number, row in enumerate(section, 1):
+            self._check_cohort(row, f"{key}: round {number}")
+        return [section[round % len(section)] for round in range(rounds)]
 
     def _steps(self, round: int, clients: np.ndarray) -> np.ndarray:
         local, budget = self._recipe.local, self._recipe.budget

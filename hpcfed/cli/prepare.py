@@ -84,9 +84,9 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, others: 60].")  # fmt: skip
 @click.option("--classes", type=click.IntRange(min=2),
               help=f"Classes of the same [default: {fedprox.NAME}: 10, others: 5]; letters: the first.")  # fmt: skip
-@click.option("--normalization", metavar="[feddyn|fedexp|none]",
+@click.option("--normalization", metavar="[feddyn|fedexp|sites|pooled|none]",
               help="As whose code: cifar100 feddyn or fedexp [default: feddyn]; emnist-letters none or feddyn "
-              "[default: none].")  # fmt: skip
+              "[default: none]; flamby-heart-disease each of its sites or pooled [default: sites].")  # fmt: skip
 @click.option("--crop", type=click.IntRange(min=1),
               help="Samples in a row that each natural client keeps, from a random place; clients with fewer "
               "are left out.")  # fmt: skip

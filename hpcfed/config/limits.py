@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
@@ -100,6 +101,26 @@ def a_guess(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value or "none"
     raise ValueError("'none', 'remaining', 'limit' or a number of steps")
+
+
+A_SCHEDULE = {
+    "anyOf": [
+        {"type": "string", "format": "path"},
+        {"type": "array", "minItems": 1, "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+        {"type": "null"},
+    ],
+}
+"""JSON Schema of the values that `a_schedule` accepts."""
+
+
+def a_schedule(value: Any) -> Any:
+    """Validate a file, or a list over rounds of lists of clients."""
+    if value is None or isinstance(value, str | Path):
+        return value if value is None else Path(value)
+    rows = value if isinstance(value, list) else []
+    if rows and all(isinstance(row, list) and all(type(client) is int for client in row) for row in rows):
+        return value
+    raise ValueError("a file, or a list over rounds of lists of clients, such as [[0], [1]]")
 
 
 def a_tuple(value: Any) -> Any:

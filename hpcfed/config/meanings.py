@@ -36,7 +36,8 @@ MEANINGS = {
     "rounds": ("how many; each trains a cohort"),
     "cohort": (
         "all clients; or `{size: 20}`, `{fraction: 0.1}`, with `sampling: uniform` or `bernoulli`; or "
-        "`{schedule: cohorts.json}`; `stream: authors` draws Bernoulli cohorts as FedDyn's code does"
+        "`{schedule: cohorts.json}` or `{schedule: [[0], [1], [2]]}`, repeated (a model that travels; "
+        "`[[2]]`: client 2 alone); `stream: authors` draws Bernoulli cohorts as FedDyn's code does"
     ),
     "weights": ("`samples` (n_i/n) or `uniform`; default: the method's own"),
     "local": (

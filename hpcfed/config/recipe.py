@@ -25,6 +25,7 @@ from pydantic import (
 from hpcfed.config.clients import BatchSize, EvaluateClients
 from hpcfed.config.limits import (
     A_PERIOD,
+    A_SCHEDULE,
     REACH,
     Checkpoint,
     Count,
@@ -33,6 +34,7 @@ from hpcfed.config.limits import (
     Section,
     Stop,
     a_guess,
+    a_schedule,
     a_time_or_0,
     a_tuple,
 )
@@ -144,6 +146,9 @@ def _seed_for_all(value: Any) -> Any:
 class Cohort(Section):
     """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; by default all.
 
+    A schedule is a JSON file with a list over rounds of lists of clients; or such a list here, which is repeated:
+    ``[[2]]`` is client 2 alone, ``[[0], [1], [2]]`` a model that travels.
+
     `stream: authors` draws as FedDyn's code does, which repeats cohorts: round t from seed ``seed.cohort`` + t − 1, or
     from the next one whose cohort is not empty.
     """
@@ -153,7 +158,7 @@ class Cohort(Section):
     fraction: float | None = Field(None, gt=0, le=1)
     sampling: Literal["uniform", "bernoulli"] = "uniform"
     stream: Literal["own", "authors"] = "own"
-    schedule: Path | None = None
+    schedule: Annotated[Path | list[list[int]] | None, PlainValidator(a_schedule), WithJsonSchema(A_SCHEDULE)] = None
 
     @model_validator(mode="after")
     def _one_rule(self) -> Cohort:

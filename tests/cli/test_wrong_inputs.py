@@ -59,6 +59,10 @@ MORE: Mapping[str, Wrong] = {
     "init-of-another-shape": Wrong(RUN + "model.init=init.safetensors", ("'0.weight'", "(8, 12)", "(8, 13)")),
     "output-on-a-read-only-disk": Wrong(RUN + "output=/proc/hpcfed", ("/proc/hpcfed", "choose another output")),
     "foreign-files-there": Wrong(RUN + "output=foreign", ("foreign", "thesis.tex", "choose another output")),
+    "absent-client-in-the-recipe": Wrong(
+        RUN + "cohort.schedule=[[0],[9]]", ("schedule: round 2", "no client 9", "0 to 4")
+    ),
+    "schedule-of-names": Wrong(RUN + "cohort.schedule=[[a]]", ("cohort.schedule", "such as [[0], [1]]", "got [['a']]")),
     "schedule-too-short": Wrong(RUN + "cohort.schedule=short.json", ("short.json", "3 rounds", "1 lists")),
     "unknown-method": Wrong(RUN + "algorithm.name=fedexpp", ("'fedexpp'", "did you mean 'fedexp'?")),
     "unknown-method-key": Wrong(RUN + "algorithm.server_rl=1", ("'algorithm.server_rl'", "'server_lr'")),
