@@ -48,6 +48,8 @@ DATA = {
     "mnist": ("lecun1998gradient",),
     "fashion-mnist": ("xiao2017fashion",),
     "emnist": ("cohen2017emnist",),
+    "flamby-heart-disease": ("terrail2022flamby", "janosi1988heart"),
+    "flamby-tcga-brca": ("terrail2022flamby",),
     "cifar10": ("krizhevsky2009learning",),
     "cifar100": ("krizhevsky2009learning",),
     "cinic10": ("darlow2018cinic",),
