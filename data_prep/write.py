@@ -14,6 +14,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from rich.filesize import decimal
 
 from data_prep.dataset import Dataset
 from data_prep.temporary import remove_stale, temporary_of
@@ -180,7 +181,7 @@ def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Pat
     try:
         free = shutil.disk_usage(path.parent).free
         if free < size:
-            raise OSError(errno.ENOSPC, f"not enough space: {size / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+            raise OSError(errno.ENOSPC, f"not enough space: {decimal(size)} needed, {decimal(free)} free")
         yield temporary
         to_disk(temporary)
         temporary.replace(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+from rich.filesize import decimal
 
 from hpcfed import algorithms, models
 from hpcfed.algorithms._client_average import following_clients, following_iterates
@@ -292,9 +293,9 @@ def _check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dt
         count = sum(parameter.numel() for parameter in spec.build(features, outputs).parameters())
     needed, memory = count * (2 * dtype.itemsize + 8), psutil.virtual_memory().total
     if needed > memory:
-        got = f"{count:,} parameters, which take {needed / 1e9:,.0f} GB"
+        got = f"{count:,} parameters, which take {decimal(needed)}"
         remedy = "make the model smaller"
-        raise InputError("the model does not fit", expected=f"at most {memory / 1e9:,.0f} GB", got=got, remedy=remedy)
+        raise InputError("the model does not fit", expected=f"at most {decimal(memory)}", got=got, remedy=remedy)
 
 
 def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | None) -> None:

@@ -6,7 +6,8 @@
              dimensions, its name, and then, by class, numbers column by column, or names of fields and a matrix each
 
 The file is read in one pass and images are spooled to disk, so neither a large file nor a false size in it exhausts
-memory; scipy.io.loadmat holds all of it at once, three times over.
+memory. Not by scipy.io.loadmat: it holds all images in memory (640 MB of ByClass), and a damaged number type in a file
+ends the process with a segmentation fault (scipy 1.17).
 
 Reference: The MathWorks, "MAT-File Format", chapter 1.
 """

@@ -1,69 +1,94 @@
-"""Safe reader of pickles: it rebuilds dicts, lists, numbers, text and arrays of uint8, and runs nothing they name.
+"""Safe reader of CIFAR's pickles: dicts, lists, numbers, text and arrays of uint8; nothing that they name is run.
 
-CIFAR's "python version" consists of pickles, and loading a pickle runs it. Here `pickletools` only disassembles it; a
-small stack machine builds plain values and knows four names, for which it has stand-ins:
+CIFAR's "python version" consists of pickles, and loading a pickle imports and calls all that it names. Here the
+standard library's Unpickler finds four names alone (`find_class`), and for these stand-ins:
 
     numpy.core.multiarray._reconstruct, numpy.ndarray, numpy.dtype     an array: its shape, its type, its bytes
     _codecs.encode                                                     how Python 3 writes bytes in protocol 2
 
-Any other name or operation is refused. Reference: the comments of `pickletools` in Python's standard library.
+Any other name is refused.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import pickle
 import pickletools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from data_prep.sources.files import damaged, reading
 from hpcfed.errors import InputError
 
-GLOBALS = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-}
-# fmt: off
-PLAIN = {
-    "BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4",
-    "NONE", "NEWTRUE", "NEWFALSE", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
-    "BINBYTES8",
-}
-# fmt: on
-EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-STORED = {"PUT", "BINPUT", "LONG_BINPUT"}
-FETCHED = {"GET", "BINGET", "LONG_BINGET"}
-IGNORED = {"PROTO", "FRAME"}
-# Errors of a stack machine with a damaged program.
-BROKEN = (ValueError, IndexError, KeyError, TypeError, AttributeError, UnicodeError, OverflowError)
+# Errors of the Unpickler on a damaged program, and of the stand-ins.
+BROKEN = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
 
 
-class Named(NamedTuple):
-    """A name that the pickle would import."""
+class _Array:
+    """Stand-in for a numpy array: its state in the pickle, (version, shape, type, Fortran order, bytes)."""
 
-    module: str
-    name: str
+    state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
 
 
-class Typed:
-    """Stand-in for a numpy dtype."""
+class _Dtype:
+    """Stand-in for a numpy dtype: its code."""
 
     def __init__(self, code: object):
         self.code = code
 
+    def __setstate__(self, state: object) -> None:
+        """Ignore the byte order and alignment: uint8 has none."""
 
-class Stored:
-    """Stand-in for a numpy array: its state in the pickle."""
 
-    state: tuple[Any, ...] = ()
+def _reconstruct(*arguments: object) -> _Array:
+    return _Array()
+
+
+def _dtype(code: object, *flags: object) -> _Dtype:
+    return _Dtype(code)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise ValueError(f"bytes encoded as {str(encoding)[:40]}")
+    return text.encode("latin-1")
+
+
+STAND_INS = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): "numpy.ndarray",  # an argument of _reconstruct, never called
+    ("numpy", "dtype"): _dtype,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in.
+
+        Raises:
+            InputError: there is none for this name.
+        """
+        if (module, name) not in STAND_INS:
+            raise InputError(f"a pickle that would run {str(module)[:40]}.{str(name)[:40]}; it was not run")
+        return STAND_INS[module, name]
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -75,103 +100,30 @@ def read_pickle(path: Path) -> dict[str, Any]:
     with reading(path):
         content = path.read_bytes()
     try:
-        value = _run(content)
+        _check_sizes(content)
+        value = _Unpickler(io.BytesIO(content), encoding="latin-1").load()
     except InputError as error:
         raise InputError(str(error), where=str(path), remedy="don't trust this file") from error
     except BROKEN as error:
         raise damaged(path, "not a pickle, or damaged", error) from error
     if not isinstance(value, dict):
         raise damaged(path, "not a pickle of CIFAR: it holds no dict")
-    return {_text(key): _array(path, item) if isinstance(item, Stored) else item for key, item in value.items()}
+    return {_text(key): _array(path, item) if isinstance(item, _Array) else item for key, item in value.items()}
 
 
-def _run(content: bytes) -> Any:
-    """Return the value that the pickle's operations build."""
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-    argument: Any
-    for operation, argument, _ in pickletools.genops(io.BytesIO(content)):
-        name = operation.name
-        if name in PLAIN:
-            stack.append(argument)
-        elif name in EMPTY:
-            stack.append(EMPTY[name]())
-        elif name in STORED:
-            memo[int(argument)] = stack[-1]
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in FETCHED:
-            stack.append(memo[int(argument)])
-        elif name == "MARK":
-            marks.append(len(stack))
-        elif name in TUPLES:
-            stack.append(tuple(_pop(stack, TUPLES[name])))
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in IGNORED:
-            _combine(name, argument, stack, marks)
-    raise ValueError("it has no end")
+def _check_sizes(content: bytes) -> None:
+    """Refuse what would exhaust memory: the Unpickler allocates its memo, and buffers, by the numbers in the file.
+
+    Raises:
+        ValueError: a number is larger than the file.
+    """
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
+            raise ValueError(f"a memo of {argument} entries")
 
 
-def _combine(name: str, argument: Any, stack: list[Any], marks: list[int]) -> None:
-    """Carry out an operation on several values of the stack."""
-    if name in ("TUPLE", "LIST", "DICT", "APPENDS", "SETITEMS"):
-        items = _pop(stack, len(stack) - marks.pop())
-        if name == "TUPLE":
-            stack.append(tuple(items))
-        elif name == "LIST":
-            stack.append(items)
-        elif name == "DICT":
-            stack.append(dict(_pairs(items)))
-        elif name == "APPENDS":
-            _top(stack, list).extend(items)
-        else:
-            _top(stack, dict).update(_pairs(items))
-    elif name == "APPEND":
-        item = stack.pop()
-        _top(stack, list).append(item)
-    elif name == "SETITEM":
-        pair = _pop(stack, 2)
-        _top(stack, dict).update(_pairs(pair))
-    elif name == "GLOBAL":
-        stack.append(_named(*argument.split(" ", 1)))
-    elif name == "STACK_GLOBAL":
-        stack.append(_named(*_pop(stack, 2)))
-    elif name == "REDUCE":
-        called, arguments = _pop(stack, 2)
-        stack.append(_made(called, arguments))
-    elif name == "BUILD":
-        state = stack.pop()
-        if isinstance(stack[-1], Stored):
-            stack[-1].state = state
-        elif not isinstance(stack[-1], Typed):
-            raise ValueError("a state for something that has none")
-    else:
-        raise InputError(f"a pickle with the operation {name}, which CIFAR's files do not have")
-
-
-def _named(module: str, name: str) -> Named:
-    if (module, name) not in GLOBALS:
-        raise InputError(f"a pickle that would run {str(module)[:40]}.{str(name)[:40]}; it was not run")
-    return Named(module, name)
-
-
-def _made(called: Any, arguments: Any) -> Any:
-    """Return the stand-in for the result of a call."""
-    if not isinstance(called, Named):
-        raise ValueError("a call of something that is no name")
-    if called.name == "_reconstruct":
-        return Stored()
-    if called.name == "dtype":
-        return Typed(arguments[0])
-    if called.name == "encode" and arguments[1] == "latin1":
-        return arguments[0].encode("latin-1")
-    raise ValueError(f"a call of {called.name}")
-
-
-def _array(path: Path, stored: Stored) -> np.ndarray:
-    """Return the array of uint8 that a state (version, shape, type, Fortran order, bytes) describes."""
+def _array(path: Path, stored: _Array) -> np.ndarray:
+    """Return the array of uint8 that a state describes."""
     try:
         _, shape, dtype, fortran, content = stored.state
         content = content.encode("latin-1") if isinstance(content, str) else content
@@ -182,24 +134,6 @@ def _array(path: Path, stored: Stored) -> np.ndarray:
         return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
     except BROKEN as error:
         raise damaged(path, "damaged array in a pickle", error) from error
-
-
-def _pop(stack: list[Any], count: int) -> list[Any]:
-    if not 0 <= count <= len(stack):
-        raise IndexError("more is taken than there is")
-    items = stack[len(stack) - count :]
-    del stack[len(stack) - count :]
-    return items
-
-
-def _top(stack: list[Any], kind: type) -> Any:
-    if not isinstance(stack[-1], kind):
-        raise TypeError(f"no {kind.__name__} to add to")
-    return stack[-1]
-
-
-def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(items[::2], items[1::2], strict=True))
 
 
 def _text(value: Any) -> str:

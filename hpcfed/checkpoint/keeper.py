@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from hpcfed.checkpoint import restore
 from hpcfed.checkpoint.layout import RecordLayout
@@ -112,12 +112,12 @@ class Checkpoints:
             raise InputError(
                 "checkpoints do not fit",
                 where=str(self._folder),
-                expected=f"{_size(each * copies)} for {copies} of up to {_size(each)}",
-                got=f"{_size(free)} free",
+                expected=f"{decimal(each * copies)} for {copies} of up to {decimal(each)}",
+                got=f"{decimal(free)} free",
                 remedy="choose another output, or a smaller checkpoint.keep",
             )
         files = 3 if self._parts.method.local.stateful else 2
-        return f"checkpoints: up to {copies} of {_size(each)} in {files} files each, {_size(free)} free"
+        return f"checkpoints: up to {copies} of {decimal(each)} in {files} files each, {decimal(free)} free"
 
     def bytes_at_most(self) -> int:
         """Return the largest size of a checkpoint: with a state of every client that can have taken part."""
@@ -186,9 +186,3 @@ class Checkpoints:
         for failure in self._world.gather(self._writer.failure):
             if failure is not None:
                 raise failure
-
-
-def _size(count: float) -> str:
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = min(int(math.log10(max(count, 1)) // 3), len(units) - 1)
-    return f"{count / 1000**power:.3g} {units[power]}"

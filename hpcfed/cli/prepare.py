@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import numpy as np
+from rich.filesize import decimal
 
 from data_prep import partition
 from data_prep.catalogue import SOURCES, listing
@@ -176,8 +177,8 @@ def command(
             remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
             click.echo(f"         no test set: runs measure no test loss or accuracy; {remedy}")
         click.echo(f"content  {federation.content}")
-    megabytes, seconds = output.stat().st_size / 1e6, time.perf_counter() - started
-    click.echo(f"wrote    {output} ({megabytes:.1f} MB) in {seconds:.1f} s")
+    seconds = time.perf_counter() - started
+    click.echo(f"wrote    {output} ({decimal(output.stat().st_size)}) in {seconds:.1f} s")
 
 
 def _named(federation: Federation, which: np.ndarray) -> str:

@@ -1,7 +1,8 @@
 """Soundness check of HDF5's global heaps, which hold variable-length strings without checksums.
 
 It runs before any string is read: the library trusts the sizes in a heap, and free space of size 0 makes it loop for
-ever.
+ever (HDF5 2.0 and before). Texts of fixed length would need no heap, but federations of other writers, those of earlier
+versions and TFF's files have texts of variable length.
 
 Reference: HDF5 file format specification, version 3.0, section III.E, "Disk Format: Level 1E - Global Heap".
 """

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
@@ -47,7 +49,7 @@ def _copy(path: Path) -> Path:
         raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
     remedy = "point $TMPDIR to a larger disk, or set data_access: mmap"
     if free < size:
-        expected, got = f"{size / 1e6:,.0f} MB free for the staged data", f"{free / 1e6:,.0f}"
+        expected, got = f"{decimal(size)} free for the staged data", decimal(free)
         raise EnvironmentFailure("not enough space", where=str(folder), expected=expected, got=got, remedy=remedy)
     descriptor, name = tempfile.mkstemp(prefix="hpcfed-", suffix=".h5")
     os.close(descriptor)

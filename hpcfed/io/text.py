@@ -13,7 +13,8 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -98,13 +99,31 @@ def parse_yaml(text: str) -> Any:
     Raises:
         Malformed: it is not such a text, names a type that is not plain data, or exceeds the bounds.
     """
-    if len(text) > LONGEST:
-        raise Malformed(f"longer than {LONGEST:,} characters")
+    with _as_malformed():
+        _check_text(text)
+        return _yaml().load(text)
+
+
+def split_list(text: str) -> list[str]:
+    """Return the texts of the values of a YAML list without its brackets: ``a, [b, c]`` → ``a`` and ``[b, c]``.
+
+    Raises:
+        Malformed: it is not such a list, or exceeds the bounds.
+    """
+    text = f"[{text}]"
+    with _as_malformed():
+        _check_text(text)
+        values = _yaml().compose(text).value
+    return [text[value.start_mark.index : value.end_mark.index] for value in values]
+
+
+@contextmanager
+def _as_malformed() -> Iterator[None]:
+    """Turn the errors of the YAML reader into `Malformed`, and silence its warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _check_events(_yaml().parse(text))
-            return _yaml().load(text)
+            yield
     except Malformed:
         raise
     except RecursionError:
@@ -113,6 +132,12 @@ def parse_yaml(text: str) -> Any:
         raise Malformed(_said(error)) from None
     except Exception as error:  # on some malformed texts the YAML reader raises unrelated errors
         raise Malformed(f"not well formed ({type(error).__name__})") from None
+
+
+def _check_text(text: str) -> None:
+    if len(text) > LONGEST:
+        raise Malformed(f"longer than {LONGEST:,} characters")
+    _check_events(_yaml().parse(text))
 
 
 def _check_plain(value: Any, values: bool) -> None:

@@ -238,7 +238,8 @@ def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:
 
     Least squares over the sets in `EXPLANATIONS`. A set replaces a simpler one if its sum of squared residuals is
     smaller by more than `CLEARLY` times their variance, which noise alone seldom achieves. Sets with nearly collinear
-    columns, or a negative cost, are skipped.
+    columns, or a negative cost, are skipped. Solved by hand, in Python's floats: all hosts must find the same costs to
+    the last bit, and LAPACK's results differ between processors.
 
     Args:
         products: [A b]ᵀ[A b] of the equations' columns and right side, (4, 4).

@@ -137,17 +137,15 @@ def _least_squares(
 ) -> tuple[float, float]:
     """Return the two factors ≥ 0, of two terms each, that best fit `seconds`, (n,), in units of `scale`, (n,).
 
-    With two factors, every choice of nonzero ones is tried.
+    Terms are scaled to one length; of two that are collinear the first gets the factor.
     """
+    from scipy.optimize import nnls  # slow to import
+
     if not terms:
         return 0.0, 0.0
-    weights = 1 / np.array(scale)
-    weighted, wanted = np.array(terms) * weights[:, None], np.array(seconds) * weights
-    best, least = np.zeros(2), float(np.square(wanted).sum())
-    for chosen in ([0], [1], [0, 1]):
-        factors, *_ = np.linalg.lstsq(weighted[:, chosen], wanted, rcond=None)
-        residual = float(np.square(weighted[:, chosen] @ factors - wanted).sum())
-        if (factors >= 0).all() and residual < least * (1 - 1e-9):
-            best, least = np.zeros(2), residual
-            best[chosen] = factors
-    return float(best[0]), float(best[1])
+    relative = np.array(terms) / np.array(scale)[:, None]
+    lengths = np.linalg.norm(relative, axis=0)
+    lengths[lengths == 0] = 1
+    fitted, _ = nnls(relative / lengths, np.array(seconds) / np.array(scale))
+    first, second = fitted / lengths
+    return float(first), float(second)

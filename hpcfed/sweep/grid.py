@@ -1,6 +1,6 @@
 """The grids of a sweep, ``key=values``, parsed strictly: no input is ever evaluated as code.
 
-local.lr=0.01,0.1,1                      a list; values are YAML, commas inside brackets belong to a value
+local.lr=0.01,0.1,1                      a YAML list without its brackets
 local.lr=10**-2,10**-1.5                 powers may stand in a list
 algorithm.mu=0:1:5                       5 values from 0 to 1, evenly spaced
 local.lr=10**-2:10**0:5                  5 powers of 10, their exponents evenly spaced
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, split_list
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_][\w-]*)*")
 DECIMAL = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -140,21 +141,12 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _split(text: str, where: str) -> list[str]:
-    """Split at the commas outside brackets, braces and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        else:
-            depth += (character in "[{") - (character in "]}")
-        if character == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    parts = [part.strip() for part in parts]
-    if depth or quote or not all(parts):
+    """Return the texts of the values, of which there are 1 to `MOST`."""
+    try:
+        parts = split_list(text)
+    except Malformed:
+        parts = []
+    if not parts:
         raise InputError("a grid", where=where, expected="values with commas between them", got=repr(text))
     if len(parts) > MOST:
         raise InputError("a grid", where=where, expected=f"at most {MOST} values", got=str(len(parts)))
