@@ -76,6 +76,10 @@ format: $(mpich) ## Rewrite the code in the house style
 	@$(python) -m ruff check --fix .
 	@$(python) -m ruff format .
 
+.PHONY: generated
+generated: $(mpich) ## Write what is generated: the README's table of methods, the JSON Schemas
+	@$(python) .ci/generate.py
+
 ##@ Set up
 .PHONY: venv
 venv: $(mpich) ## Make .venv: the locked environment with MPICH

@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep import partition
 from data_prep.dataset import Dataset
-from data_prep.partition.sizes import enough
+from data_prep.partition._sizes import enough
 from data_prep.streams import stream
 from hpcfed.errors import InputError, nearest
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition.sizes import enough, positive
+from data_prep.partition._sizes import enough, positive
 from hpcfed.errors import InputError
 
 DRAWS = 1000

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.partition.sizes import SIGMA, draw, positive
+from data_prep.partition._sizes import SIGMA, draw, positive
 
 BLOCK = 1 << 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition.sizes import SIGMA, draw
+from data_prep.partition._sizes import SIGMA, draw
 
 
 def assign(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.partition.sizes import enough
+from data_prep.partition._sizes import enough
 from hpcfed.errors import InputError
 
 

@@ -16,16 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import (
-    AGAIN,
-    Origin,
-    Published,
-    check_folder,
-    damaged,
-    examine,
-    locate,
-    reading,
-)
+from data_prep.sources.files import AGAIN, Origin, Published, Source, check_folder, damaged, examine, locate, reading
 from data_prep.sources.pickled import read_pickle
 from data_prep.spool import Spool
 from hpcfed.data.federation import Normalization
@@ -246,3 +237,6 @@ def _read_python(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
     ):
         raise damaged(path, f"not a batch of {version.title}: its {version.labels} are not {len(pixels)} labels")
     return pixels, np.array(labels, np.uint8)
+
+
+SOURCES = {"cifar10": Source(load10, CIFAR10.origin), "cifar100": Source(load100, CIFAR100.origin)}

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import LISTED, Origin, Published, check_folder, damaged, examine, reading
+from data_prep.sources.files import LISTED, Origin, Published, Source, check_folder, damaged, examine, reading
 from data_prep.spool import Spool, spooled
 from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError
@@ -195,3 +195,6 @@ def _pixels(content: bytes, where: str) -> np.ndarray:
         Image.DecompressionBombError,
     ) as error:
         raise InputError("a damaged PNG", where=where, got=str(error)) from error
+
+
+SOURCES = {"cinic10": Source(load, ORIGIN)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset, sha256
+from data_prep.sources.files import Origin, Source
 from data_prep.streams import stream
 from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError
@@ -45,3 +46,6 @@ def load(seed: int) -> Dataset:
         source={"files": [{"name": "sklearn.datasets.load_digits", "sha256": sha256(images, labels)}], "seed": seed},
         rows=train,
     )
+
+
+SOURCES = {"digits": Source(load, Origin("Handwritten digits, 8 × 8, that come with scikit-learn"))}

@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources import idx, matlab
-from data_prep.sources.files import Origin, Published, check_folder, examine
+from data_prep.sources.files import Origin, Published, Source, check_folder, examine
 from data_prep.spool import spooled
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Normalization
@@ -139,3 +139,13 @@ def _from_matlab(path: Path, kin: idx.Family) -> Dataset:
         source={"files": files},
         remarks=(verdict,),
     )
+
+
+def _source(split: str) -> Source:
+    return Source(lambda raw: load(raw, split), family(split).origin)
+
+
+SOURCES = {
+    "emnist-letters": Source(load_letters, family("letters").origin),
+    **{f"emnist-{split}": _source(split) for split in SPLITS if split != "letters"},
+}

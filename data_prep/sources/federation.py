@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.files import Origin, Source
 from hpcfed.data.attributes import Attributes
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
@@ -77,3 +78,10 @@ def _categories(source: dict[str, Any]) -> list[tuple[str, list[str]]]:
     categories = source.get("categories")
     pairs = categories.items() if isinstance(categories, dict) else ()
     return [(column, levels) for column, levels in pairs if isinstance(levels, list)]
+
+
+SOURCES = {
+    "federation": Source(
+        load, Origin("A federation file, to partition it anew", layout="nothing else: name the file itself")
+    )
+}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.dataset import Dataset
 from hpcfed.errors import EnvironmentFailure, InputError
 
 AGAIN = "copy or download it again"
@@ -68,6 +70,26 @@ class Origin:
     url: str = ""
     files: tuple[Published, ...] = ()
     layout: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set by the name that a user types.
+
+    Attributes:
+        load: reader or generator. Its parameters are among `raw`, the folder of the source's files; `seed`; and
+            keyword-only options.
+        origin: title, and the published files.
+        seed: default seed.
+    """
+
+    load: Callable[..., Dataset]
+    origin: Origin
+    seed: int = 0
+
+    def takes(self, what: str) -> bool:
+        """Tell whether `load` has a parameter of that name."""
+        return what in inspect.signature(self.load).parameters
 
 
 def locate(folder: Path, wanted: Mapping[str, Sequence[str]], *, inside: str = "") -> dict[str, Path]:

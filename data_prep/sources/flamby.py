@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Published, damaged, examine, locate, reading
+from data_prep.sources.files import Origin, Published, Source, damaged, examine, locate, reading
 from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError, nearest
 
@@ -263,3 +263,6 @@ def _regions(pids: list[str], owner: np.ndarray, of_code: Mapping[str, str]) -> 
         name = max(dict.fromkeys(known), key=known.count) if known else f"site {site}"
         names.append(name if name not in names else f"{name} ({site})")
     return names
+
+
+SOURCES = {"flamby-heart-disease": Source(load_heart, HEART), "flamby-tcga-brca": Source(load_tcga, TCGA)}

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, CHUNK, Origin, Published, damaged, examine, locate, reading
+from data_prep.sources.files import AGAIN, CHUNK, Origin, Published, Source, damaged, examine, locate, reading
 from data_prep.spool import Spool
 from hpcfed.data.federation import Normalization
 from hpcfed.errors import InputError
@@ -197,3 +197,9 @@ def _check_pair(images_path: Path, images: np.ndarray, labels_path: Path, labels
     if len(wrong):
         what = f"not the labels of {family.title}"
         raise InputError(what, where=str(labels_path), expected=f"labels {first} … {last}", got=str(wrong[0]))
+
+
+SOURCES = {
+    "mnist": Source(lambda raw: load(raw, MNIST), MNIST.origin),
+    "fashion-mnist": Source(lambda raw: load(raw, FASHION_MNIST), FASHION_MNIST.origin),
+}

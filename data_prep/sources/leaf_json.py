@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, Origin, check_folder, damaged, examine
+from data_prep.sources.files import AGAIN, Origin, Source, check_folder, damaged, examine
 from data_prep.sources.json_stream import members
 from data_prep.sources.text import LEAF_LETTERS, WINDOW, Alphabet
 from data_prep.spool import Spool, UnitImages, alike
@@ -265,3 +265,10 @@ def _dataset(
         vocabulary=vocabulary,
         remarks=remarks,
     )
+
+
+SOURCES = {
+    "femnist": Source(load_femnist, FEMNIST),
+    "leaf-shakespeare": Source(load_shakespeare, SHAKESPEARE),
+    "leaf-vectors": Source(load_vectors, VECTORS),
+}

@@ -26,7 +26,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.own import gather
 from data_prep.sources import own_arrays, own_images
-from data_prep.sources.files import reading
+from data_prep.sources.files import Origin, Source, reading
 from data_prep.tables import labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import Asked
@@ -238,3 +238,14 @@ def _source(files: Sequence[Path], root: Path) -> dict[str, Any]:
             while piece := opened.read(1 << 20):
                 digest.update(piece)
     return {"files": [{"name": f"{len(files)} own files", "sha256": digest.hexdigest()}]}
+
+
+SOURCES = {
+    "own": Source(
+        load,
+        Origin(
+            "Your own data: npz, npy, CSV or Parquet, a file per client; a table of all; folders of images",
+            layout="a file or a folder per client; or one table, with --client COLUMN or --partition; files test.*",
+        ),
+    )
+}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import LISTED, Origin, Published, check_folder, examine, reading
+from data_prep.sources.files import LISTED, Origin, Published, Source, check_folder, examine, reading
 from data_prep.spool import Spool
 from hpcfed.errors import InputError
 
@@ -177,3 +177,6 @@ def _text_file(raw: Path) -> Path:
         got = ", ".join(path.name for path in found[:6]) or "none"
         raise InputError("not one text file", where=str(raw), got=got, remedy=f"name it by --raw; {LISTED}")
     return found[0]
+
+
+SOURCES = {"shakespeare": Source(load, ORIGIN)}

@@ -23,7 +23,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources.cifar import FEDDYN
-from data_prep.sources.files import Origin, Published, damaged, examine, locate
+from data_prep.sources.files import Origin, Published, Source, damaged, examine, locate
 from data_prep.sources.text import WINDOW, Alphabet, windows
 from data_prep.spool import Spool, UnitImages, alike
 from hpcfed.data.content import rows_per_block
@@ -273,3 +273,10 @@ def _dataset(
         vocabulary=vocabulary,
         remarks=(verdict, *remarks),
     )
+
+
+SOURCES = {
+    "fed-emnist": Source(load_emnist, EMNIST.origin),
+    "fed-cifar100": Source(load_cifar100, CIFAR100.origin),
+    "fed-shakespeare": Source(load_shakespeare, SHAKESPEARE.origin),
+}

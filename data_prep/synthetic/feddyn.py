@@ -25,6 +25,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.files import Origin, Source
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -130,3 +131,6 @@ def _features(gamma: float | None, owner: np.ndarray, shape: tuple[int, int], rn
         return x
     centres = rng.normal(rng.normal(0, gamma, (num_clients, 1)), 1, (num_clients, dimension))
     return x + centres[owner]
+
+
+SOURCES = {NAME: Source(generate, Origin("FedDyn's synthetic classification, made from the seed"))}

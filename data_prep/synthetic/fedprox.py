@@ -22,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.files import Origin, Source
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -122,3 +123,6 @@ def _features(
         return x
     centres = rng.normal(rng.normal(0, spreads[1], (num_clients, 1)), 1, (num_clients, dimension))
     return x + centres[owner]
+
+
+SOURCES = {NAME: Source(generate, Origin("FedProx's synthetic(α, β), made from the seed"))}

@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.files import Origin, Source
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -101,3 +102,6 @@ def _for_training(seed: int, sizes: np.ndarray) -> np.ndarray:
     """Return a mask (n,): true for ⌊0.9 n_k⌋ samples of each client, drawn without replacement."""
     rng = stream(seed, f"{NAME}: training halves")
     return np.concatenate([rng.permutation(size) < int(TRAIN_FRACTION * size) for size in sizes])
+
+
+SOURCES = {NAME: Source(generate, Origin("LEAF's synthetic classification, made from the seed"), seed=SEED)}

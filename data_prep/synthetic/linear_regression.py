@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.files import Origin, Source
 from data_prep.streams import stream
 
 NUM_CLIENTS = 20
@@ -42,3 +43,6 @@ def _client(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     features = rng.normal(mean, 1, (SAMPLES_PER_CLIENT, DIMENSION))
     targets = features @ weights
     return features / np.linalg.norm(features, axis=1, keepdims=True), targets / np.linalg.norm(targets)
+
+
+SOURCES = {"linear-regression": Source(generate, Origin("FedExP's linear regression, made from the seed"))}

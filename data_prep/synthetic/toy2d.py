@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.sources.files import Origin, Source
 
 ROWS = ((3.0, 1.0), (1.0, 1.0))
 TARGET = 3.0
@@ -27,3 +28,6 @@ def generate() -> Dataset:
         source={"generator": "FedExP, equation 12: two quadratics in the plane"},
         owner=np.arange(len(ROWS)),
     )
+
+
+SOURCES = {"toy2d": Source(generate, Origin("FedExP's toy of two clients in the plane"))}

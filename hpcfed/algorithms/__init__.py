@@ -9,13 +9,13 @@ Each part gets the parameters it declares; the rest is refused. A new method is 
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hpcfed import registry
 from hpcfed.config.factory import made
 from hpcfed.config.hints import for_method
 from hpcfed.config.load import validated
@@ -29,8 +29,7 @@ DEFAULT_PARTS = {"local": "plain", "normalize": "none", "server": "step"}
 
 def names() -> list[str]:
     """All methods by their recipe names."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name.replace("_", "-") for name in found if not name.startswith("_"))
+    return registry.names(__name__)
 
 
 @cache
@@ -85,13 +84,20 @@ def references() -> Mapping[str, tuple[str, ...]]:
 
 
 @cache
+def references_of_parts() -> Mapping[str, tuple[str, ...]]:
+    """Keys of parts' papers by the names that a product picks them by: `REFERENCES` of the file that defines a part."""
+    kinds = [kind for role in DEFAULT_PARTS for kind in choices(role.upper()).values()]
+    return {str(kind.choice): import_module(kind.__module__).REFERENCES for kind in kinds}
+
+
+@cache
 def examples() -> Mapping[str, Mapping[str, Any]]:
     """Parameters of each method away from those at which it is another method: each file's ``EXAMPLE``."""
     return {name: _module(name).EXAMPLE for name in names()}
 
 
 def _module(name: str) -> Any:
-    return import_module(f"{__name__}.{name.replace('-', '_')}")
+    return registry.entry(__name__, name)
 
 
 def _choice(role: str, name: str, where: str) -> type[Part] | None:

@@ -15,20 +15,8 @@ from hpcfed.report.group import method_name
 from hpcfed.report.read import RECIPE, read_json, read_recipe
 
 FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
-FEDAVG, FEDPROX, FEDNOVA = "mcmahan2017communication", "li2020federated", "wang2020tackling"
-SCAFFOLD, ADAPTIVE, LEAF = "karimireddy2020scaffold", "reddi2021adaptive", "caldas2018leaf"
-PARTS = {
-    "prox": FEDPROX,
-    "scaffold": SCAFFOLD,
-    "steps": FEDNOVA,
-    "momentum": "hsu2019measuring",
-    "adagrad": ADAPTIVE,
-    "adam": ADAPTIVE,
-    "yogi": ADAPTIVE,
-    "fedexp": FEDEXP,
-    "fedexp-m": FEDEXP,
-}
-"""References of a method's parts; plain, none and step are FedAvg's."""
+FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
+ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -103,7 +91,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
     elif algorithm.get("name"):
         yield f"Method {name}", algorithms.references().get(str(algorithm["name"]), ())
     else:
-        yield f"Method {name}", tuple(dict.fromkeys(PARTS.get(part, FEDAVG) for part in parts))
+        known = algorithms.references_of_parts()
+        yield f"Method {name}", tuple(dict.fromkeys(key for part in parts for key in known.get(part, (FEDAVG,))))
     if (recipe.get("guess") or "none") != "none":
         yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
     if (optimizer := local.get("optimizer")) in OPTIMIZERS:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import traceback
 
 import click
 
+from hpcfed import registry
 from hpcfed.errors import HpcfedError, nearest
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
 
@@ -41,7 +41,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in SUBCOMMANDS:
             return None
-        return importlib.import_module(f"hpcfed.cli.{name}").command
+        return registry.entry("hpcfed.cli", name).command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

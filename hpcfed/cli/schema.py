@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from typing import Any
 
 import click
@@ -47,8 +46,7 @@ def of_recipe() -> Schema:
         place[inner]["description"] = meaning
     properties["seeds"] = SEEDS
     schema["required"] = [key for key in schema["required"] if key not in FILLED_IN]
-    specs = {name: import_module(f"hpcfed.models.{module}").SPECS[name] for name, module in models.BUILT_IN.items()}
-    sections["Model"] |= _by_name(sections["Model"], Model, {name: [spec] for name, spec in specs.items()})
+    sections["Model"] |= _by_name(sections["Model"], Model, {name: [spec] for name, spec in models.named().items()})
     methods = {name: [part for part in algorithms.parts_of(name) if part] for name in algorithms.names()}
     sections["Algorithm"] |= _by_name(sections["Algorithm"], Algorithm, methods)
     return {"$schema": DIALECT, "title": "hpcfed recipe", **{key: schema[key] for key in schema if key != "title"}}

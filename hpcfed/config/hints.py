@@ -9,17 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hpcfed import registry
 from hpcfed.errors import nearest
 
-OF_METHODS = frozenset(
-    {
-        *("alpha", "alpha_scale", "beta", "beta1", "beta2", "c_scale", "debias", "eps", "eps_decay", "eps_scale", "mu"),
-        *("exact_projection", "root", "s", "second", "server_lr", "tau", "tau_eff", "v0", "variant"),
-    }
-)
-"""Keys of the methods, which belong under ``algorithm``."""
-OF_MODELS = frozenset({"bias", "embedding", "groups", "hidden", "layers"})
-"""Keys of the models, which belong under ``model``."""
 ELSEWHERE = {
     "fedopt": "FedOpt is a family: fedadam, fedyogi, fedadagrad and, with momentum alone, fedavgm",
     "fedavgcm": "FedAvgCM is fedavg with local.momentum=0.9",
@@ -55,7 +47,8 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
     places = [path for path in _paths(root) if path[-1] == key]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
     if {"algorithm", "model"} <= root.model_fields.keys():
-        found += [f"{part}.{key}" for part, keys in (("algorithm", OF_METHODS), ("model", OF_MODELS)) if key in keys]
+        entries = _entries().items()
+        found += [f"{section}.{key}" for section, kinds in entries if any(key in kind.model_fields for kind in kinds)]
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
     return nearest(key, section.model_fields)
@@ -91,6 +84,17 @@ def for_method(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     likely = difflib.get_close_matches(name.lower(), known, n=1, cutoff=LIKELY)
     return said or (nearest(name.lower(), likely) if likely else f"known: {', '.join(known)}")
+
+
+def _entries() -> dict[str, list[type[BaseModel]]]:
+    """Return the classes whose fields are keys of ``algorithm`` and of ``model``.
+
+    Their rooms lie above this one, and are looked up by name, once a recipe is wrong.
+    """
+    methods = [registry.entry("hpcfed.algorithms", name) for name in registry.names("hpcfed.algorithms")]
+    parts = [getattr(method, role, None) for role in ("LOCAL", "NORMALIZE", "SERVER") for method in methods]
+    models = registry.tables("hpcfed.models.architectures", "MODELS")
+    return {"algorithm": [part for part in parts if part is not None], "model": [*models.values()]}
 
 
 def _paths(kind: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -1,38 +1,25 @@
-"""The models, one file each, and the user's own by ``factory``.
+"""Models: the built-in ones of `hpcfed.models.architectures`, the user's own by ``factory``, flat vectors, losses.
 
-A file declares a `Spec`: its recipe keys, and how to build the module for a federation's shapes. Specs import torch
-only when they build, so that a recipe is checked before torch is loaded.
+A `Spec` has a model's recipe keys, and builds its module for a federation's shapes. Specs import torch only when they
+build, so that a recipe is checked before torch is loaded.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from importlib import import_module
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpcfed import registry
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Model
 from hpcfed.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from torch import nn
-
-BUILT_IN = {
-    "linear": "linear",
-    "logistic": "linear",
-    "quadratic": "linear",
-    "mlp": "mlp",
-    "emnist-cnn": "cnn",
-    "cifar-cnn": "cnn",
-    "feddyn-cnn": "cnn",
-    "femnist-cnn": "cnn",
-    "resnet18-gn": "resnet",
-    "lstm": "lstm",
-}
-"""Recipe name → module; each module's ``SPECS`` holds its classes by recipe name."""
-
 
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
 """Units of a layer."""
@@ -70,9 +57,13 @@ def spec(section: Model, where: str = "recipe") -> Spec | None:
             key = next(iter(section.parameters))
             raise InputError(f"unknown key 'model.{key}'", where=where, remedy="a factory's arguments go under 'args'")
         return None
-    if section.name not in BUILT_IN:
-        raise InputError(
-            f"unknown model.name {section.name!r}", where=where, remedy=nearest(str(section.name), BUILT_IN)
-        )
-    kind = import_module(f"{__name__}.{BUILT_IN[section.name]}").SPECS[section.name]
-    return validated(kind, section.parameters, f"{where}: model")
+    name, known = str(section.name), named()
+    if name not in known:
+        raise InputError(f"unknown model.name {name!r}", where=where, remedy=nearest(name, known))
+    return validated(known[name], section.parameters, f"{where}: model")
+
+
+@cache
+def named() -> Mapping[str, type[Spec]]:
+    """Return the built-in models' specs by recipe name."""
+    return registry.tables(f"{__name__}.architectures", "MODELS")

@@ -131,7 +131,7 @@ def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
     return int(((output > 0) == (target > 0)).all(1).sum()), len(target)
 
 
-NAMED: Mapping[str, Callable[[str], Loss]] = {
+LOSSES: Mapping[str, Callable[[str], Loss]] = {
     "cross-entropy": partial(
         Loss,
         partial(functional.cross_entropy, reduction="none"),
@@ -162,7 +162,7 @@ def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class
     name = OF_TASK[task] if section.name == "auto" else section.name
     if name != OF_TASK[task]:
         raise InputError(f"loss.name {name!r} does not fit a {task} federation", remedy=f"use {OF_TASK[task]!r}")
-    loss = NAMED[name](section.reduction)
+    loss = LOSSES[name](section.reduction)
     if loss.whole and section.reduction == "sum":
         raise InputError(f"loss.reduction: sum with {name}", remedy="use mean")
     return loss if class_weights is None else Loss(partial(weighted, loss.each, class_weights), section.reduction)

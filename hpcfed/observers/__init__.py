@@ -12,7 +12,6 @@ An observer that raises is logged once, and not called again.
 from __future__ import annotations
 
 import copy
-import importlib
 import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcfed import registry
 from hpcfed.config.factory import imported, made
 from hpcfed.config.load import to_plain
 from hpcfed.config.observer import Observer
@@ -115,7 +115,7 @@ class Observers:
 
 def _made(section: Observer, python_path: Sequence[Path]) -> Any:
     if section.factory is None:
-        return importlib.import_module(f"hpcfed.observers.{section.name}").observer(section.args)
+        return registry.entry(__name__, str(section.name)).observer(section.args)
     observer = made(section.factory, section.args, python_path, "observers.factory", "check its args")
     if not any(callable(getattr(observer, method, None)) for method in METHODS):
         expected = f"an object with {', '.join(METHODS)}, or one of them"

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcfed.config.load import dump_yaml
 from hpcfed.observers import Started
-from hpcfed.observers.scalars import scalars
+from hpcfed.observers._scalars import scalars
 
 
 class TensorBoard:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcfed.observers import Started
-from hpcfed.observers.scalars import scalars
+from hpcfed.observers._scalars import scalars
 
 
 class WeightsAndBiases:

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import h5py
@@ -17,10 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfed
-from hpcfed.algorithms import names
-from hpcfed.config.hints import OF_METHODS, OF_MODELS
 from hpcfed.config.load import load_recipe
-from hpcfed.models import BUILT_IN
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
@@ -89,6 +85,7 @@ MORE: Mapping[str, Wrong] = {
     "malformed-yaml": Wrong("run malformed.yaml", ("malformed.yaml", "not valid YAML at line 2")),
     "missing-recipe": Wrong("run absent.yaml", ("absent.yaml", "no such recipe", "check the path")),
     "step-size-at-the-top": Wrong(RUN + "lr=0.1", ("unknown key 'lr'", "did you mean 'local.lr'?")),
+    "model-key-at-the-top": Wrong(RUN + "hidden=[8]", ("'hidden'", "did you mean 'model.hidden'?")),
     "method-key-at-the-top": Wrong(RUN + "server_lr=2", ("'server_lr'", "did you mean 'algorithm.server_lr'?")),
     "key-of-two-sections": Wrong(RUN + "batch_size=5", ("'local.batch_size' or 'evaluate.batch_size'?",)),
     "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
@@ -268,15 +265,6 @@ def test_short_forms_are_the_sections_that_they_stand_for(prepared):
     recipes = [load_recipe(prepared / "recipe.yaml", given) for given in (short, [*long, "loss.factory=outputs:seven"])]
     assert recipes[0] == recipes[1]
     assert load_recipe(prepared / "recipe.yaml", ["cohort=0.5"]).cohort.fraction == 0.5
-
-
-@pytest.mark.one_mpi
-def test_the_keys_of_methods_and_models_are_known_where_they_are_looked_for():
-    modules = [import_module(f"hpcfed.algorithms.{name.replace('-', '_')}") for name in names()]
-    parts = [getattr(module, role, None) for module in modules for role in ("LOCAL", "NORMALIZE", "SERVER")]
-    specs = [import_module(f"hpcfed.models.{module}").SPECS[name] for name, module in BUILT_IN.items()]
-    assert {key for part in parts if part is not None for key in part.model_fields} == OF_METHODS
-    assert {key for spec in specs for key in spec.model_fields} == OF_MODELS
 
 
 @pytest.mark.one_mpi

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed import registry
 from hpcfed.algorithms import names
-from hpcfed.models import BUILT_IN
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "rng", "version"},
+    {"errors", "registry", "rng", "version"},
     {"types"},
     {"io", "user_code"},
     {"config", "ranks"},
@@ -37,14 +37,14 @@ ONLY = {
     "rng": set(),
     "io": {"errors"},
     "user_code": {"errors", "types"},
-    "config": {"errors", "io", "user_code"},
+    "config": {"errors", "io", "registry", "user_code"},
     "reduce": {"errors", "types", "ranks"},
-    "algorithms": {"types", "config", "errors", "user_code"},
+    "algorithms": {"types", "config", "errors", "registry", "user_code"},
     "report": {"algorithms", "errors", "io", "run_folder", "version"},
     "watch": {"errors", "report", "run_folder"},
 }
 """Where the design allows less than the levels do."""
-OF_DATA_PREP = {"data", "errors", "io"}
+OF_DATA_PREP = {"data", "errors", "io", "registry"}
 """What of hpcfed the preparation of data may use."""
 
 
@@ -104,7 +104,7 @@ FAST = (
     "hpcfed.setup",
     "hpcfed.run_folder.folder",
     "hpcfed.ranks.world",
-    *(f"hpcfed.models.{module}" for module in sorted(set(BUILT_IN.values()))),
+    *(f"hpcfed.models.architectures.{name}" for name in registry.names("hpcfed.models.architectures")),
     "hpcfed.report.comparison",
     "hpcfed.watch.view",
     "hpcfed.cite",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hpcfed
-from hpcfed.algorithms import choices
+from hpcfed.algorithms import choices, examples, names, parts_of
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.setup import resolve
@@ -25,8 +25,12 @@ AXES: Mapping[str, Sequence[str]] = {
     "guess": ("none", "remaining", "3", "limit"),
     "normalize": ("none", *sorted(choices("NORMALIZE"))),
 }
-PARAMETERS = {"prox": {"mu": 0.2}, "adagrad": {"server_lr": 0.02}, "adam": {"server_lr": 0.02},
-              "yogi": {"server_lr": 0.02}, "momentum": {"beta": 0.5}}  # fmt: skip
+PARAMETERS = {
+    kind.choice: {key: value for key, value in examples()[name].items() if key in kind.model_fields}
+    for name in names()
+    for kind in parts_of(name)
+    if kind is not None and kind.choice is not None and kind.__module__.endswith(f".{name.replace('-', '_')}")
+}
 Product = tuple[str, ...]
 
 

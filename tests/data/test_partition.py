@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.partition import SCHEMES, options
-from data_prep.partition.sizes import draw
+from data_prep.partition._sizes import draw
 from data_prep.sources import idx
 from data_prep.streams import stream
 from hpcfed.data.picture import classes_for_share

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from hpcfed import algorithms
 from hpcfed.config.recipe import Recipe
-from hpcfed.models import BUILT_IN
+from hpcfed.models import named
 from tests.mpi.recipes import METHODS, small
 
 REMARKABLE = (
@@ -139,7 +139,7 @@ methods = st.builds(
 ).map(lambda text: f"algorithm={text}")
 models = st.builds(
     lambda name, changed: "model=" + json.dumps({"name": name, **changed}),
-    st.sampled_from(sorted(BUILT_IN)),
+    st.sampled_from(sorted(named())),
     st.dictionaries(st.sampled_from(("hidden", "layers", "bias", "embedding", "groups")), plain, max_size=1),
 )
 cohorts = st.builds(

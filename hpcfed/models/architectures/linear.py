@@ -41,4 +41,4 @@ class Quadratic(Spec):
         return Linear(bias=False).build(features, outputs)
 
 
-SPECS = {"linear": Linear, "logistic": Linear, "quadratic": Quadratic}
+MODELS = {"linear": Linear, "logistic": Linear, "quadratic": Quadratic}

@@ -34,4 +34,4 @@ class Lstm(Spec):
         return NextToken(outputs, self.embedding, self.hidden, self.layers)
 
 
-SPECS = {"lstm": Lstm}
+MODELS = {"lstm": Lstm}

@@ -76,4 +76,4 @@ class FemnistCnn(Spec):
         return pooled_cnn(image_shape(features, "model.name 'femnist-cnn'"), [32, 64], [self.hidden], outputs)
 
 
-SPECS = {"emnist-cnn": EmnistCnn, "cifar-cnn": CifarCnn, "feddyn-cnn": FeddynCnn, "femnist-cnn": FemnistCnn}
+MODELS = {"emnist-cnn": EmnistCnn, "cifar-cnn": CifarCnn, "feddyn-cnn": FeddynCnn, "femnist-cnn": FemnistCnn}

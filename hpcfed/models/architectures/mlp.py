@@ -29,4 +29,4 @@ class Mlp(Spec):
         return FlatSequential(*perceptron_layers([prod(features), *self.hidden, outputs]))
 
 
-SPECS = {"mlp": Mlp}
+MODELS = {"mlp": Mlp}

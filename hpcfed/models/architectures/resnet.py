@@ -40,4 +40,4 @@ class Resnet18(Spec):
         return resnet18(image_shape(features, "model.name 'resnet18-gn'"), self.groups, outputs)
 
 
-SPECS = {"resnet18-gn": Resnet18}
+MODELS = {"resnet18-gn": Resnet18}

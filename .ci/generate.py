@@ -1,0 +1,72 @@
+"""Write the README's table of methods and the JSON Schemas from the code (called by ``make generated``)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hpcfed import algorithms
+from hpcfed.cli.schema import of_experiment, of_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMAS = {"recipe": of_recipe, "experiment": of_experiment}
+BEGIN, END = "<!-- by make generated -->\n", "<!-- end -->\n"
+
+
+def methods() -> str:
+    """Return the table of methods with their keys, and the line of parts, in Markdown."""
+    rows = ["| `algorithm.name` | method | keys and their defaults |", "|---|---|---|"]
+    for name in algorithms.names():
+        kinds = [kind for kind in algorithms.parts_of(name) if kind is not None]
+        rows.append(f"| `{name}` | {algorithms.titles()[name]} | {', '.join(_keys(kinds))} |")
+    roles = algorithms.DEFAULT_PARTS.items()
+    parts = "; ".join(
+        f"`{role}` is {_one_of(default, sorted(algorithms.choices(role.upper())))}" for role, default in roles
+    )
+    return "\n".join([*rows, "", f"Parts of a product: {parts}.", "Each part takes its own keys.", ""])
+
+
+def readme(text: str) -> str:
+    """Return the README with the table of today's methods."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{methods()}\n{END}{rest.split(END)[1]}"
+
+
+def schema(name: str) -> str:
+    """Return what ``hpcfed schema`` prints of a ``recipe`` or an ``experiment``."""
+    return json.dumps(SCHEMAS[name](), indent=1, ensure_ascii=False) + "\n"
+
+
+def _keys(kinds: list[type[BaseModel]]) -> list[str]:
+    fields = {key: field for kind in kinds for key, field in kind.model_fields.items()}
+    return [_spelled(key, field) for key, field in sorted(fields.items(), key=lambda item: not item[1].is_required())]
+
+
+def _spelled(key: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return f"`{key}`"
+    default = field.default
+    shown = f"{default:g}" if type(default) is float else str(default).lower()
+    others = [f"`{value}`" for value in get_args(field.annotation) if value != default]
+    return f"`{key}: {shown}`" + (f" (or {', '.join(others)})" if others else "")
+
+
+def _one_of(default: str, known: list[str]) -> str:
+    first, *others = [default, *(name for name in known if name != default)]
+    return f"`{first}` (default)" + "".join(f", `{name}`" for name in others[:-1]) + f" or `{others[-1]}`"
+
+
+def main() -> None:
+    """Rewrite the files in place."""
+    page = ROOT / "README.md"
+    page.write_text(readme(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in SCHEMAS:
+        (ROOT / "jobs" / "recipes" / f"{name}.schema.json").write_text(schema(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
