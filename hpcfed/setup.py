@@ -23,9 +23,7 @@ from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
-from hpcfed.ranks.cpu import favours_onednn
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot
-from hpcfed.ranks.malloc import keep_freed_memory
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -35,6 +33,8 @@ from hpcfed.run_folder.code import check_hosts
 from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.types import Method
 from hpcfed.user_code.blame import place_of
+from hpcfed.vendor import onednn
+from hpcfed.vendor.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +143,7 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
     if recipe.local.matmul != "auto":
         return recipe.local.matmul
     ours = spec is not None and spec.stacks and not any(hindrances.values())
-    return "onednn" if ours and recipe.device != "cuda" and favours_onednn() else "blas"
+    return "onednn" if ours and recipe.device != "cuda" and onednn.is_faster() else "blas"
 
 
 def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None) -> tuple[Parts, Evaluator]:

@@ -199,10 +199,10 @@ def reduce_command(repeats: int, entries: tuple[int, ...], json_file: Path | Non
     Packing (adding one client's vector) and unpacking (the sums as float64) are included and shown separately.
     """
     from hpcfed.errors import InputError
-    from hpcfed.ranks.malloc import keep_freed_memory
     from hpcfed.ranks.world import connect
     from hpcfed.tools.bench import tables
     from hpcfed.tools.bench.reduction import measure
+    from hpcfed.vendor.malloc import keep_freed_memory
 
     world = connect()
     if world.size == 1:

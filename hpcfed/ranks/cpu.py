@@ -9,17 +9,11 @@ from pathlib import Path
 
 def cpu_model() -> str:
     """Return the name of the host's processor, "" if unknown."""
-    return _told().get("model name") or platform.processor()
-
-
-def favours_onednn() -> bool:
-    """Tell whether oneDNN computes large float32 products faster than MKL: on AVX-512 processors not by Intel."""
-    vendor, flags = _told().get("vendor_id", "GenuineIntel"), _told().get("flags", "").split()
-    return vendor != "GenuineIntel" and "avx512f" in flags
+    return cpu_facts().get("model name") or platform.processor()
 
 
 @cache
-def _told() -> dict[str, str]:
+def cpu_facts() -> dict[str, str]:
     """Return the fields of the first core in ``/proc/cpuinfo``; {} on other systems."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]

@@ -10,13 +10,13 @@ from tests.launch import launch
 
 PROGRAM = """
 import ctypes, sys
-from hpcfed.ranks.malloc import keep_freed_memory
+from hpcfed.vendor.malloc import keep_freed_memory
 
-class Told(ctypes.Structure):
+class Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
 
 libc = ctypes.CDLL(None)
-libc.mallinfo2.restype = Told
+libc.mallinfo2.restype = Mallinfo
 if sys.argv[1:] == ["keep"]:
     keep_freed_memory()
 before = libc.mallinfo2().hblks
@@ -26,7 +26,7 @@ print(libc.mallinfo2().hblks - before)
 
 
 @pytest.mark.one_mpi
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told how to treat freed memory")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone has this setting")
 def test_large_blocks_come_from_memory_that_stays() -> None:
     def mapped(*arguments: str, env: dict[str, str] | None = None) -> str:
         done = launch(0, arguments, program=("-c", PROGRAM), env=env)

@@ -22,6 +22,7 @@ from hpcfed.models import spec
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import loss_for
 from hpcfed.types import Tilt
+from hpcfed.vendor import onednn
 
 MODELS = {
     "logistic": ({"name": "logistic"}, (60,), 5),
@@ -158,7 +159,7 @@ def test_products_by_onednn(monkeypatch, name, local, least):
 
 def test_onednn_is_used_for_large_products(monkeypatch):
     """With the sizes of a real minibatch: the first layer's products alone, one a client."""
-    asked, product = [], matmul._product
+    asked, product = [], onednn.product
 
     def counted(x, weight, bias=None):
         asked.append((*x.shape, weight.shape[0]))
@@ -166,7 +167,7 @@ def test_onednn_is_used_for_large_products(monkeypatch):
 
     engine, model = built(MODELS["MNIST's"], {"engine": "batched", "matmul": "onednn", "steps": 1}, torch.float32)
     tasks = tasks_for(MODELS["MNIST's"], model, [50, 50], [1, 1], 0.0)
-    monkeypatch.setattr(matmul, "_product", counted)
+    monkeypatch.setattr(onednn, "product", counted)
     solved(engine, model.vector.clone(), tasks)
     assert sorted(asked) == [(50, 784, 200)] * 2 + [(200, 50, 784)] * 2
 

@@ -17,7 +17,7 @@ LEVELS = (
     {"types"},
     {"io", "user_code"},
     {"config", "ranks"},
-    {"algorithms", "cohort", "data", "models", "reduce"},
+    {"algorithms", "cohort", "data", "models", "reduce", "vendor"},
     {"client", "round_checks", "run_folder"},
     {"observers", "parts", "report"},
     {"cite", "evaluation", "local_round", "watch"},

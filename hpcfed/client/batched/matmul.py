@@ -1,8 +1,6 @@
 """The matrix products of stacked clients: by torch's BLAS, all clients in a call, or the large ones by oneDNN.
 
-MKL, the BLAS in torch's builds, takes its AVX2 path on processors that are not Intel's, so that on those with AVX-512
-oneDNN, which is in the same builds, computes a large product in half the time. The operator is not part of torch's
-public interface, so it is asked for and tried before the first round (`matmul_for`), never taken for granted.
+`OneDNN` is an option of some processors (`hpcfed.vendor.onednn`); `Blas` computes all products everywhere.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import InputError
+from hpcfed.vendor import onednn
 
 LARGE = 1 << 22
 """Multiplications of one client's product from which oneDNN computes it; smaller ones are no faster there."""
@@ -62,13 +61,15 @@ class OneDNN(Blas):
         if not _is_large(x, layer.across):
             return super().outputs(layer, x)
         biases = [None] * len(x) if layer.bias is None else layer.bias.unbind()
-        return torch.stack([_product(*one) for one in zip(x.unbind(), layer.weight.unbind(), biases, strict=True)])
+        return torch.stack(
+            [onednn.product(*one) for one in zip(x.unbind(), layer.weight.unbind(), biases, strict=True)]
+        )
 
     def backward(self, layer: Layer, outgoing: Tensor) -> Tensor:
         """Return D W; see `Blas`."""
         if not _is_large(outgoing, layer.weight):
             return super().backward(layer, outgoing)
-        return torch.stack([_product(*one) for one in zip(outgoing.unbind(), layer.across.unbind(), strict=True)])
+        return torch.stack([onednn.product(*one) for one in zip(outgoing.unbind(), layer.across.unbind(), strict=True)])
 
     def gradient(self, outgoing: Tensor, incoming: Tensor, out: Tensor) -> None:
         """Write Dᵀ h; see `Blas`."""
@@ -77,7 +78,7 @@ class OneDNN(Blas):
             super().gradient(outgoing, incoming, out)
             return
         for slot, d, h in zip(out.unbind(), across.unbind(), incoming.unbind(), strict=True):
-            slot.copy_(_product(d, h.T))
+            slot.copy_(onednn.product(d, h.T))
 
     def descend(self, layer: Layer, outgoing: Tensor, incoming: Tensor, keep: float, step: float) -> None:
         """Set W to keep·W + step·Dᵀ h; see `Blas`."""
@@ -88,7 +89,7 @@ class OneDNN(Blas):
         if keep != 1:
             layer.weight.mul_(keep)
         for weight, d, h in zip(layer.weight.unbind(), across.unbind(), incoming.unbind(), strict=True):
-            weight.add_(_product(d, h.T), alpha=step)
+            weight.add_(onednn.product(d, h.T), alpha=step)
 
 
 def matmul_for(name: str, like: Tensor) -> Blas:
@@ -101,20 +102,12 @@ def matmul_for(name: str, like: Tensor) -> Blas:
     """
     if name != "onednn" or like.device.type != "cpu":
         return Blas()
-    try:
-        _product(like.new_ones(1, 2), like.new_ones(1, 2), like.new_ones(1))
-    except (RuntimeError, AttributeError) as error:  # a build without it, a type that it has not, another signature
-        why = str(error).splitlines()[0]
+    if why := onednn.hindrance(like):
         what = f"local.matmul: onednn cannot be reached in torch {torch.__version__} ({why})"
-        raise InputError(what, remedy="use local.matmul: blas") from error
+        raise InputError(what, remedy="use local.matmul: blas")
     return OneDNN()
 
 
 def _is_large(left: Tensor, right: Tensor) -> bool:
     """Whether each product of (R, m, k) and (R, k, n) is."""
     return left.shape[1] * left.shape[2] * right.shape[2] >= LARGE
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x Wᵀ + b, (m, n), of x (m, k), W (n, k) and b (n,)."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

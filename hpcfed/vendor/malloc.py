@@ -20,8 +20,8 @@ def keep_freed_memory() -> None:
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "GLIBC_TUNABLES" in os.environ:
         return
     try:
-        tell = ctypes.CDLL(None).mallopt
+        mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not glibc
         return
-    if any(tell(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT):
-        tell(M_TRIM_THRESHOLD, -1)
+    if any(mallopt(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT):
+        mallopt(M_TRIM_THRESHOLD, -1)
