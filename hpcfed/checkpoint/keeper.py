@@ -19,7 +19,8 @@ from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.parts import Parts
-from hpcfed.run_folder.folder import RunFolder, identity
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.identity import identity
 from hpcfed.simulation import Simulation
 from hpcfed.types import Request
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcfed import algorithms
 from hpcfed.report.read import Run
-from hpcfed.run_folder.folder import FREE, PLACES
+from hpcfed.run_folder.identity import FREE, PLACES
 
 NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "checkpoint", "watchdog", *PLACES)
 CODE = "code "

@@ -16,52 +16,26 @@ Rank 0 alone reads and writes the folder.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import xxhash
 from safetensors import SafetensorError, safe_open
 
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.unchanged import Facts, check_data
-from hpcfed.errors import Busy, EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk, write_whole
-from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.code import FRESH, NAME, CodeRecord, references
-from hpcfed.run_folder.rounds import count_rounds, parse_rounds
-
-PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "observers")
-"""Keys for the places of files, how they are read, and observers: they never invalidate a finished run."""
-FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
-"""Keys that may change when a run is continued."""
-RECORD = (
-    "metrics.jsonl",
-    "clients.csv",
-    "result.json",
-    "environment.json",
-    NAME,
-    "model.safetensors",
-    "model-evaluated.safetensors",
-    "checkpoints",
-    "logs",
-)
-"""Files that are put aside when a run starts again."""
-ASIDE = "previous-*"
-"""Folders of earlier runs."""
-BEFORE = (".lock", "logs", "checkpoints", NAME)
-"""Entries that may exist before a run has written its recipe."""
-REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, ('recipe.yaml', 'report.html', *RECORD)))})\.\d+\.tmp")
-"""Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""
+from hpcfed.run_folder import files
+from hpcfed.run_folder.code import FRESH, CodeRecord, references
+from hpcfed.run_folder.cut import cut
+from hpcfed.run_folder.identity import FREE, PLACES, deciding, differences
+from hpcfed.run_folder.lock import FolderLock
+from hpcfed.run_folder.rounds import count_rounds
 
 
 class RunFolder:
@@ -77,7 +51,7 @@ class RunFolder:
         self.code = CodeRecord(path)
         self.metrics = path / "metrics.jsonl"
         self.clients = path / "clients.csv"
-        self._lock: IO[str] | None = None
+        self._lock = FolderLock(path)
 
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether this recipe's run is here and finished, and `fresh` is not set; writes nothing.
@@ -88,15 +62,15 @@ class RunFolder:
         """
         wanted = to_plain(recipe)
         try:
-            found = self._read_recipe() if self._has_files() else None
+            found = files.read_recipe(self.path) if files.has_files(self.path) else None
         except OSError as error:
-            raise self._unusable(error) from None
+            raise files.unusable(self.path, error) from None
         if found is None or self.fresh:
             return False
         self._refuse_other(found, wanted)
         self.check_code(recipe)
-        same = _comparable(found, PLACES) == _comparable(wanted, PLACES)
-        result = self._read_json("result.json")
+        same = deciding(found, PLACES) == deciding(wanted, PLACES)
+        result = files.read_mapping(self.path / "result.json")
         if not same or result.get("status") != "finished":
             return False
         self._refuse_other_record(result.get("rounds"))
@@ -110,42 +84,11 @@ class RunFolder:
         Raises:
             InputError: a run is going on there, or the folder cannot be written.
         """
-        made = [path for path in (self.path, *self.path.parents) if not path.exists()] if world.is_root else []
-        world.on_root(self._take_lock)
+        world.on_root(self._lock.take)
         try:
             yield
         finally:
-            if self._lock is not None:
-                self._leave_nothing_empty(made)
-                self._lock.close()
-                self._lock = None
-
-    def _leave_nothing_empty(self, made: Sequence[Path]) -> None:
-        """If the run left nothing, remove the lock file and the folders that were created for it."""
-        with suppress(OSError):
-            if [entry.name for entry in self.path.iterdir()] == [".lock"]:
-                (self.path / ".lock").unlink()
-                for path in made:
-                    path.rmdir()
-
-    def _take_lock(self) -> None:
-        """Lock the folder until the lock file is closed or the process ends; no lock if the file system has none.
-
-        Raises:
-            Busy: a run is going on there.
-            InputError: the folder cannot be written.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(
-                "a run is going on in this folder", where=str(self.path), remedy="wait for it, or choose another output"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise self._unusable(error) from None
+            self._lock.release()
 
     def check_code(self, recipe: Recipe) -> None:
         """Refuse to go on with other code than that of the run here.
@@ -167,7 +110,7 @@ class RunFolder:
 
     def _goes_on(self) -> bool:
         """Whether a run of the same recipe would keep results from here: it is finished, or has a checkpoint."""
-        return self._read_json("result.json").get("status") == "finished" or any(
+        return files.read_mapping(self.path / "result.json").get("status") == "finished" or any(
             (self.path / "checkpoints").glob("round-*.json")
         )
 
@@ -179,12 +122,12 @@ class RunFolder:
             InputError: the folder holds another recipe's run, or other files, or cannot be written.
         """
         try:
-            if self._has_files() and self._goes_on():
-                self._refuse_other(self._read_recipe(), to_plain(recipe))
+            if files.has_files(self.path) and self._goes_on():
+                self._refuse_other(files.read_recipe(self.path), to_plain(recipe))
                 with self.held(World()):
                     self.code.write(recipe, self.rounds())
         except OSError as error:
-            raise self._unusable(error) from None
+            raise files.unusable(self.path, error) from None
 
     def set_aside(self) -> None:
         """Move the run here to previous-N/, to make room for another.
@@ -194,13 +137,13 @@ class RunFolder:
             InputError: the folder holds other files, or cannot be written.
         """
         try:
-            if self._has_files():
-                self._read_recipe()
+            if files.has_files(self.path):
+                files.read_recipe(self.path)
                 with self.held(World()):
-                    self._put_aside()
-                    (self.path / "recipe.yaml").unlink()
+                    files.put_aside(self.path)
+                    (self.path / files.RECIPE).unlink()
         except OSError as error:
-            raise self._unusable(error) from None
+            raise files.unusable(self.path, error) from None
 
     def claim(self, recipe: Recipe, done: int, state: str | None = None) -> Facts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
@@ -213,22 +156,20 @@ class RunFolder:
                 loaded code is not that of the `done` rounds.
             EnvironmentFailure: the data cannot be read.
         """
-        known = self._read_json("environment.json").get("data")
+        known = files.read_mapping(self.path / "environment.json").get("data")
         before = known if isinstance(known, dict) else None
         data = check_data(recipe.data, recipe.data_content, before, goes_on=done > 0, always=recipe.verify_data)
         try:
-            for entry in self.path.iterdir():
-                if REMAINS.fullmatch(entry.name):
-                    entry.unlink()
+            files.remove_remains(self.path)
             if done:
                 self.code.refuse_changes(recipe)
-                self._cut(done, state)
+                cut(self.path, done, state)
             elif self._has_rounds() or self.fresh:
-                self._put_aside()
+                files.put_aside(self.path)
             self.code.write(recipe, done)
-            write_whole(self.path / "recipe.yaml", dump_yaml(to_plain(recipe)))
+            write_whole(self.path / files.RECIPE, dump_yaml(to_plain(recipe)))
         except OSError as error:
-            raise self._unusable(error) from None
+            raise files.unusable(self.path, error) from None
         return data
 
     def write(self, name: str, content: bytes | str | Mapping[str, Any]) -> None:
@@ -257,41 +198,12 @@ class RunFolder:
         """Return the number of recorded rounds."""
         return count_rounds(self.metrics)
 
-    def _has_files(self) -> bool:
-        """Whether there are files other than those of `BEFORE`, temporary files and earlier runs."""
-        if not self.path.exists():
-            return False
-        return any(
-            entry.name not in BEFORE and not REMAINS.fullmatch(entry.name) and not entry.match(ASIDE)
-            for entry in self.path.iterdir()
-        )
-
-    def _read_recipe(self) -> dict[str, Any]:
-        path = self.path / "recipe.yaml"
-        if not path.is_file():
-            raise InputError(
-                "output holds files that are not a run's",
-                where=str(self.path),
-                got=", ".join(sorted(entry.name for entry in self.path.iterdir())[:3]),
-                remedy="choose another output",
-            )
-        try:
-            found = parse_yaml(read_text(path, LONGEST))
-        except Malformed:
-            found = None
-        if not isinstance(found, dict):
-            raise InputError("not a run's recipe", where=str(path), remedy="choose another output")
-        return found
-
     def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        before, now = _comparable(found, FREE), _comparable(wanted, FREE)
-        changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+        changed = differences(found, wanted, FREE)
         if changed:
-            details = ", ".join(f"{key} {before.get(key)!r} there and {now.get(key)!r} here" for key in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise InputError(
-                "output holds another recipe's run", where=str(self.path), got=details + more, remedy=FRESH
-            )
+            got = ", ".join(changed[:3]) + more
+            raise InputError("output holds another recipe's run", where=str(self.path), got=got, remedy=FRESH)
 
     def _refuse_other_record(self, rounds: Any) -> None:
         if self.rounds() != rounds:
@@ -316,75 +228,8 @@ class RunFolder:
                 remedy="restore it, or train again with --fresh",
             ) from None
 
-    def _read_json(self, name: str) -> dict[str, Any]:
-        """Return the mapping in a JSON file of the folder; empty if the file is missing or damaged.
-
-        Raises:
-            InputError: it cannot be read.
-        """
-        try:
-            found = parse_json(read_text(self.path / name))
-        except (FileNotFoundError, ValueError):
-            return {}
-        except OSError as error:
-            raise self._unusable(error) from None
-        return found if isinstance(found, dict) else {}
-
-    def _cut(self, done: int, state: str | None) -> None:
-        lines: list[bytes] = []
-        with suppress(FileNotFoundError), self.metrics.open("rb") as record:
-            lines = [line for line in islice(record, done) if line.endswith(b"\n")]
-        if len(lines) < done:
-            raise InputError(
-                "the record holds fewer rounds than the checkpoint",
-                where=str(self.metrics),
-                expected=f"at least {done}",
-                got=str(len(lines)),
-                remedy=FRESH,
-            )
-        (last,) = deque(parse_rounds(lines, self.metrics), maxlen=1)  # raises on damage, which would stay for good
-        if state is not None and last.get("hash") != state:
-            what = "the record is of another run than the checkpoint"
-            raise InputError(
-                what, where=str(self.metrics), expected=f"hash {state}", got=str(last["hash"]), remedy=FRESH
-            )
-        write_whole(self.metrics, b"".join(lines))
-        if self.clients.exists():
-            self._cut_clients(done)
-        for name in ("result.json", "model.safetensors", "model-evaluated.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
-
-    def _cut_clients(self, done: int) -> None:
-        """Cut ``clients.csv`` after the last row of the `done` rounds; its last row may be incomplete."""
-        with self.clients.open("r+b") as table:
-            kept = len(table.readline())
-            for row in table:
-                round = row.partition(b",")[0]
-                if not (row.endswith(b"\n") and round.isdigit() and int(round) <= done):
-                    break
-                kept += len(row)
-            table.truncate(kept)
-
     def _has_rounds(self) -> bool:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
-
-    def _put_aside(self) -> None:
-        """Move a run's files to previous-N/; the recipe is copied there."""
-        if not any((self.path / name).exists() for name in ("recipe.yaml", *RECORD)):
-            return
-        number = 1
-        while (aside := self.path / f"previous-{number}").exists():
-            number += 1
-        aside.mkdir()
-        if (self.path / "recipe.yaml").exists():
-            write_whole(aside / "recipe.yaml", (self.path / "recipe.yaml").read_bytes())
-        for entry in (self.path / name for name in RECORD):
-            if entry.exists():
-                entry.rename(aside / entry.name)
-
-    def _unusable(self, error: OSError) -> InputError:
-        what = error.strerror or str(error)
-        return InputError("output cannot be used", where=str(self.path), got=what, remedy="choose another output")
 
 
 def refuse_both(fresh: bool, accept_code: bool) -> None:
@@ -395,21 +240,3 @@ def refuse_both(fresh: bool, accept_code: bool) -> None:
     """
     if fresh and accept_code:
         raise InputError("--fresh and --accept-code", expected="one of them", got="both")
-
-
-def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
-    """Return a digest of the keys that decide the result of a recipe's rounds: all but the `free` ones."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(_comparable(to_plain(recipe), free), sort_keys=True).encode())
-
-
-def _comparable(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keys that decide the result, dotted; without the path of the data if its content hash is known."""
-    data = ("data",) if recipe.get("data_content") else ()
-    return dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
-
-
-def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in section.items():
-        rows += _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return rows

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
-from hpcfed.run_folder.folder import PLACES, identity
+from hpcfed.run_folder.identity import PLACES, identity
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
 

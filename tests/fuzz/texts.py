@@ -18,7 +18,8 @@ from hpcfed.config.load import dump_yaml, load_recipe, load_recipes, to_plain
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged
 from hpcfed.io.text import parse_json, parse_yaml
-from hpcfed.run_folder.folder import RunFolder, identity
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.identity import identity
 from hpcfed.setup import resolve
 from hpcfed.submit.site import read_site
 from tests.mpi.recipes import small, write_recipe, write_small

@@ -1,0 +1,108 @@
+"""The files of a run folder: which are a run's, how they are read, and how a run's are put aside."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
+from hpcfed.run_folder.code import NAME
+
+LOCK, RECIPE = ".lock", "recipe.yaml"
+RECORD = (
+    "metrics.jsonl",
+    "clients.csv",
+    "result.json",
+    "environment.json",
+    NAME,
+    "model.safetensors",
+    "model-evaluated.safetensors",
+    "checkpoints",
+    "logs",
+)
+"""Files that are put aside when a run starts again."""
+ASIDE = "previous-*"
+"""Folders of earlier runs."""
+BEFORE = (LOCK, "logs", "checkpoints", NAME)
+"""Entries that may exist before a run has written its recipe."""
+REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RECORD)))})\.\d+\.tmp")
+"""Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""
+
+
+def has_files(folder: Path) -> bool:
+    """Whether there are files other than those of `BEFORE`, temporary files and earlier runs."""
+    if not folder.exists():
+        return False
+    return any(
+        entry.name not in BEFORE and not REMAINS.fullmatch(entry.name) and not entry.match(ASIDE)
+        for entry in folder.iterdir()
+    )
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove the temporary files of a job that was killed."""
+    for entry in folder.iterdir():
+        if REMAINS.fullmatch(entry.name):
+            entry.unlink()
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """Return the recipe of the run in a folder.
+
+    Raises:
+        InputError: there is none, only other files; or it is damaged.
+    """
+    path = folder / RECIPE
+    if not path.is_file():
+        raise InputError(
+            "output holds files that are not a run's",
+            where=str(folder),
+            got=", ".join(sorted(entry.name for entry in folder.iterdir())[:3]),
+            remedy="choose another output",
+        )
+    try:
+        found = parse_yaml(read_text(path, LONGEST))
+    except Malformed:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError("not a run's recipe", where=str(path), remedy="choose another output")
+    return found
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file of a run folder; empty if the file is missing or damaged.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        found = parse_json(read_text(path))
+    except (FileNotFoundError, ValueError):
+        return {}
+    except OSError as error:
+        raise unusable(path.parent, error) from None
+    return found if isinstance(found, dict) else {}
+
+
+def put_aside(folder: Path) -> None:
+    """Move a run's files to previous-N/; the recipe is copied there."""
+    if not any((folder / name).exists() for name in (RECIPE, *RECORD)):
+        return
+    number = 1
+    while (aside := folder / f"previous-{number}").exists():
+        number += 1
+    aside.mkdir()
+    if (folder / RECIPE).exists():
+        write_whole(aside / RECIPE, (folder / RECIPE).read_bytes())
+    for entry in (folder / name for name in RECORD):
+        if entry.exists():
+            entry.rename(aside / entry.name)
+
+
+def unusable(folder: Path, error: OSError) -> InputError:
+    """Return the error of a folder that the system refuses to read or write."""
+    what = error.strerror or str(error)
+    return InputError("output cannot be used", where=str(folder), got=what, remedy="choose another output")

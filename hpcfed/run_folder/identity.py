@@ -1,0 +1,42 @@
+"""Which recipes describe the same run: the keys that decide a result, compared and hashed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from hpcfed.config.load import to_plain
+from hpcfed.config.recipe import Recipe
+
+PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "observers")
+"""Keys for the places of files, how they are read, and observers: they never invalidate a finished run."""
+FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
+"""Keys that may change when a run is continued."""
+
+
+def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
+    """Return a digest of the keys that decide the result of a recipe's rounds: all but the `free` ones."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(deciding(to_plain(recipe), free), sort_keys=True).encode())
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
+    """Return the keys that decide the result and differ, each with its values: ``local.lr 0.5 there and 1 here``."""
+    there, here = deciding(before, free), deciding(now, free)
+    changed = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    return [f"{key} {there.get(key)!r} there and {here.get(key)!r} here" for key in changed]
+
+
+def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
+    """Return the keys that decide the result, dotted; without the path of the data if its content hash is known."""
+    data = ("data",) if recipe.get("data_content") else ()
+    return dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
+
+
+def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in section.items():
+        rows += _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return rows

@@ -1,0 +1,65 @@
+"""The lock of a run folder: one job at a time writes there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from hpcfed.errors import Busy
+from hpcfed.run_folder.files import LOCK, unusable
+
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Errors of file systems without locks."""
+
+
+class FolderLock:
+    """A lock on a folder, until it is released or the process ends; used on rank 0 alone.
+
+    Args:
+        folder: is created with the lock, and removed again if nothing else is in it at the release.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._created: list[Path] = []
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Create and lock the folder; it stays unlocked on file systems without locks.
+
+        Raises:
+            Busy: another job holds the lock.
+            InputError: the folder cannot be written.
+        """
+        self._created = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = (self._folder / LOCK).open("a+", encoding="utf-8")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(
+                "a run is going on in this folder",
+                where=str(self._folder),
+                remedy="wait for it, or choose another output",
+            ) from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise unusable(self._folder, error) from None
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._file is None:
+            return
+        self._remove_if_empty()
+        self._file.close()
+        self._file = None
+
+    def _remove_if_empty(self) -> None:
+        with suppress(OSError):
+            if [entry.name for entry in self._folder.iterdir()] == [LOCK]:
+                (self._folder / LOCK).unlink()
+                for path in self._created:
+                    path.rmdir()

@@ -1,0 +1,49 @@
+"""Run folders of version 0.1: a key added since, at its default, does not make a folder another recipe's; set, it does.
+
+``recipes-0.1.json`` has recipes as 0.1 recorded them: one of FedAvg, one with many sections, and of the other methods
+what differs from FedAvg's. A key that is new here belongs into its section's `later`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import hpcfed
+from hpcfed.config.load import dump_yaml, load_recipe, to_plain
+from hpcfed.errors import InputError
+from hpcfed.run_folder.identity import PLACES, differences
+from hpcfed.setup import resolve
+from tests.mpi.recipes import write_small
+
+pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
+RECORDED = json.loads((Path(__file__).parent / "recipes-0.1.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    write_small(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_recipes_of_all_methods_are_the_same_today(place):
+    for name, changes in RECORDED.items():
+        then = RECORDED["fedavg"] | changes
+        assert differences(then, to_plain(resolve(load_recipe(then))), PLACES) == [], name
+
+
+def test_a_finished_run_stays_finished_until_a_new_key_is_set(place):
+    then = RECORDED["fedavg"] | {"rounds": 1}
+    hpcfed.run(then, quiet=True)
+    (place / "run" / "recipe.yaml").write_text(dump_yaml(then), encoding="utf-8")
+    kept = (place / "run" / "metrics.jsonl").stat().st_mtime_ns
+    assert len(hpcfed.run(then, quiet=True).metrics) == 1
+    assert (place / "run" / "metrics.jsonl").stat().st_mtime_ns == kept
+    for change in ("local.lr_schedule=[{round: 2, lr: 0.5}]", "algorithm.server_lr=2.0"):
+        with pytest.raises(
+            InputError, match=rf"another recipe's run: got {change.partition('=')[0]} .* there and .* here"
+        ):
+            hpcfed.run(then, [change], quiet=True)
