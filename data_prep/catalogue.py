@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from data_prep.sources.files import Source
+from data_prep.sources.files import DataSource
 from hpcfed import registry
 
-SOURCES: dict[str, Source] = {
+SOURCES: dict[str, DataSource] = {
     **registry.tables("data_prep.sources", "SOURCES"),
     **registry.tables("data_prep.synthetic", "SOURCES"),
 }

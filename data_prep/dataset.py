@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Dataset:
     num_classes: int | None = None
     test_x: np.ndarray | None = None
     test_y: np.ndarray | None = None
-    normalization: Normalization | None = None
+    normalization: Standardization | None = None
     source: dict[str, Any] = field(default_factory=dict)
     owner: np.ndarray | None = None
     test_owner: np.ndarray | None = None

@@ -18,7 +18,7 @@ from data_prep.split import split
 from data_prep.tables.missing import DROP, REFUSE, check_way
 from data_prep.tables.standardize import NONE
 from data_prep.write import write
-from hpcfed.data.federation import OF_NUMBERS, TASKS, Normalization
+from hpcfed.data.federation import OF_NUMBERS, TASKS, Standardization
 from hpcfed.errors import InputError, nearest
 
 Clients = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -75,7 +75,9 @@ def write_federation(
         task=task,
         num_classes=num_classes,
         vocabulary=vocabulary,
-        normalization=None if normalization is None else Normalization(*(tuple(map(float, v)) for v in normalization)),
+        normalization=None
+        if normalization is None
+        else Standardization(*(tuple(map(float, v)) for v in normalization)),
         source=dict(source or {}),
         missing=missing,
     )
@@ -91,7 +93,7 @@ def gather(
     task: str = "classification",
     num_classes: int | None = None,
     vocabulary: Any = None,
-    normalization: Normalization | None = None,
+    normalization: Standardization | None = None,
     source: dict[str, Any] | None = None,
     in_pieces: bool = False,
     missing: str = REFUSE,

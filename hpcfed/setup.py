@@ -17,7 +17,7 @@ from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import made
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.metrics import CLASSES, check_metrics, targets_of
-from hpcfed.config.recipe import Algorithm, Local, Loss, Recipe
+from hpcfed.config.recipe import Algorithm, Local, LossSection, Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError
@@ -238,7 +238,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     return parts, evaluator
 
 
-def class_weights(section: Loss, federation: Federation) -> list[float] | None:
+def class_weights(section: LossSection, federation: Federation) -> list[float] | None:
     """Return the weight of each class in the loss, (C,); None without weights.
 
     ``balanced`` is n / (C · n_c), so that each class counts alike and the mean weight of all training samples is 1.

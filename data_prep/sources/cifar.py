@@ -16,19 +16,29 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, Origin, Published, Source, check_folder, damaged, examine, locate, reading
+from data_prep.sources.files import (
+    AGAIN,
+    DataSource,
+    Origin,
+    Published,
+    check_folder,
+    damaged,
+    examine,
+    locate,
+    reading,
+)
 from data_prep.sources.pickled import read_pickle
 from data_prep.spool import Spool
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError, nearest
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 MOST = np.iinfo(np.uint8).max
-FEDEXP = Normalization((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
-FEDDYN = Normalization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
-OF_100: Mapping[str, Normalization] = {"feddyn": FEDDYN, "fedexp": FEDEXP}
+FEDEXP = Standardization((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+FEDDYN = Standardization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
+OF_100: Mapping[str, Standardization] = {"feddyn": FEDDYN, "fedexp": FEDEXP}
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Version:
     python: tuple[str, ...]
     folders: tuple[str, str]
     labels: str
-    normalization: Normalization
+    normalization: Standardization
 
 
 _TEN = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -144,7 +154,7 @@ def load100(raw: str | Path, *, incomplete: bool = False, normalization: str = "
     return load(Path(raw), CIFAR100, OF_100[normalization], incomplete)
 
 
-def load(folder: Path, version: Version, normalization: Normalization, incomplete: bool = False) -> Dataset:
+def load(folder: Path, version: Version, normalization: Standardization, incomplete: bool = False) -> Dataset:
     """Read a set from its version in `folder`, the binary one if both are there: x (n, 3, 32, 32) uint8, y (n,).
 
     Args:
@@ -239,4 +249,4 @@ def _read_python(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
     return pixels, np.array(labels, np.uint8)
 
 
-SOURCES = {"cifar10": Source(load10, CIFAR10.origin), "cifar100": Source(load100, CIFAR100.origin)}
+SOURCES = {"cifar10": DataSource(load10, CIFAR10.origin), "cifar100": DataSource(load100, CIFAR100.origin)}

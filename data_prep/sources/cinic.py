@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import LISTED, Origin, Published, Source, check_folder, damaged, examine, reading
+from data_prep.sources.files import LISTED, DataSource, Origin, Published, check_folder, damaged, examine, reading
 from data_prep.spool import Spool, spooled
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError
 
 ARCHIVE = "CINIC-10.tar.gz"
@@ -34,7 +34,7 @@ ORIGIN = Origin(
 )
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PARTS = ("train", "valid", "test")
-NORMALIZATION = Normalization((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
+NORMALIZATION = Standardization((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
 SIDE = 32
 SHAPE = (3, SIDE, SIDE)
 LARGEST_PNG = 1 << 16
@@ -197,4 +197,4 @@ def _pixels(content: bytes, where: str) -> np.ndarray:
         raise InputError("a damaged PNG", where=where, got=str(error)) from error
 
 
-SOURCES = {"cinic10": Source(load, ORIGIN)}
+SOURCES = {"cinic10": DataSource(load, ORIGIN)}

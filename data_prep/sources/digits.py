@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset, sha256
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError
 
 TEST_FRACTION = 0.2
@@ -42,10 +42,10 @@ def load(seed: int) -> Dataset:
         num_classes=10,
         test_x=images[test],
         test_y=labels[test],
-        normalization=Normalization((round(float(scaled.mean()), 4),), (round(float(scaled.std()), 4),)),
+        normalization=Standardization((round(float(scaled.mean()), 4),), (round(float(scaled.std()), 4),)),
         source={"files": [{"name": "sklearn.datasets.load_digits", "sha256": sha256(images, labels)}], "seed": seed},
         rows=train,
     )
 
 
-SOURCES = {"digits": Source(load, Origin("Handwritten digits, 8 × 8, that come with scikit-learn"))}
+SOURCES = {"digits": DataSource(load, Origin("Handwritten digits, 8 × 8, that come with scikit-learn"))}

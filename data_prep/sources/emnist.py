@@ -15,10 +15,10 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources import idx, matlab
-from data_prep.sources.files import Origin, Published, Source, check_folder, examine
+from data_prep.sources.files import DataSource, Origin, Published, check_folder, examine
 from data_prep.spool import spooled
 from hpcfed.data.content import rows_per_block
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError, nearest
 
 URL = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
@@ -103,13 +103,13 @@ def _first_letters(dataset: Dataset, classes: int) -> Dataset:
     )
 
 
-def _of_pixels(x: np.ndarray) -> Normalization:
+def _of_pixels(x: np.ndarray) -> Standardization:
     """Return mean and standard deviation of all pixels of uint8 images (n, ...), scaled to [0, 1]."""
     block = rows_per_block(x.shape[1:], x.dtype)
     counts = sum(np.bincount(x[start : start + block].ravel(), minlength=256) for start in range(0, len(x), block))
     values = np.arange(256) / 255
     mean = float(np.average(values, weights=counts))
-    return Normalization((mean,), (float(np.sqrt(np.average((values - mean) ** 2, weights=counts))),))
+    return Standardization((mean,), (float(np.sqrt(np.average((values - mean) ** 2, weights=counts))),))
 
 
 def _from_matlab(path: Path, kin: idx.Family) -> Dataset:
@@ -141,11 +141,11 @@ def _from_matlab(path: Path, kin: idx.Family) -> Dataset:
     )
 
 
-def _source(split: str) -> Source:
-    return Source(lambda raw: load(raw, split), family(split).origin)
+def _source(split: str) -> DataSource:
+    return DataSource(lambda raw: load(raw, split), family(split).origin)
 
 
 SOURCES = {
-    "emnist-letters": Source(load_letters, family("letters").origin),
+    "emnist-letters": DataSource(load_letters, family("letters").origin),
     **{f"emnist-{split}": _source(split) for split in SPLITS if split != "letters"},
 }

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 from hpcfed.data.attributes import Attributes
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
@@ -81,7 +81,7 @@ def _categories(source: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 SOURCES = {
-    "federation": Source(
+    "federation": DataSource(
         load, Origin("A federation file, to partition it anew", layout="nothing else: name the file itself")
     )
 }

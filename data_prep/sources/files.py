@@ -73,7 +73,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A data set by the name that a user types.
 
     Attributes:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Published, Source, damaged, examine, locate, reading
-from hpcfed.data.federation import Normalization
+from data_prep.sources.files import DataSource, Origin, Published, damaged, examine, locate, reading
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError, nearest
 
 URL = "https://github.com/owkin/FLamby"
@@ -89,7 +89,7 @@ def load_heart(raw: str | Path, *, normalization: str = SITES) -> Dataset:
         x = (x - statistics[0][owner]) / statistics[1][owner]
         source["standardized"] = "each hospital by its own training rows: /train/mean, /train/std"
     elif normalization == POOLED:
-        scale = Normalization(*(tuple(part.tolist()) for part in _moments(x[~tests])))
+        scale = Standardization(*(tuple(part.tolist()) for part in _moments(x[~tests])))
     x = x.astype(np.float32)
     return Dataset(
         name="flamby-heart-disease",
@@ -265,4 +265,4 @@ def _regions(pids: list[str], owner: np.ndarray, of_code: Mapping[str, str]) -> 
     return names
 
 
-SOURCES = {"flamby-heart-disease": Source(load_heart, HEART), "flamby-tcga-brca": Source(load_tcga, TCGA)}
+SOURCES = {"flamby-heart-disease": DataSource(load_heart, HEART), "flamby-tcga-brca": DataSource(load_tcga, TCGA)}

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, CHUNK, Origin, Published, Source, damaged, examine, locate, reading
+from data_prep.sources.files import AGAIN, CHUNK, DataSource, Origin, Published, damaged, examine, locate, reading
 from data_prep.spool import Spool
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError
 
 UNSIGNED_BYTES = 8
@@ -46,7 +46,7 @@ class Family:
     title: str
     origin: Origin
     stems: Mapping[str, str] = field(default_factory=dict)
-    normalization: Normalization | None = None
+    normalization: Standardization | None = None
     num_classes: int = 10
     first_label: int = 0
     transposed: bool = False
@@ -71,7 +71,7 @@ MNIST = Family(
         (1_648_877, "9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
         (4_542, "ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
     ),
-    normalization=Normalization((0.1307,), (0.3081,)),
+    normalization=Standardization((0.1307,), (0.3081,)),
 )
 FASHION_MNIST = Family(
     name="fashion-mnist",
@@ -84,7 +84,7 @@ FASHION_MNIST = Family(
         (4_422_102, "bef4ecab320f06d8554ea6380940ec79", ""),
         (5_148, "bb300cfdad3c16e7a12a480ee83cd310", ""),
     ),
-    normalization=Normalization((0.2860,), (0.3530,)),
+    normalization=Standardization((0.2860,), (0.3530,)),
 )
 
 
@@ -200,6 +200,6 @@ def _check_pair(images_path: Path, images: np.ndarray, labels_path: Path, labels
 
 
 SOURCES = {
-    "mnist": Source(lambda raw: load(raw, MNIST), MNIST.origin),
-    "fashion-mnist": Source(lambda raw: load(raw, FASHION_MNIST), FASHION_MNIST.origin),
+    "mnist": DataSource(lambda raw: load(raw, MNIST), MNIST.origin),
+    "fashion-mnist": DataSource(lambda raw: load(raw, FASHION_MNIST), FASHION_MNIST.origin),
 }

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import AGAIN, Origin, Source, check_folder, damaged, examine
+from data_prep.sources.files import AGAIN, DataSource, Origin, check_folder, damaged, examine
 from data_prep.sources.json_stream import members
 from data_prep.sources.text import LEAF_LETTERS, WINDOW, Alphabet
 from data_prep.spool import Spool, UnitImages, alike
@@ -46,7 +46,7 @@ class Sink(Protocol):
 
 
 @dataclass
-class Half:
+class LeafHalf:
     """The training or the test half while it is read: samples of `clients`, with each row's client in `owner`."""
 
     x: Sink
@@ -136,10 +136,10 @@ def files(raw: Path) -> tuple[list[Path], list[Path]]:
 
 def _read(
     raw: Path, origin: Origin, decode: Decode, sink: Callable[[], Sink]
-) -> tuple[Half, Half, dict[str, Any], tuple[str, ...]]:
+) -> tuple[LeafHalf, LeafHalf, dict[str, Any], tuple[str, ...]]:
     """Return both halves, their provenance, and the verdict on the files."""
     of_train, of_test = files(raw)
-    halves = Half(sink()), Half(sink())
+    halves = LeafHalf(sink()), LeafHalf(sink())
     for half, paths in zip(halves, (of_train, of_test), strict=True):
         for path in paths:
             _read_file(path, half, decode)
@@ -149,7 +149,7 @@ def _read(
     return *halves, {"files": entries}, (verdict,)
 
 
-def _read_file(path: Path, half: Half, decode: Decode) -> None:
+def _read_file(path: Path, half: LeafHalf, decode: Decode) -> None:
     said: dict[str, Any] = {}  # metadata that precede the clients' data
     promised: dict[str, int | None] | None = None
     for key, value in members(path, "user_data"):
@@ -189,7 +189,7 @@ def _promised(path: Path, said: dict[str, Any]) -> dict[str, int | None]:
     return dict(zip(users, sizes, strict=True)) if users else {}
 
 
-def _add_clients(path: Path, half: Half, names: Iterable[str]) -> None:
+def _add_clients(path: Path, half: LeafHalf, names: Iterable[str]) -> None:
     for name in names:
         if name in half.clients:
             raise damaged(path, f"client {name[:40]!r} comes twice")
@@ -235,8 +235,8 @@ def _labels(values: list[Any], classes: int) -> np.ndarray:
 
 def _dataset(
     name: str,
-    train: Half,
-    test: Half,
+    train: LeafHalf,
+    test: LeafHalf,
     x: np.ndarray,
     test_x: np.ndarray,
     num_classes: int,
@@ -268,7 +268,7 @@ def _dataset(
 
 
 SOURCES = {
-    "femnist": Source(load_femnist, FEMNIST),
-    "leaf-shakespeare": Source(load_shakespeare, SHAKESPEARE),
-    "leaf-vectors": Source(load_vectors, VECTORS),
+    "femnist": DataSource(load_femnist, FEMNIST),
+    "leaf-shakespeare": DataSource(load_shakespeare, SHAKESPEARE),
+    "leaf-vectors": DataSource(load_vectors, VECTORS),
 }

@@ -26,7 +26,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.own import gather
 from data_prep.sources import own_arrays, own_images
-from data_prep.sources.files import Origin, Source, reading
+from data_prep.sources.files import DataSource, Origin, reading
 from data_prep.tables import labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import Asked
@@ -241,7 +241,7 @@ def _source(files: Sequence[Path], root: Path) -> dict[str, Any]:
 
 
 SOURCES = {
-    "own": Source(
+    "own": DataSource(
         load,
         Origin(
             "Your own data: npz, npy, CSV or Parquet, a file per client; a table of all; folders of images",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import LISTED, Origin, Published, Source, check_folder, examine, reading
+from data_prep.sources.files import LISTED, DataSource, Origin, Published, check_folder, examine, reading
 from data_prep.spool import Spool
 from hpcfed.errors import InputError
 
@@ -72,7 +72,7 @@ class Alphabet:
         return (f"text: {self.num_strange:,} characters outside the {len(self.letters)} known ones, read as spaces",)
 
 
-class Samples:
+class TextSamples:
     """Samples of many clients, concatenated on disk."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def load(raw: str | Path) -> Dataset:
         InputError: no such file, several of them, not UTF-8, or no roles in it.
     """
     path = _text_file(Path(raw))
-    alphabet, train, test = Alphabet(LEAF_LETTERS), Samples(), Samples()
+    alphabet, train, test = Alphabet(LEAF_LETTERS), TextSamples(), TextSamples()
     roles: list[str] = []
     with reading(path):
         try:
@@ -179,4 +179,4 @@ def _text_file(raw: Path) -> Path:
     return found[0]
 
 
-SOURCES = {"shakespeare": Source(load, ORIGIN)}
+SOURCES = {"shakespeare": DataSource(load, ORIGIN)}

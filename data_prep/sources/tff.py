@@ -23,11 +23,11 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources.cifar import FEDDYN
-from data_prep.sources.files import Origin, Published, Source, damaged, examine, locate
+from data_prep.sources.files import DataSource, Origin, Published, damaged, examine, locate
 from data_prep.sources.text import WINDOW, Alphabet, windows
 from data_prep.spool import Spool, UnitImages, alike
 from hpcfed.data.content import rows_per_block
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.data.heaps import heaps_are_sound
 from hpcfed.data.storage import Storage
 
@@ -55,7 +55,7 @@ class Kind:
     origin: Origin
     fields: dict[str, tuple[tuple[int, ...], str]]
     num_classes: int
-    normalization: Normalization | None = None
+    normalization: Standardization | None = None
 
 
 def _origin(title: str, stem: str, archive: str, sha256: str) -> Origin:
@@ -276,7 +276,7 @@ def _dataset(
 
 
 SOURCES = {
-    "fed-emnist": Source(load_emnist, EMNIST.origin),
-    "fed-cifar100": Source(load_cifar100, CIFAR100.origin),
-    "fed-shakespeare": Source(load_shakespeare, SHAKESPEARE.origin),
+    "fed-emnist": DataSource(load_emnist, EMNIST.origin),
+    "fed-cifar100": DataSource(load_cifar100, CIFAR100.origin),
+    "fed-shakespeare": DataSource(load_shakespeare, SHAKESPEARE.origin),
 }

@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -133,4 +133,4 @@ def _features(gamma: float | None, owner: np.ndarray, shape: tuple[int, int], rn
     return x + centres[owner]
 
 
-SOURCES = {NAME: Source(generate, Origin("FedDyn's synthetic classification, made from the seed"))}
+SOURCES = {NAME: DataSource(generate, Origin("FedDyn's synthetic classification, made from the seed"))}

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -125,4 +125,4 @@ def _features(
     return x + centres[owner]
 
 
-SOURCES = {NAME: Source(generate, Origin("FedProx's synthetic(α, β), made from the seed"))}
+SOURCES = {NAME: DataSource(generate, Origin("FedProx's synthetic(α, β), made from the seed"))}

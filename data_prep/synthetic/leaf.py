@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -104,4 +104,4 @@ def _for_training(seed: int, sizes: np.ndarray) -> np.ndarray:
     return np.concatenate([rng.permutation(size) < int(TRAIN_FRACTION * size) for size in sizes])
 
 
-SOURCES = {NAME: Source(generate, Origin("LEAF's synthetic classification, made from the seed"), seed=SEED)}
+SOURCES = {NAME: DataSource(generate, Origin("LEAF's synthetic classification, made from the seed"), seed=SEED)}

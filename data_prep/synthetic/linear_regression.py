@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 from data_prep.streams import stream
 
 NUM_CLIENTS = 20
@@ -45,4 +45,4 @@ def _client(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return features / np.linalg.norm(features, axis=1, keepdims=True), targets / np.linalg.norm(targets)
 
 
-SOURCES = {"linear-regression": Source(generate, Origin("FedExP's linear regression, made from the seed"))}
+SOURCES = {"linear-regression": DataSource(generate, Origin("FedExP's linear regression, made from the seed"))}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.sources.files import Origin, Source
+from data_prep.sources.files import DataSource, Origin
 
 ROWS = ((3.0, 1.0), (1.0, 1.0))
 TARGET = 3.0
@@ -30,4 +30,4 @@ def generate() -> Dataset:
     )
 
 
-SOURCES = {"toy2d": Source(generate, Origin("FedExP's toy of two clients in the plane"))}
+SOURCES = {"toy2d": DataSource(generate, Origin("FedExP's toy of two clients in the plane"))}

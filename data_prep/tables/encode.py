@@ -8,13 +8,13 @@ import numpy as np
 
 from data_prep.tables import cells, missing
 from data_prep.tables.images import pixels
-from data_prep.tables.plan import Plan
+from data_prep.tables.plan import TablePlan
 from data_prep.tables.read import Block
 from data_prep.tables.survey import Feature
 from hpcfed.errors import InputError
 
 
-def samples(plan: Plan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return x (m, p) float32 or images, y (m,) or (m, targets), and the numbers of the rows kept, (m,).
 
     Raises:
@@ -49,7 +49,7 @@ def _feature(feature: Feature, block: Block) -> np.ndarray:
     return hot
 
 
-def _targets(plan: Plan, block: Block) -> np.ndarray:
+def _targets(plan: TablePlan, block: Block) -> np.ndarray:
     if plan.classes is not None:
         codes = _codes(plan.roles.targets[0], block, plan.classes.codes).astype(np.float64)
         codes[codes < 0] = np.nan

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_prep.tables import cells
 from data_prep.tables.read import class_names
-from data_prep.tables.survey import MANY_NUMBERS, Facts
+from data_prep.tables.survey import MANY_NUMBERS, ColumnFacts
 from hpcfed.errors import InputError
 
 FEW = 12
@@ -31,7 +31,7 @@ class Classes:
     remarks: tuple[str, ...] = ()
 
 
-def classes(paths: Sequence[Path], column: str, facts: Facts) -> Classes:
+def classes(paths: Sequence[Path], column: str, facts: ColumnFacts) -> Classes:
     """Return the classes of a column of labels.
 
     Raises:

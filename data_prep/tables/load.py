@@ -17,7 +17,7 @@ from data_prep.samples import Blocks
 from data_prep.tables import cells, missing
 from data_prep.tables.columns import Asked
 from data_prep.tables.encode import samples
-from data_prep.tables.plan import Files, Plan
+from data_prep.tables.plan import Files, TablePlan
 from data_prep.tables.plan import plan as plan_of
 from data_prep.tables.read import Block, blocks
 from hpcfed.errors import InputError
@@ -90,18 +90,20 @@ def load(
     )
 
 
-def _of(plan: Plan, who: str, files: Files, rows: list[np.ndarray] | None = None, train: Files = ()) -> Iterator[Pair]:
+def _of(
+    plan: TablePlan, part: str, files: Files, rows: list[np.ndarray] | None = None, train: Files = ()
+) -> Iterator[Pair]:
     """Yield the samples of some files, and append their row numbers to `rows`."""
     for path in files:
         for block in blocks(path):
             x, y, kept = samples(plan, block)
-            plan.dropped[who] += len(block) - len(kept)
+            plan.dropped[part] += len(block) - len(kept)
             if rows is not None:
                 rows.append(np.column_stack([np.full(len(kept), train.index(path)), block.start + kept]))
             yield x, y
 
 
-def _by_client(plan: Plan, block: Block, number: int, rows: list[np.ndarray]) -> Iterator[tuple[str, Any]]:
+def _by_client(plan: TablePlan, block: Block, number: int, rows: list[np.ndarray]) -> Iterator[tuple[str, Any]]:
     """Yield the samples of a block, client by client."""
     assert plan.asked.client is not None
     names, codes = cells.distinct(block.columns[plan.asked.client])

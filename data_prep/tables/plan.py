@@ -25,7 +25,7 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """Everything that the conversion of rows to samples needs.
 
     Attributes:
@@ -125,7 +125,7 @@ class Plan:
             yield f"dropped {sum(lost.values()):,} rows{why}: {missing.listed(lost)}"
 
 
-def plan(paths: Files, asked: Asked, tests: Files = ()) -> Plan:
+def plan(paths: Files, asked: Asked, tests: Files = ()) -> TablePlan:
     """Read all tables once, those of test sets (`tests`) included, and return the plan for their conversion.
 
     Raises:
@@ -147,7 +147,7 @@ def plan(paths: Files, asked: Asked, tests: Files = ()) -> Plan:
     clients = set() if asked.client is None else _client_names(asked.client, found, paths[0])
     image = found.facts[listed[0].column].image
     deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))
-    return Plan(asked, columns, found, listed, classes, clients, absent, deep)
+    return TablePlan(asked, columns, found, listed, classes, clients, absent, deep)
 
 
 def _client_names(name: str, found: Survey, where: Path) -> set[str]:

@@ -11,7 +11,7 @@ from data_prep.dataset import Dataset
 from data_prep.split import Split
 from data_prep.spool import Spool, as_unit
 from hpcfed.data.content import rows_per_block
-from hpcfed.data.federation import Normalization
+from hpcfed.data.federation import Standardization
 from hpcfed.errors import InputError, nearest
 
 CLIENT, POOLED, NONE = WAYS = ("client", "pooled", "none")
@@ -58,7 +58,7 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     pooled = moments(dataset, done, by_client=False)
     pooled.std[pooled.std == 0] = 1.0
     if how == POOLED:
-        scale = Normalization(tuple(pooled.mean[0].tolist()), tuple(pooled.std[0].tolist()))
+        scale = Standardization(tuple(pooled.mean[0].tolist()), tuple(pooled.std[0].tolist()))
         return replace(dataset, normalization=scale)
     own = moments(dataset, done, by_client=True)
     few = own.rows < FEWEST

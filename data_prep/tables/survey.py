@@ -26,7 +26,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
-class Facts:
+class ColumnFacts:
     """Contents of one column, over all files.
 
     Attributes:
@@ -68,7 +68,7 @@ class Survey:
         comma: the first file with a comma read as the decimal point, "" for none.
     """
 
-    facts: dict[str, Facts]
+    facts: dict[str, ColumnFacts]
     rows: int
     comma: str
     test_rows: int = 0
@@ -86,7 +86,7 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[
         **dict.fromkeys(labels, MOST_CLASSES),
         **({} if roles.client is None else {roles.client: 1 << 62}),
     }
-    facts = {name: Facts() for name in (*roles.features, *roles.targets, *limits)}
+    facts = {name: ColumnFacts() for name in (*roles.features, *roles.targets, *limits)}
     quantities = [name for name in (*roles.features, *roles.targets) if name not in limits]
     rows, test_rows, comma = 0, 0, ""
     for path in paths:
@@ -123,7 +123,7 @@ def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Fea
     return [_feature(name, found.facts[name], asked, where) for name in roles.features]
 
 
-def _feature(name: str, facts: Facts, asked: Asked, where: Path) -> Feature:
+def _feature(name: str, facts: ColumnFacts, asked: Asked, where: Path) -> Feature:
     remedy = f"leave it out by --exclude '{name}'"
     chosen = name in asked.categorical
     if facts.strange:
@@ -152,7 +152,7 @@ def _feature(name: str, facts: Facts, asked: Asked, where: Path) -> Feature:
     return Feature(name)
 
 
-def _look(facts: Facts, block: Block, name: str, limit: int | None) -> None:
+def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> None:
     """Add one block's cells of a column to its facts; `limit`: most distinct values, for a column of names."""
     import pyarrow
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Adam(Decaying):
+class AdamServer(Decaying):
     """v ← β₂ v + (1 − β₂) Δ̄²."""
 
     choice: ClassVar[str | None] = "adam"
@@ -33,6 +33,6 @@ class Adam(Decaying):
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
-LOCAL, SERVER = Plain, Adam
+LOCAL, SERVER = Plain, AdamServer
 TITLE, REFERENCES = "FedAdam", ("reddi2021adaptive",)
 EXAMPLE = {"server_lr": 0.02, "second": "m", "debias": "constant"}

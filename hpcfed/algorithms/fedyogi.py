@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Yogi(Decaying):
+class YogiServer(Decaying):
     """v ← v − (1 − β₂) Δ̄² sign(v − Δ̄²)."""
 
     choice: ClassVar[str | None] = "yogi"
@@ -32,6 +32,6 @@ class Yogi(Decaying):
         return v - (1 - self.beta2) * squared * (v - squared).sign()
 
 
-LOCAL, SERVER = Plain, Yogi
+LOCAL, SERVER = Plain, YogiServer
 TITLE, REFERENCES = "FedYogi", ("reddi2021adaptive",)
 EXAMPLE = {"server_lr": 0.03}

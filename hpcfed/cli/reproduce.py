@@ -16,7 +16,7 @@ import click
 if TYPE_CHECKING:
     from hpcfed.reproduce.experiment import Experiment
     from hpcfed.reproduce.inputs import Places
-    from hpcfed.reproduce.session import Session
+    from hpcfed.reproduce.session import ReproduceSession
 
 
 @click.command("reproduce")
@@ -79,11 +79,11 @@ def command(
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.errors import InputError, Stopped
     from hpcfed.ranks.world import connect
-    from hpcfed.reproduce.session import Session
+    from hpcfed.reproduce.session import ReproduceSession
     from hpcfed.sweep.run import Redo
 
     redo = Redo(retry, fresh, accept_code)
-    session = Session(connect(), places, scale, rounds, to_targets, methods, groups, redo)
+    session = ReproduceSession(connect(), places, scale, rounds, to_targets, methods, groups, redo)
     world = session.world
     present = world.on_root(lambda: session.available(wanted, prepared=table))
     left_out = []
@@ -162,7 +162,7 @@ def _start(ranks: int) -> None:
     os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-m", "hpcfed", *words])
 
 
-def _show(session: Session, experiment: Experiment) -> None:
+def _show(session: ReproduceSession, experiment: Experiment) -> None:
     from hpcfed.cli.report import print_table
 
     shown = session.show(experiment)

@@ -15,7 +15,7 @@ from hpcfed.cli.submit import TIME, job_options
 
 if TYPE_CHECKING:
     from hpcfed.config.recipe import Recipe
-    from hpcfed.scaling.measure import Measured
+    from hpcfed.scaling.measure import RankTimes
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
         return federation.sizes
 
 
-def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence[int]) -> dict[int, Measured]:
+def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence[int]) -> dict[int, RankTimes]:
     """Return the measurements that exist, by number of ranks.
 
     Raises:
@@ -160,7 +160,7 @@ def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **jo
 def _tell(
     recipe: Recipe,
     mode: str,
-    measured: Sequence[Measured],
+    measured: Sequence[RankTimes],
     sizes: Any,
     folder: Path,
     predict: Sequence[int],

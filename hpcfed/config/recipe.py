@@ -102,7 +102,7 @@ class Algorithm(Section):
         return dict(self.model_extra or {})
 
 
-class Loss(Section):
+class LossSection(Section):
     """The loss of one sample, and how a minibatch combines its samples.
 
     By `name` (``auto`` is the task's default), or the user's: `factory`, called with `args`, returns a function
@@ -119,7 +119,7 @@ class Loss(Section):
     weights: Literal["balanced"] | list[Annotated[float, Field(gt=0)]] | None = None
 
     @model_validator(mode="after")
-    def _name_or_factory(self) -> Loss:
+    def _name_or_factory(self) -> LossSection:
         if self.factory is not None and self.weights is not None:
             raise ValueError("'weights' only with built-in losses")
         if self.factory is not None and self.name != "auto":
@@ -143,7 +143,7 @@ def _seed_for_all(value: Any) -> Any:
     return value
 
 
-class Cohort(Section):
+class CohortSection(Section):
     """Which clients take part in a round: `size` or `fraction` of them, or a `schedule`; by default all.
 
     A schedule is a JSON file with a list over rounds of lists of clients; or such a list here, which is repeated:
@@ -161,7 +161,7 @@ class Cohort(Section):
     schedule: Annotated[Path | list[list[int]] | None, PlainValidator(a_schedule), WithJsonSchema(A_SCHEDULE)] = None
 
     @model_validator(mode="after")
-    def _one_rule(self) -> Cohort:
+    def _one_rule(self) -> CohortSection:
         if sum(rule is not None for rule in (self.size, self.fraction, self.schedule)) > 1:
             raise ValueError("one of 'size', 'fraction' and 'schedule'")
         if self.schedule is not None and self.sampling != "uniform":
@@ -308,13 +308,13 @@ class Recipe(Section):
     verify_data: bool = False
     data_access: Literal["mmap", "memory", "stage"] = "mmap"
     model: Model
-    loss: Loss = Loss()
+    loss: LossSection = LossSection()
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(1, ge=1, le=1024)
     rounds: Count
-    cohort: Cohort = Cohort()
+    cohort: CohortSection = CohortSection()
     weights: Literal["samples", "uniform"] | None = None
     local: Local
     budget: Budget | None = None

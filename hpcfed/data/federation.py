@@ -26,7 +26,7 @@ import numpy as np
 
 from hpcfed.data.attributes import Attributes, text
 from hpcfed.data.heaps import heaps_are_sound
-from hpcfed.data.storage import Elsewhere, Rows, Storage, flaw, is_numbers, member
+from hpcfed.data.storage import Elsewhere, Storage, StoredRows, flaw, is_numbers, member
 from hpcfed.errors import EnvironmentFailure, InputError, nearest
 
 FORMAT = "hpcfed-federation"
@@ -53,7 +53,7 @@ def flaw_of_events(targets: np.ndarray) -> str:
 
 
 @dataclass(frozen=True)
-class Normalization:
+class Standardization:
     """Constants of ``(x - mean) / std`` along axis 1 of x, applied after uint8 was scaled to [0, 1].
 
     Each tuple has length 1, or one entry per channel (per feature, if x is (n, p)).
@@ -240,7 +240,7 @@ class Federation:
         self.source: dict[str, Any] = attrs.json_object("source") or {}
         self.vocabulary: Any = attrs.json("vocabulary")
 
-    def _read_normalization(self) -> Normalization | None:
+    def _read_normalization(self) -> Standardization | None:
         value = Attributes(self._file, self._wrong).json_object("normalization")
         if not value:
             return None
@@ -255,7 +255,7 @@ class Federation:
             raise self._wrong("lengths of mean and std in attribute 'normalization'", expected=expected, got=lengths)
         if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):
             raise self._wrong("attribute 'normalization'", expected="finite means, positive stds", got=str(value))
-        return Normalization(mean, std)
+        return Standardization(mean, std)
 
     def _member(self, name: str) -> h5py.Dataset | None:
         """Return a dataset of this file, None if absent."""
@@ -272,7 +272,7 @@ class Federation:
             raise self._wrong(f"dataset /{name} is missing")
         return dataset
 
-    def _pair(self, part: str) -> tuple[Rows, Rows]:
+    def _pair(self, part: str) -> tuple[StoredRows, StoredRows]:
         x, y = self._dataset(f"{part}/x"), self._dataset(f"{part}/y")
         for dataset in (x, y):
             if dataset.shape is None or not dataset.shape or not is_numbers(dataset.dtype):
@@ -280,7 +280,7 @@ class Federation:
             self._refuse_unstored(dataset)
         if len(x) != len(y):
             raise self._wrong(f"/{part}/x and /{part}/y differ in length", got=f"{len(x)} and {len(y)} rows")
-        return Rows(x, self._storage), Rows(y, self._storage)
+        return StoredRows(x, self._storage), StoredRows(y, self._storage)
 
     def _refuse_unstored(self, dataset: h5py.Dataset) -> None:
         """Refuse a dataset whose header claims more than the file holds."""
@@ -308,8 +308,8 @@ class Federation:
         self.test_offsets: np.ndarray | None = None
         self.num_test = 0
         if self._member("test/x") is None and self._member("test/y") is None:
-            self._test_x: Rows | np.ndarray = np.empty((0, *self.feature_shape), self.x_dtype)
-            self._test_y: Rows | np.ndarray = np.empty((0, *self.target_shape), self.y_dtype)
+            self._test_x: StoredRows | np.ndarray = np.empty((0, *self.feature_shape), self.x_dtype)
+            self._test_y: StoredRows | np.ndarray = np.empty((0, *self.target_shape), self.y_dtype)
             return
         self._test_x, self._test_y = self._pair("test")
         self.num_test = len(self._test_x)

@@ -109,7 +109,7 @@ class Storage:
         )
 
 
-class Rows:
+class StoredRows:
     """The rows of one dataset: read by `Storage` if contiguous and of native type, else (chunked, foreign) by h5py.
 
     Attributes:

@@ -16,7 +16,7 @@ import h5py
 from hpcfed.data.content import KIND, content_hash
 from hpcfed.errors import EnvironmentFailure, InputError
 
-Facts = Mapping[str, Any]
+FileFacts = Mapping[str, Any]
 """``bytes``, ``changed`` and ``status_changed`` (nanoseconds since 1970) and ``inode`` of a federation file."""
 
 
@@ -34,7 +34,7 @@ def facts_of(path: Path) -> dict[str, int]:
     return {"bytes": found.st_size, **times, "inode": found.st_ino}
 
 
-def check_data(path: Path, content: str | None, before: Facts | None, *, goes_on: bool, always: bool) -> Facts:
+def check_data(path: Path, content: str | None, before: FileFacts | None, *, goes_on: bool, always: bool) -> FileFacts:
     """Return the facts of a federation file, checked to hold the recorded data.
 
     Args:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
-from hpcfed.doctor.launch import Job, Mpi, find_job, find_launcher, find_mpi
+from hpcfed.doctor.launch import LauncherJob, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot, visible_devices
 
 if TYPE_CHECKING:
-    from hpcfed.doctor.probe import Measured
+    from hpcfed.doctor.probe import Rates
     from hpcfed.ranks.world import World
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -87,12 +87,12 @@ class Facts:
     ranks: tuple[Rank, ...]
     mpi: Mpi
     launcher: str | None
-    job: Job | None
+    job: LauncherJob | None
     working: Folder
     temporary: Folder
     hdf5_locking: str | None = None
     btl: str | None = None
-    measured: Measured | None = None
+    measured: Rates | None = None
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:

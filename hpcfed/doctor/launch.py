@@ -50,7 +50,7 @@ class Mpi:
 
 
 @dataclass(frozen=True)
-class Job:
+class LauncherJob:
     """A SLURM job; `tasks` of the running step, None outside a step; `seconds_left` None if SLURM does not say."""
 
     id: str
@@ -124,12 +124,12 @@ def find_launcher(variables: Mapping[str, str]) -> str | None:
     return next((name for sign, name in LAUNCHERS if sign in variables), None)
 
 
-def find_job(variables: Mapping[str, str]) -> Job | None:
+def find_job(variables: Mapping[str, str]) -> LauncherJob | None:
     """Return the SLURM job that the environment variables describe, None outside one."""
     if "SLURM_JOB_ID" not in variables:
         return None
     end = _number(variables, "SLURM_JOB_END_TIME")
-    return Job(
+    return LauncherJob(
         id=variables["SLURM_JOB_ID"],
         nodes=_number(variables, "SLURM_JOB_NUM_NODES"),
         node_list=variables.get("SLURM_JOB_NODELIST", ""),

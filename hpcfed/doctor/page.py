@@ -10,7 +10,7 @@ from rich.table import Table
 from hpcfed.doctor.facts import Facts, Host, Rank
 from hpcfed.doctor.findings import Finding
 from hpcfed.doctor.folders import Folder
-from hpcfed.doctor.probe import Measured
+from hpcfed.doctor.probe import Rates
 from hpcfed.errors import sentence
 from hpcfed.io.console import Console
 
@@ -100,7 +100,7 @@ def _gpu_map(ranks: Sequence[Rank]) -> Table:
     return table
 
 
-def _measured(measured: Measured) -> Iterable[tuple[str, str]]:
+def _measured(measured: Rates) -> Iterable[tuple[str, str]]:
     yield "matrix product", f"{_spread(measured.gflops)} GFLOP/s on one thread of each rank (float32)"
     yield "memory copy", f"{_spread(measured.copy_gb_per_s)} GB/s on each rank, all at once"
     if measured.allreduce_small_s is not None and measured.allreduce_large_gb_per_s is not None:

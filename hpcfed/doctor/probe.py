@@ -35,7 +35,7 @@ FILES = 5
 
 
 @dataclass(frozen=True)
-class Measured:
+class Rates:
     """Measurements: rates of each rank, in rank order, an Allreduce of 8 bytes and one of 16 MiB, and files.
 
     A gflop is 1e9 operations (a multiplication and an addition are two), a gigabyte 1e9 bytes. None: not measurable,
@@ -50,7 +50,7 @@ class Measured:
     small_file_s: float | None
 
 
-def measure_all(world: World, working: Folder) -> Measured:
+def measure_all(world: World, working: Folder) -> Rates:
     """Measure on every rank, with torch on one thread; called on every rank, same result on all."""
     torch.set_num_threads(1)
     a, b = torch.rand(ORDER, ORDER), torch.rand(ORDER, ORDER)
@@ -62,7 +62,7 @@ def measure_all(world: World, working: Folder) -> Measured:
     rates = world.gather((gflops, copied))
     small, large = (_allreduce_seconds(world, size) for size in (SMALL, LARGE)) if world.size > 1 else (None, None)
     written, small_file = world.on_root(lambda: _file_speeds(working))
-    return Measured(
+    return Rates(
         gflops=tuple(rate for rate, _ in rates),
         copy_gb_per_s=tuple(rate for _, rate in rates),
         allreduce_small_s=small,

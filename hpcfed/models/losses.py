@@ -19,7 +19,7 @@ from torch.nn import functional
 from hpcfed.config.factory import imported, made
 from hpcfed.config.metrics import BUILT_IN
 from hpcfed.config.metrics import Metric as MetricSection
-from hpcfed.config.recipe import Loss as LossSection
+from hpcfed.config.recipe import LossSection
 from hpcfed.errors import InputError
 from hpcfed.user_code.blame import place_of
 

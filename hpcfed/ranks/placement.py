@@ -51,7 +51,7 @@ def homes(sizes: np.ndarray, num_ranks: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Cost:
+class WorkCost:
     """Cost model of a rank's share of a round.
 
     Attributes:
@@ -81,7 +81,7 @@ def spread(
     num_ranks: int,
     speeds: Sequence[float] | None = None,
     steps: ArrayLike | None = None,
-    cost: Cost | None = None,
+    cost: WorkCost | None = None,
 ) -> list[int]:
     """Return a rank for each cohort member: longest first, at home while home has room, else where it ends soonest.
 
@@ -96,7 +96,7 @@ def spread(
         steps: minibatches of each member, (S,).
         cost: of samples, steps and clients; default: of samples alone.
     """
-    cost, chosen = cost or Cost(), np.array(home, np.int64)
+    cost, chosen = cost or WorkCost(), np.array(home, np.int64)
     if not len(chosen):
         return []
     takes = np.ones(num_ranks) if speeds is None else 1 / np.asarray(speeds)
@@ -131,7 +131,7 @@ def spread(
     return chosen.tolist()
 
 
-def _whole(members: np.ndarray, num_ranks: int, cost: Cost) -> float:
+def _whole(members: np.ndarray, num_ranks: int, cost: WorkCost) -> float:
     """Return a lower bound on the total cost of members, (4, S)."""
     samples, steps, _, clients = np.cumsum(members, axis=1)[:, -1].tolist()
     side_by_side = np.cumsum(np.sort(members[2])[::-1][:num_ranks])[-1]
@@ -172,7 +172,7 @@ class Placement:
         self.home = home
         self.balanced = balanced and num_ranks > 1
         self._num_ranks, self._inseparable = num_ranks, group_size
-        self._cost = Cost(together=together // group_size)
+        self._cost = WorkCost(together=together // group_size)
         self._speeds, self._rounds = [1.0] * num_ranks, 0
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 
@@ -216,7 +216,7 @@ class Placement:
         self._seen = KEPT * self._seen + len(rows)
         sample, step, client = costs_of(self._products, self._seen)
         if sample or step or client:
-            self._cost = Cost(sample, step, client, self._cost.together)
+            self._cost = WorkCost(sample, step, client, self._cost.together)
 
     def _learn_speeds(self, work: Sequence[float], seconds: Sequence[float]) -> None:
         """Update each rank's speed relative to the average, from its work and its time."""

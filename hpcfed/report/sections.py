@@ -12,7 +12,7 @@ Plot = LinePlot | DifferencePlot | ClientsPlot | SecondsPlot
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading of the page, and the figures under it."""
 
     title: str
@@ -34,9 +34,9 @@ def _against_all(column: str, what: str) -> Iterator[LinePlot]:
         yield LinePlot(file, column, against, what, f"{what.capitalize()} against {words}.")
 
 
-ACCURACY = Section("Test accuracy", tuple(_against_all("test_accuracy", "test accuracy")))
-LOSS = Section("Test loss", tuple(_against_all("test_loss", "test loss")))
-TRAINING = Section(
+ACCURACY = PageSection("Test accuracy", tuple(_against_all("test_accuracy", "test accuracy")))
+LOSS = PageSection("Test loss", tuple(_against_all("test_loss", "test loss")))
+TRAINING = PageSection(
     "Training and server",
     (
         LinePlot(
@@ -69,7 +69,7 @@ TRAINING = Section(
         ),
     ),
 )
-DIFFERENCES = Section(
+DIFFERENCES = PageSection(
     "Seed by seed",
     (
         DifferencePlot(
@@ -78,14 +78,14 @@ DIFFERENCES = Section(
         ),
     ),
 )
-CLIENTS = Section(
+CLIENTS = PageSection(
     "Clients",
     (ClientsPlot("clients", "What each client gets from the last model evaluated, clients in order, worst first."),),
 )
-TIME = Section("Time", (SecondsPlot("seconds", "Where the time of a round goes."),))
+TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round goes."),))
 
 
-def own_metrics(runs: Sequence[Run]) -> Section:
+def own_metrics(runs: Sequence[Run]) -> PageSection:
     """Return the section of the recipes' own metrics; empty without any."""
     columns = dict.fromkeys(column for run in runs for column in run.own_metrics)
     plots = []
@@ -93,13 +93,13 @@ def own_metrics(runs: Sequence[Run]) -> Section:
         kind, _, name = column.partition("_")
         words = f"{name} on the {'test' if kind == 'test' else 'training'} set"
         plots.append(LinePlot(f"{column}-rounds", column, "round", words, f"{words} against rounds."))
-    return Section("Own metrics", tuple(plots))
+    return PageSection("Own metrics", tuple(plots))
 
 
 SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, TIME)
 
 
-def files_of(sections: Sequence[Section]) -> tuple[str, ...]:
+def files_of(sections: Sequence[PageSection]) -> tuple[str, ...]:
     """Return the names of all files that the figures of these sections can have."""
     return tuple(
         f"{plot.file}{suffix}" for section in sections for plot in section.plots for suffix in (".png", ".pdf")

@@ -32,7 +32,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Session:
+class ReproduceSession:
     """The settings of one call.
 
     Attributes:

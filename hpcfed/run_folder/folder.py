@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
-from hpcfed.data.unchanged import Facts, check_data
+from hpcfed.data.unchanged import FileFacts, check_data
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import to_disk, write_whole
 from hpcfed.ranks.world import World
@@ -145,7 +145,7 @@ class RunFolder:
         except OSError as error:
             raise files.unusable(self.path, error) from None
 
-    def claim(self, recipe: Recipe, done: int, state: str | None = None) -> Facts:
+    def claim(self, recipe: Recipe, done: int, state: str | None = None) -> FileFacts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
         `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have.

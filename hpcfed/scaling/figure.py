@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import ticker
 
 from hpcfed.report.style import LIGHT, Medium, panels, to_files
-from hpcfed.scaling.result import Row, Study
+from hpcfed.scaling.result import Study, StudyRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def _time(axes: Axes, study: Study) -> None:
     _ranks(axes, "time of a round")
 
 
-def _share(axes: Axes, study: Study, label: str, value: Callable[[Row], float]) -> None:
+def _share(axes: Axes, study: Study, label: str, value: Callable[[StudyRow], float]) -> None:
     _values(axes, study, value)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
@@ -66,18 +66,18 @@ def _imbalance(axes: Axes, study: Study) -> None:
     _ranks(axes, "slowest rank's work over average")
 
 
-def _values(axes: Axes, study: Study, value: Callable[[Row], float]) -> None:
+def _values(axes: Axes, study: Study, value: Callable[[StudyRow], float]) -> None:
     axes.plot(*_line(study.rows, value), "o", color=MEASURED)
     if study.predictions:
         axes.plot(*_line(study.predictions, value), **PREDICTED)
 
 
-def _ends(rows: Sequence[Row]) -> list[float]:
+def _ends(rows: Sequence[StudyRow]) -> list[float]:
     cohorts = {row.cohort for row in rows}
     return sorted({min(cohorts), max(cohorts)})
 
 
-def _line(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[int], list[float]]:
+def _line(rows: Sequence[StudyRow], value: Callable[[StudyRow], float]) -> tuple[list[int], list[float]]:
     ordered = sorted(rows, key=lambda row: row.ranks)
     return [row.ranks for row in ordered], [value(row) for row in ordered]
 

@@ -18,7 +18,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.ranks.world import World
-from hpcfed.scaling.plan import Load, Setting, load, overrides, settings
+from hpcfed.scaling.plan import Load, StudySetting, load, overrides, settings
 from hpcfed.setup import resolve
 from hpcfed.tools.bench.machine import describe
 
@@ -67,7 +67,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RankTimes:
     """All measurements of one job on P ranks.
 
     Attributes:
@@ -97,7 +97,7 @@ def path_of(folder: Path, ranks: int) -> Path:
     return folder / f"ranks-{ranks}.json"
 
 
-def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> Measured:
+def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> RankTimes:
     """Measure all settings on the ranks of `world`, and write the result to `folder`; called on every rank.
 
     Raises:
@@ -116,12 +116,12 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
             work = load(done.recipe, sizes, world.size, None)
             samples.append(_sample(setting, done, work, _bytes_of(done, sizes, world), world))
         probed = _probe(world, samples[0].vector_bytes)
-        found = Measured(world.size, identity(recipe), mode, rounds, describe(), samples, probed)
+        found = RankTimes(world.size, identity(recipe), mode, rounds, describe(), samples, probed)
         world.on_root(lambda: write_whole(path_of(folder, world.size), json.dumps(asdict(found), indent=1) + "\n"))
     return found
 
 
-def read(folder: Path, ranks: int) -> Measured | None:
+def read(folder: Path, ranks: int) -> RankTimes | None:
     """Return the measurements on this number of ranks, None if there is no file.
 
     Raises:
@@ -134,13 +134,13 @@ def read(folder: Path, ranks: int) -> Measured | None:
         told = parse_json(read_text(path))
         samples = [Sample(**{**row, "load": Load(**row["load"])}) for row in told.pop("samples")]
         probed = [(int(size), float(seconds)) for size, seconds in told.pop("allreduce")]
-        return Measured(**told, samples=samples, allreduce=probed)
+        return RankTimes(**told, samples=samples, allreduce=probed)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise InputError("not a measurement", where=str(path), got=got, remedy="remove the file") from None
 
 
-def _sample(setting: Setting, done: Result, work: Load, num_bytes: tuple[int, int, int], world: World) -> Sample:
+def _sample(setting: StudySetting, done: Result, work: Load, num_bytes: tuple[int, int, int], world: World) -> Sample:
     """Summarize a run's record, without its first rounds."""
     rows = world.on_root(lambda: done.metrics)
     kept = rows[min(max(2, len(rows) // 5), len(rows) - 1) :]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.scaling.measure import Measured, Sample
+from hpcfed.scaling.measure import RankTimes, Sample
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Tested:
         return self.predicted / self.measured - 1
 
 
-def fit(measured: Sequence[Measured]) -> CostModel:
+def fit(measured: Sequence[RankTimes]) -> CostModel:
     """Fit the model to all samples that are neither held out nor crowded.
 
     Args:
@@ -91,7 +91,7 @@ def fit(measured: Sequence[Measured]) -> CostModel:
     return CostModel(begin + end, member, each, latency, byte)
 
 
-def held_out_errors(measured: Sequence[Measured]) -> list[Tested]:
+def held_out_errors(measured: Sequence[RankTimes]) -> list[Tested]:
     """Return predictions for samples outside a fit: each number of ranks from the others, and held-out cohorts."""
     usable = [one for one in measured if _fits_any(one)]
     tested = []
@@ -120,7 +120,7 @@ def _fits(sample: Sample) -> bool:
     return not (sample.held_out or sample.crowded)
 
 
-def _fits_any(one: Measured) -> bool:
+def _fits_any(one: RankTimes) -> bool:
     return any(_fits(sample) for sample in one.samples)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from hpcfed import algorithms
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import of_rounds_alone
-from hpcfed.config.recipe import Cohort, Recipe
+from hpcfed.config.recipe import CohortSection, Recipe
 from hpcfed.errors import InputError
 from hpcfed.ranks.placement import homes, spread
 
@@ -22,7 +22,7 @@ DRAWN = 10
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """One setting to measure: S, None for the recipe's own cohorts; and whether it is held out of the fit."""
 
     cohort: int | None
@@ -37,7 +37,7 @@ class Load:
     average: float
 
 
-def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Setting]:
+def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[StudySetting]:
     """Return the settings on this number of ranks: the full cohort and a quarter to fit the model, a half to test it.
 
     Raises:
@@ -48,17 +48,17 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[Se
     if base is None:
         if mode == "weak":
             raise InputError("--mode weak", expected="a cohort of some size or fraction", got="a schedule")
-        return [Setting(None)]
+        return [StudySetting(None)]
     size = base * ranks if mode == "weak" else base
     if size > num_clients:
         got = f"{size} on {ranks} ranks"
         raise InputError("--mode weak", expected=f"cohorts of at most the {num_clients} clients", got=got)
     quarter, half = -(-size // 4), -(-size // 2)
-    chosen = [Setting(size), *(Setting(quarter) for _ in range(quarter < size))]
-    return [*chosen, *(Setting(half, held_out=True) for _ in range(quarter < half < size))]
+    chosen = [StudySetting(size), *(StudySetting(quarter) for _ in range(quarter < size))]
+    return [*chosen, *(StudySetting(half, held_out=True) for _ in range(quarter < half < size))]
 
 
-def overrides(recipe: Recipe, setting: Setting, rounds: int, output: Path) -> Iterator[str]:
+def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) -> Iterator[str]:
     """Yield the recipe overrides of a measured run: training rounds without anything else."""
     yield from of_rounds_alone(rounds, output)
     if setting.cohort is not None:
@@ -68,7 +68,7 @@ def overrides(recipe: Recipe, setting: Setting, rounds: int, output: Path) -> It
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
     """Return a round's load on `ranks` ranks, from cohorts drawn over clients of `sizes`, (N,), samples and placed."""
     if cohort is not None:
-        section = Cohort(size=cohort, sampling=recipe.cohort.sampling)
+        section = CohortSection(size=cohort, sampling=recipe.cohort.sampling)
         recipe = recipe.model_copy(update={"cohort": section})
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     balanced = recipe.balances(method.local.stateful)

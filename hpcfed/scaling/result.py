@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.scaling.measure import Measured, Sample
+from hpcfed.scaling.measure import RankTimes, Sample
 from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
 from hpcfed.scaling.plan import Load, load
 
@@ -18,7 +18,7 @@ TOLERATED = 0.3
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One number of ranks.
 
     Attributes:
@@ -52,10 +52,10 @@ class Study:
     name: str
     mode: str
     machine: dict[str, Any]
-    rows: list[Row]
+    rows: list[StudyRow]
     model: CostModel | None
     tested: list[Tested]
-    predictions: list[Row]
+    predictions: list[StudyRow]
     clients: int
     refused: str = ""
 
@@ -73,7 +73,7 @@ class Study:
 def study(
     recipe: Recipe,
     mode: str,
-    measured: Sequence[Measured],
+    measured: Sequence[RankTimes],
     sizes: np.ndarray,
     predict: Sequence[int] = (),
     cohort: int | None = None,
@@ -112,10 +112,10 @@ def study(
     return replace(told, predictions=predictions)
 
 
-def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> Row:
+def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> StudyRow:
     seconds, base = sample.seconds["total"], first.seconds["total"]
     growth = sample.ranks / first.ranks if mode == "strong" else 1.0
-    return Row(
+    return StudyRow(
         ranks=sample.ranks,
         cohort=sample.cohort,
         seconds=seconds,
@@ -134,9 +134,9 @@ def _predicted(
     sizes: np.ndarray,
     ranks: int,
     cohort: int,
-    measured: Sequence[Measured],
+    measured: Sequence[RankTimes],
     mode: str,
-) -> Row:
+) -> StudyRow:
     first = measured[0].samples[0]
     growth = ranks / first.ranks
 
@@ -146,7 +146,7 @@ def _predicted(
 
     seconds, allreduce, work = modelled(ranks, cohort)
     base, *_ = modelled(first.ranks, cohort if mode == "strong" else max(1, round(cohort / growth)))
-    return Row(
+    return StudyRow(
         ranks=ranks,
         cohort=cohort,
         seconds=None,
@@ -159,7 +159,7 @@ def _predicted(
     )
 
 
-def _doubt(ranks: int, measured: Sequence[Measured]) -> str:
+def _doubt(ranks: int, measured: Sequence[RankTimes]) -> str:
     """Return the caveat of a prediction for this number of ranks, "" if measurements support it."""
     samples = [sample for one in measured for sample in one.samples if not sample.crowded]
     hosts, largest = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)

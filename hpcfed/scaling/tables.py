@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.scaling.model import CostModel
-from hpcfed.scaling.result import Row, Study
+from hpcfed.scaling.result import Study, StudyRow
 
 
 def shown(study: Study) -> Group:
@@ -27,7 +27,7 @@ def shown(study: Study) -> Group:
     return Group(*parts)
 
 
-def _rows(rows: Sequence[Row]) -> Table:
+def _rows(rows: Sequence[StudyRow]) -> Table:
     headings = ("ranks", "cohort", "ms a round", "by the model", "rounds/s", "efficiency", "communication", "imbalance")
     table = _blank(*headings)
     table.add_column("")

@@ -82,7 +82,7 @@ def run_sweep(
         wanted = sorted({unit.recipe.device for unit in plan.units})
         left = world.on_root(lambda: not all(standing.decided for standing in stand(plan, claims).values()))
         seats: dict[str, DeviceSlot] = {device: take_device_slot(device, world) for device in wanted} if left else {}
-        teller = Teller(plan, claims, world, groups, speaks=world.is_root and not quiet)
+        teller = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
         with catch_signals(world) as caught:
             _pull_all(plan, claims, group, seats, caught, teller)
             teller.wait_for_others(caught)
@@ -160,7 +160,7 @@ def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:
 
 
 @dataclass
-class Teller:
+class SweepProgress:
     """Prints the progress of all groups, and of other jobs, as plain lines on rank 0."""
 
     plan: Plan
@@ -219,7 +219,7 @@ class Teller:
 class _Between(Reporter):
     """Reporter of a run in a sweep: prints the sweep's progress, not the rounds', and passes on other groups' stops."""
 
-    def __init__(self, unit: Unit, teller: Teller, caught: Signals, *, listens: bool):
+    def __init__(self, unit: Unit, teller: SweepProgress, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
         self._teller, self._heard, self._listens, self._looked = teller, caught, listens, time.monotonic()
 
@@ -237,7 +237,7 @@ def _pull_all(
     group: World,
     seats: Mapping[str, DeviceSlot],
     caught: Signals,
-    teller: Teller,
+    teller: SweepProgress,
 ) -> None:
     """Run one unit after another on this group, until none is left or the job must stop."""
     teller.begin()
@@ -279,7 +279,7 @@ def _run(
     group: World,
     seats: Mapping[str, DeviceSlot],
     caught: Signals,
-    teller: Teller,
+    teller: SweepProgress,
 ) -> tuple[str, str]:
     """Run one unit on all ranks of the group; return its ending and error message."""
     from hpcfed.loop import train

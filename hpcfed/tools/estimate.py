@@ -38,7 +38,7 @@ DRAWN = 100
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepTimes:
     """Times measured in this process, seconds, and memory, bytes.
 
     `sample_seconds` is a client's time per sample of a step; `device_bytes` is None on the CPU.
@@ -67,7 +67,7 @@ class Estimate:
         checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
     """
 
-    measured: Measured
+    measured: StepTimes
     ranks: int
     rounds: int
     seeds: int
@@ -156,7 +156,7 @@ def estimate(
     )
 
 
-def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[Measured, int]:
+def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[StepTimes, int]:
     """Train the first clients of the first rounds; return the measurements, and the number of vectors in a round."""
     began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
     for round in range(1, min(ROUNDS, recipe.rounds) + 1):
@@ -175,7 +175,7 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
         model = simulation.evaluated()
         evaluated = min(_seconds(lambda: evaluator(model, test=True, train=False)) for _ in range(2))
     device = parts.model.vector.device
-    measured = Measured(
+    measured = StepTimes(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "one core",
         clients=clients,
         sample_seconds=fmean(timed[1:] or timed),

@@ -11,8 +11,8 @@ import pytest
 from hpcfed.doctor.facts import Facts, Gpu, Rank
 from hpcfed.doctor.findings import find
 from hpcfed.doctor.folders import Folder
-from hpcfed.doctor.launch import Job, Mpi, abi_of, find_job, find_launcher, vendor_of
-from hpcfed.doctor.probe import Measured
+from hpcfed.doctor.launch import LauncherJob, Mpi, abi_of, find_job, find_launcher, vendor_of
+from hpcfed.doctor.probe import Rates
 
 pytestmark = pytest.mark.one_mpi
 GIB = 2**30
@@ -20,7 +20,7 @@ VERSIONS = {"hpcfed": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "numpy": "
 MPICH = Mpi("MPICH 5.0.2", "MPICH", "MPI 5.0", "MPICH 18:2:6", threads="multiple")
 OPEN_MPI = Mpi("Open MPI v5.0.11", "Open MPI", "MPI 3.1", "Open MPI", threads="multiple")
 FOLDER = Folder("/home/ada", "ext4", bytes=500 * GIB, free_bytes=100 * GIB)
-MEASURED = Measured((90.0, 88.0), (10.0, 9.5), 2e-6, 5.0, 800.0, 0.002)
+MEASURED = Rates((90.0, 88.0), (10.0, 9.5), 2e-6, 5.0, 800.0, 0.002)
 
 
 def rank(number: int, **changes: Any) -> Rank:
@@ -67,7 +67,7 @@ HEALTHY = {
     "GPUs hidden on purpose": facts(rank(0, gpu_driver=True, torch_build="CUDA 12.8", cuda_visible_devices="")),
     "a world of one without MPI started": facts(rank(0), mpi=replace(MPICH, threads=None), launcher=None),
     "mpirun of a library with the same interface": facts(rank(0), mpi=replace(MPICH, mpirun_vendor="Intel MPI")),
-    "all nodes used": facts(job=Job("7", 1, "node1", 2, 3600.0)),
+    "all nodes used": facts(job=LauncherJob("7", 1, "node1", 2, 3600.0)),
     "no locks, none asked for": facts(working=replace(FOLDER, filesystem="lustre", locks=False)),
 }
 
@@ -176,8 +176,8 @@ WRONG: dict[str, tuple[Facts, str, str, str]] = {
         "this one (lustre)",
         "unset HDF5_USE_FILE_LOCKING",
     ),
-    "idle nodes": (facts(job=Job("7", 4, "node[1-4]", 2, 3600.0)), "SLURM", "1 of 4 nodes", "srun"),
-    "job about to end": (facts(job=Job("7", 1, "node1", 2, 240.0)), "SLURM", "ends in 4 min", "--time"),
+    "idle nodes": (facts(job=LauncherJob("7", 4, "node[1-4]", 2, 3600.0)), "SLURM", "1 of 4 nodes", "srun"),
+    "job about to end": (facts(job=LauncherJob("7", 1, "node1", 2, 240.0)), "SLURM", "ends in 4 min", "--time"),
     "a slow rank": (
         facts(measured=replace(MEASURED, gflops=(90.0, 31.0))),
         "measured",

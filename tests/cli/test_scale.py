@@ -17,9 +17,9 @@ from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
 from hpcfed.scaling.figure import draw
-from hpcfed.scaling.measure import Measured, Sample, measure_here, read
+from hpcfed.scaling.measure import RankTimes, Sample, measure_here, read
 from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors
-from hpcfed.scaling.plan import Load, Setting, load, settings
+from hpcfed.scaling.plan import Load, StudySetting, load, settings
 from hpcfed.scaling.result import TOLERATED, study
 from hpcfed.scaling.tables import shown
 from hpcfed.setup import resolve
@@ -35,7 +35,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def made(ranks: int, truth: CostModel = TRUTH, **changes) -> Measured:
+def made(ranks: int, truth: CostModel = TRUTH, **changes) -> RankTimes:
     """Measurements of a machine that follows the model exactly: two cohort sizes to fit, one held out."""
     samples = []
     for cohort, held_out in ((96, False), (24, False), (48, True)):
@@ -59,7 +59,7 @@ def made(ranks: int, truth: CostModel = TRUTH, **changes) -> Measured:
         times = {"total": total, "local": local, "rest": total - local, "reduce": reduce}
         samples.append(replace(sample, seconds=times))
     probed = [(size, truth.allreduce(ranks, size)) for size in (8, 1 << 16, 1 << 23)] if ranks > 1 else []
-    return Measured(ranks, {}, "strong", 20, {}, samples, probed)
+    return RankTimes(ranks, {}, "strong", 20, {}, samples, probed)
 
 
 def test_the_fit_finds_what_made_the_numbers() -> None:
@@ -157,14 +157,14 @@ def test_states_that_move_are_predicted_as_moving() -> None:
 
 def test_what_is_measured_on_each_number_of_ranks() -> None:
     recipe = load_recipe("recipe.yaml", ["cohort.size=4"])
-    assert settings(recipe, 100, "strong", 8) == [Setting(4), Setting(1), Setting(2, held_out=True)]
-    assert settings(recipe, 100, "weak", 8) == [Setting(32), Setting(8), Setting(16, held_out=True)]
-    assert settings(load_recipe("recipe.yaml", ["cohort.size=1"]), 100, "strong", 8) == [Setting(1)]
+    assert settings(recipe, 100, "strong", 8) == [StudySetting(4), StudySetting(1), StudySetting(2, held_out=True)]
+    assert settings(recipe, 100, "weak", 8) == [StudySetting(32), StudySetting(8), StudySetting(16, held_out=True)]
+    assert settings(load_recipe("recipe.yaml", ["cohort.size=1"]), 100, "strong", 8) == [StudySetting(1)]
     with pytest.raises(InputError, match="at most the 100 clients, got 128 on 32 ranks"):
         settings(recipe, 100, "weak", 32)
     Path("cohorts.json").write_text("[[0, 1]]")
     scheduled = load_recipe("recipe.yaml", ["cohort={schedule: cohorts.json}"])
-    assert settings(scheduled, 100, "strong", 8) == [Setting(None)]
+    assert settings(scheduled, 100, "strong", 8) == [StudySetting(None)]
     with pytest.raises(InputError, match="got a schedule"):
         settings(scheduled, 100, "weak", 8)
 

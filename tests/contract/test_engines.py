@@ -15,8 +15,7 @@ from hpcfed.client.batched.matmul import Blas
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.engine import engine_for
 from hpcfed.client.solver import Engine, Task
-from hpcfed.config.recipe import Local, Model
-from hpcfed.config.recipe import Loss as LossSection
+from hpcfed.config.recipe import Local, LossSection, Model
 from hpcfed.errors import InputError
 from hpcfed.models import spec
 from hpcfed.models.flat import FlatModel

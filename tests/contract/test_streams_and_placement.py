@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import nnls
 
 from hpcfed.cohort import _bernoulli
-from hpcfed.ranks.placement import Cost, Placement, costs_of, homes, spread
+from hpcfed.ranks.placement import Placement, WorkCost, costs_of, homes, spread
 from hpcfed.rng import Purpose, stream, torch_seed
 
 ADDRESSES = [
@@ -92,14 +92,14 @@ def test_no_rank_has_more_than_a_fair_share_and_one_client(num_ranks):
         assert load.max() <= sum(costs) / num_ranks + max(costs)
 
 
-def ends(load: np.ndarray, cost: Cost) -> float:
+def ends(load: np.ndarray, cost: WorkCost) -> float:
     return float(cost.of(load).max())
 
 
 @pytest.mark.parametrize("together", [1, 3, 64])
 def test_the_last_rank_ends_soon_whatever_costs_time(together):
     """Beside the best of all ways to deal eight clients out to two ranks."""
-    rng, cost = np.random.default_rng(4), Cost(sample=0.1, step=1.0, client=2.0, together=together)
+    rng, cost = np.random.default_rng(4), WorkCost(sample=0.1, step=1.0, client=2.0, together=together)
     for _ in range(10):
         steps = rng.geometric(0.1, size=8)
         samples = steps * 10
@@ -143,7 +143,7 @@ def test_parts_of_the_work_that_go_together_are_told_by_one_of_them():
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_clients_stay_spread_where_times_are_noise(seed):
     """Ranks as fast as each other, on a machine where equal work takes a fifth more or less from round to round."""
-    rng, truth = np.random.default_rng(seed), Cost(sample=4e-7, step=1.5e-4, client=5e-5, together=256)
+    rng, truth = np.random.default_rng(seed), WorkCost(sample=4e-7, step=1.5e-4, client=5e-5, together=256)
     sizes = np.full(1000, 100)
     placement = Placement(homes(sizes, 2), 2, balanced=True, together=256)
     for _ in range(200):
@@ -159,7 +159,7 @@ def test_equal_clients_stay_spread_where_times_are_noise(seed):
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0, 1.0), (1.0, 2.0, 1.0, 0.5)])
 def test_balance_comes_with_what_is_learned(together, speeds):
     """Ranks of other speeds, on which a client and each step cost something, too."""
-    rng, truth = np.random.default_rng(9), Cost(sample=1e-4, step=3e-3, client=1e-3, together=together)
+    rng, truth = np.random.default_rng(9), WorkCost(sample=1e-4, step=3e-3, client=1e-3, together=together)
     sizes = np.maximum(1, (60 * rng.lognormal(-0.5, 1, 1000)).astype(np.int64))
     placement = Placement(homes(sizes, 4), 4, balanced=True, together=together)
     imbalances = []

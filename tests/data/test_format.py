@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcfed.data import federation as federation_format
-from hpcfed.data.federation import MEMBERS, Federation, Normalization
+from hpcfed.data.federation import MEMBERS, Federation, Standardization
 from hpcfed.data.storage import ACCESS
 from hpcfed.errors import EnvironmentFailure, InputError
 
@@ -84,7 +84,7 @@ def test_text_as_other_programs_store_it(tmp_path: Path) -> None:
         assert [federation.client_name(k) for k in range(3)] == ["Zoë", "b", ""]
         assert federation.partition == {"scheme": "natural"}
         assert federation.vocabulary == ["a", "b"]
-        assert federation.normalization == Normalization((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+        assert federation.normalization == Standardization((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 
 def test_regression_and_per_client_test_sets(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import hpcfed
 from data_prep.sources import own
 from data_prep.split import split
 from data_prep.write import write
-from hpcfed.data.federation import Federation, Normalization
+from hpcfed.data.federation import Federation, Standardization
 from hpcfed.errors import EnvironmentFailure, InputError
 
 NAMES = ("east", "north", "west")
@@ -91,7 +91,7 @@ def test_tests_of_clients_and_all_that_is_known(tmp_path: Path, clients: dict[st
     hpcfed.write_federation(tmp_path / "f.h5", images, test=test, num_classes=5, normalization=scale)
     with Federation.open(tmp_path / "f.h5") as federation:
         assert (federation.x_dtype, federation.y_dtype, federation.num_classes) == (np.uint8, np.uint8, 5)
-        assert federation.normalization == Normalization(*scale)
+        assert federation.normalization == Standardization(*scale)
         assert federation.test_offsets.tolist() == [0, 7, 7, 19]
         assert np.array_equal(federation.test(0, 19)[1], np.concatenate([images[k][1] for k in ("east", "west")]))
 

@@ -22,7 +22,7 @@ from data_prep.synthetic import linear_regression, toy2d
 from data_prep.write import write
 from hpcfed.data import content
 from hpcfed.data.content import content_hash
-from hpcfed.data.federation import Federation, Normalization
+from hpcfed.data.federation import Federation, Standardization
 from hpcfed.errors import InputError
 from tests.data.raw import write_idx_folder
 
@@ -48,7 +48,7 @@ def test_round_trip(tmp_path: Path, images: Dataset) -> None:
         assert (federation.num_clients, federation.num_samples, federation.num_test) == (7, 60, 20)
         assert (federation.feature_shape, federation.target_shape) == ((1, 5, 4), ())
         assert (federation.x_dtype, federation.y_dtype) == (np.uint8, np.uint8)
-        assert federation.normalization == Normalization((0.1307,), (0.3081,))
+        assert federation.normalization == Standardization((0.1307,), (0.3081,))
         assert (federation.partition, federation.source) == (RECORD, images.source)
         assert federation.content == written
         assert [federation.client_name(k) for k in (0, 6)] == ["client-0", "client-6"]

@@ -11,7 +11,7 @@ import torch
 
 from hpcfed import models
 from hpcfed.client.augment import augmented
-from hpcfed.config.recipe import Augment, Loss, Model
+from hpcfed.config.recipe import Augment, LossSection, Model
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
@@ -117,10 +117,10 @@ def test_losses_have_their_closed_forms():
     }
     for (task, target), each in expected.items():
         for reduction, value in (("mean", each.mean()), ("sum", each.sum())):
-            loss = loss_for(Loss(reduction=reduction), task, [])
+            loss = loss_for(LossSection(reduction=reduction), task, [])
             torch.testing.assert_close(loss.batch(output, target), value, rtol=1e-13, atol=0)
             assert loss.summed(output, target) == (pytest.approx(float(each.sum()), rel=1e-13), 7)
-    alone = loss_for(Loss(), "regression", []).batch(output[:, :1], labels[:, 0])  # one number, without an axis
+    alone = loss_for(LossSection(), "regression", []).batch(output[:, :1], labels[:, 0])  # one number, without an axis
     torch.testing.assert_close(alone, 0.5 * ((output - labels)[:, 0] ** 2).mean(), rtol=1e-13, atol=0)
     assert labels_right(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])) == (1, 2)
 

@@ -13,7 +13,7 @@ from hpcfed.ranks.world import World
 from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.experiment import Case, Content, Experiment, merge
 from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.session import Session
+from hpcfed.reproduce.session import ReproduceSession
 from tests.reproduce.raw import write_all
 
 TRIALS = [
@@ -76,7 +76,7 @@ def _cropped(case: Case) -> Case:
 @pytest.mark.parametrize(("name", "case"), TRIALS)
 def test_two_rounds_of_every_kind_of_data(name, case, raw, tmp_path):
     experiment = shortened(experiments()[name].limited([case]))
-    session = Session(World(), Places(tmp_path, raw), "full", rounds=2)
+    session = ReproduceSession(World(), Places(tmp_path, raw), "full", rounds=2)
     (present,) = session.available([experiment], prepared=False)
     assert not session.run(session.prepare(present))
     shown = session.show(present)
