@@ -98,7 +98,7 @@ clean: ## Remove the environments, caches and demo runs
 
 # A stamp newer than the lock and pyproject.toml says that an environment is complete.
 define environment
-@echo "$(@D): installing the locked environment with $(1) (about half a minute)"
+@echo "$(@D): installing the locked environment with $(1) (half a minute to two, by machine and network)"
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hpcfed: the lock is for Python 3.11 or later; use make PYTHON=/path/to/python3.11")'
 $(PYTHON) -m venv $(@D)
 $(@D)/bin/python -m pip install -qq --no-compile $(TORCH) -r .ci/lock/$(1).txt

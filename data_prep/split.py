@@ -43,8 +43,8 @@ class Split:
     @property
     def training(self) -> np.ndarray:
         """Mask of the samples that clients train on, (n,) bool."""
-        given = self.owner != NOBODY
-        return given if self.held is None else given & ~self.held
+        owned = self.owner != NOBODY
+        return owned if self.held is None else owned & ~self.held
 
 
 def split(
@@ -63,15 +63,15 @@ def split(
     Raises:
         InputError: an unknown scheme, an option that would have no effect, or numbers that cannot be met.
     """
-    given = dict(options)
-    test_fraction = given.pop("test_fraction", None)
+    left = dict(options)
+    test_fraction = left.pop("test_fraction", None)
     if scheme is None:
         scheme = NATURAL if dataset.owner is not None else "iid"
     scheme = scheme.lower()
     if scheme == NATURAL:
-        done = _natural(dataset, num_clients, seed, given)
+        done = _natural(dataset, num_clients, seed, left)
     else:
-        done = _by_scheme(dataset, scheme, num_clients or NUM_CLIENTS, seed, given)
+        done = _by_scheme(dataset, scheme, num_clients or NUM_CLIENTS, seed, left)
     return done if test_fraction is None else _hold_out(done, test_fraction, seed)
 
 
@@ -86,7 +86,7 @@ def refuse(options: Mapping[str, Any], what: str) -> None:
         raise InputError(f"{names} has no effect with {what}", remedy="leave it out")
 
 
-def _natural(dataset: Dataset, num_clients: int | None, seed: int, given: dict[str, Any]) -> Split:
+def _natural(dataset: Dataset, num_clients: int | None, seed: int, left: dict[str, Any]) -> Split:
     """Keep the source's clients, all or `num_clients` at random, with all their samples or a contiguous crop.
 
     ``min_samples``: clients with fewer training samples are left out. ``crop``: number of consecutive training samples
@@ -98,9 +98,9 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, given: dict[s
     if dataset.owner is None:
         raise InputError(f"{dataset.name} does not come split", remedy="choose another --partition")
     names = ("min_samples", "crop", "test_crop", "deal")
-    rule = {name: given.pop(name) for name in names if given.get(name)}
-    given.pop("min_samples", None)
-    refuse(given, f"{dataset.name}, which comes split")
+    rule = {name: left.pop(name) for name in names if left.get(name)}
+    left.pop("min_samples", None)
+    refuse(left, f"{dataset.name}, which comes split")
     if "test_crop" in rule and dataset.test_owner is None:
         raise InputError("--test-crop", expected="clients with test samples of their own", got="none")
     total = len(dataset.clients or ()) or int(dataset.owner.max(initial=-1)) + 1
@@ -159,7 +159,7 @@ def _cropped(
     return kept
 
 
-def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, given: dict[str, Any]) -> Split:
+def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, left: dict[str, Any]) -> Split:
     if scheme not in partition.SCHEMES:
         known = [*partition.SCHEMES, NATURAL]
         alike = [repr(name) for name in known if name.startswith(f"{scheme}-")]
@@ -169,14 +169,12 @@ def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, given
         raise InputError(f"{scheme} needs classes, and {dataset.name} has none", remedy="use --partition iid")
     assign = partition.SCHEMES[scheme]
     settings = partition.options(assign)
-    least = None if "min_samples" in settings else given.pop("min_samples", None)
-    refuse({key: value for key, value in given.items() if key not in settings}, f"--partition {scheme}")
-    settings.update(given)
+    least = None if "min_samples" in settings else left.pop("min_samples", None)
+    refuse({key: value for key, value in left.items() if key not in settings}, f"--partition {scheme}")
+    settings.update(left)
     if settings.get("sizes") == "equal":
-        refuse({key: value for key, value in given.items() if key == "sigma"}, "--sizes equal")
-        settings = {
-            key: value for key, value in settings.items() if key in given or key not in ("sigma", "min_samples")
-        }
+        refuse({key: value for key, value in left.items() if key == "sigma"}, "--sizes equal")
+        settings = {key: value for key, value in settings.items() if key in left or key not in ("sigma", "min_samples")}
     order = in_source_order(dataset.rows)
     labels = dataset.y if order is None else dataset.y[order]
     owner = assign(np.asarray(labels), num_clients, stream(seed, f"partition: {scheme}"), **settings)
@@ -212,9 +210,9 @@ def _hold_out(done: Split, fraction: float, seed: int) -> Split:
     order = np.lexsort((keys, done.owner))
     sizes = np.bincount(done.owner - NOBODY, minlength=done.num_clients - NOBODY)
     starts = np.cumsum(sizes) - sizes
-    whose = done.owner[order] - NOBODY
+    owner_of = done.owner[order] - NOBODY
     held = np.empty(len(order), bool)
-    held[order] = np.arange(len(order)) - starts[whose] < np.floor(fraction * sizes)[whose]
+    held[order] = np.arange(len(order)) - starts[owner_of] < np.floor(fraction * sizes)[owner_of]
     held &= done.owner != NOBODY
     record = {**done.partition, "test_fraction": fraction}
     if done.partition["scheme"] == NATURAL:

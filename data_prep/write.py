@@ -81,8 +81,8 @@ def write(
             _write_test(file, dataset.x, dataset.y, *_by_client(own, num_clients, dataset.rows))
         elif dataset.test_x is not None and dataset.test_y is not None:
             everything = np.arange(len(dataset.test_x)), None
-            whose = everything if test_owner is None else _by_client(test_owner, num_clients)
-            _write_test(file, dataset.test_x, dataset.test_y, *whose)
+            order = everything if test_owner is None else _by_client(test_owner, num_clients)
+            _write_test(file, dataset.test_x, dataset.test_y, *order)
         file.attrs.update(_attributes(dataset, name or dataset.name, partition))
         content = file.attrs["content"] = content_hash(file)
     return content
@@ -143,7 +143,7 @@ def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> di
 
 
 def _copy(group: h5py.Group, name: str, source: np.ndarray, rows: np.ndarray) -> None:
-    """Copy the given rows of `source` into a contiguous dataset, a block at a time."""
+    """Copy rows of `source` into a contiguous dataset, a block at a time."""
     target = group.create_dataset(name, (len(rows), *source.shape[1:]), source.dtype.newbyteorder("="))
     block = rows_per_block(source.shape[1:], source.dtype)
     for start in range(0, len(rows), block):

@@ -167,7 +167,7 @@ def check_repeated(
 
 
 def differing(hashes: np.ndarray, hosts: tuple[str, ...]) -> str:
-    """Name the ranks whose hash is not the most frequent one; all of them where none is."""
+    """Name the ranks whose hash is not the most frequent one; all of them in a tie."""
     values, counts = np.unique(hashes, return_counts=True)
     tied = (counts == counts.max()).sum() > 1
     ranks = range(len(hashes)) if tied else np.flatnonzero(hashes != values[counts.argmax()]).tolist()

@@ -147,7 +147,7 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Intracomm]:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """The `World` of all ranks over a communicator for this test alone; a world of one where there is no MPI."""
+    """The `World` of all ranks over a communicator for this test alone; a world of one without MPI."""
     from hpcfed.ranks.world import World, world_over
 
     return World() if MPI is None else world_over(request.getfixturevalue("comm"))

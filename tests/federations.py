@@ -19,7 +19,7 @@ def write_federation(
     test: Arrays | None = None,
     content: str | None = None,
 ) -> Path:
-    """Write clients given as (x, y) pairs; a regression where no number of classes is given."""
+    """Write clients, (x, y) pairs; a regression without a number of classes."""
     with h5py.File(path, "w") as file:
         file.attrs.update({"format": "hpcfed-federation", "version": 1, "name": path.stem})
         file.attrs["task"] = "regression" if num_classes is None else "classification"

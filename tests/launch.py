@@ -122,7 +122,7 @@ def launcher(python: str) -> Launcher:
     """Return the launcher that belongs to an interpreter's environment, or else is on the PATH.
 
     Raises:
-        FileNotFoundError: there is none beside the interpreter nor on the PATH.
+        FileNotFoundError: neither beside the interpreter nor on the PATH.
     """
     beside = Path(python).parent / "mpirun"
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
@@ -144,7 +144,7 @@ def own_lines(stderr: str) -> list[str]:
 
 
 def own_line(stderr: str) -> str:
-    """Return the only line that our program wrote; fails with the whole output if there is none or more than one."""
+    """Return the only line that our program wrote; fails with the whole output if there is not exactly one."""
     lines = own_lines(stderr)
     assert len(lines) == 1, f"{len(lines)} lines of ours in:\n{stderr}"
     return lines[0]
@@ -179,7 +179,7 @@ def _blank(line: str) -> bool:
 
 
 def _end(job: subprocess.Popen[str]) -> None:
-    """End a launcher and its descendants, who may have left its process group; Python's say first where they are."""
+    """End a launcher and its descendants, in other process groups too; Python's print their stacks first."""
     family = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
     for process in family:
         with suppress(psutil.NoSuchProcess):
@@ -192,5 +192,5 @@ def _end(job: subprocess.Popen[str]) -> None:
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    with suppress(ProcessLookupError):  # whoever is left of the group would keep our end of the pipes open
+    with suppress(ProcessLookupError):  # processes left of the group would keep our end of the pipes open
         os.killpg(job.pid, signal.SIGKILL)

@@ -33,7 +33,7 @@ OF_A_LAUNCHER = (
 )
 """Of those, what starts jobs by that MPI's launcher."""
 ONE_MORE = ("-m", "not soak and not one_mpi")
-"""On a second MPI: the tests that may tell it from the first."""
+"""On a second MPI: the tests whose result may differ from the first's."""
 STARTING = ("tests/cli", "tests/faults", "tests/harness")
 """Folders whose tests start processes, and mostly wait for them."""
 SIDE_BY_SIDE = 2

@@ -84,8 +84,8 @@ def load(
         name = raw.resolve().name
         if ending in TABLES:
             return own_tables.load(name, clients, common, own, asked, _source(everything, raw))
-        given = {"--target": target, "--categorical": categorical, "--exclude": exclude}
-        useless = [option for option, value in given.items() if value is not None]
+        options = {"--target": target, "--categorical": categorical, "--exclude": exclude}
+        useless = [option for option, value in options.items() if value is not None]
         if useless:
             what = f"{', '.join(useless)} has no effect with files that are no tables"
             raise InputError(what, where=str(raw), remedy="leave it out")
@@ -196,7 +196,7 @@ def _array_reader(
     """Return the same for arrays."""
     pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
     packed = ending == ".npz"
-    source = _source(paths if packed else [*pairs, *pairs.values()], raw)  # first: it tells failures of the machine
+    source = _source(paths if packed else [*pairs, *pairs.values()], raw)  # first: it reports failures of the machine
 
     def read_labels(path: Path) -> np.ndarray:
         return own_arrays.read_npz_labels(path) if packed else own_arrays.read_npy(pairs[path])
@@ -206,7 +206,7 @@ def _array_reader(
         return x, y if classes is None else own_arrays.numbered(y, classes)
 
     classes = own_arrays.classes((path, read_labels(path)) for path in paths) if task == "classification" else None
-    remarks = () if classes is None else (labels.told("y", classes), *classes.remarks)
+    remarks = () if classes is None else (labels.described("y", classes), *classes.remarks)
     if classes is not None and classes.names is not None:
         source["classes"] = classes.names
     return read, classes, source, remarks

@@ -53,7 +53,7 @@ def generate(
         clients, dimension, classes: N, d and K.
 
     Raises:
-        InputError: α or β is negative, absurdly large, or given with `iid`.
+        InputError: α or β is negative, absurdly large, or set beside `iid`.
     """
     spreads = None if iid else (_spread("alpha", alpha), _spread("beta", beta))
     if iid and (alpha, beta) != (None, None):

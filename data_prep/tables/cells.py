@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
-"""With a point, either 1234 or 1.234: among decimal commas nobody can tell."""
+"""With a point, either 1234 or 1.234: among decimal commas it is ambiguous."""
 DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})"
     r"|\d{1,2}[-. ]*(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-. ]*(\d{4}|\d{2}))([T ]\d{1,2}:\d\d.*)?",

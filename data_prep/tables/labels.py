@@ -65,7 +65,7 @@ def of_texts(column: str, texts: Collection[str]) -> Classes:
     return Classes(None if counted else names, codes, len(names), doubts(column, names, cells.are_numbers(texts)))
 
 
-def told(column: str, found: Classes) -> str:
+def described(column: str, found: Classes) -> str:
     """Return the target and its classes in a line."""
     return f"target {column!r}: {listed(found)}"
 

@@ -44,11 +44,11 @@ def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
     if asked.missing == REFUSE and missing:
         name = next(iter(missing))
         remedy = "choose what to do by --missing drop, mean or median"
-        what = f"no value in column {name!r}; {told(found, missing)}"
+        what = f"no value in column {name!r}; {described(found, missing)}"
         raise InputError(what, where=found.facts[name].absent, remedy=remedy)
 
 
-def told(found: Survey, missing: dict[str, int]) -> str:
+def described(found: Survey, missing: dict[str, int]) -> str:
     """Return the numbers of missing cells by column, of training rows and of test rows, as text."""
     if not found.test_rows:
         return f"missing values: {listed(missing)} in {found.rows:,} rows"
@@ -101,8 +101,8 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     filled = {names[k]: float(values[k]) for k in np.flatnonzero(used).tolist()}
     record = {**({dataset.fill: filled} if filled else {}), **({"most frequent": levels} if levels else {})}
     source = {**dataset.source, "filled": record} if record else dataset.source
-    told = f"filled by the most frequent level of the training rows: {', '.join(levels)}"
-    remarks = (*dataset.remarks, told) if levels else dataset.remarks
+    remark = f"filled by the most frequent level of the training rows: {', '.join(levels)}"
+    remarks = (*dataset.remarks, remark) if levels else dataset.remarks
     return replace(dataset, x=x, test_x=test_x, fill="", source=source, remarks=remarks)
 
 

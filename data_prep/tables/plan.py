@@ -83,7 +83,7 @@ class TablePlan:
     def remarks(self, paths: Files, clients: Iterable[str]) -> Iterator[str]:
         """Yield lines on how the tables of these clients were understood."""
         if self.classes is not None:
-            yield labels.told(self.roles.targets[0], self.classes)
+            yield labels.described(self.roles.targets[0], self.classes)
             yield from self.classes.remarks
         else:
             yield f"target {', '.join(map(repr, self.roles.targets))}: {self.asked.task}"
@@ -115,7 +115,7 @@ class TablePlan:
             fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
             fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
             filled = f"; numbers are filled by the {self.asked.missing} of training rows" if fills else ""
-            yield f"{missing.told(self.found, self.missing)}{filled}"
+            yield f"{missing.described(self.found, self.missing)}{filled}"
 
     def dropped_rows(self) -> Iterator[str]:
         """Yield lines on how many rows each client lost."""

@@ -156,7 +156,7 @@ def _batches(path: Path, names: list[str]) -> Iterator[Any]:
 def _parquet(path: Path) -> Iterator[Any]:
     from pyarrow import parquet
 
-    with path.open("rb"):  # tells a file that can't be opened from one that is damaged
+    with path.open("rb"):  # a file that can't be opened is not a damaged one
         pass
     with parquet.ParquetFile(path) as table:
         yield table

@@ -109,17 +109,17 @@ def _choice(role: str, name: str, where: str) -> type[Part] | None:
     return known[name]
 
 
-def _parts(kinds: Sequence[type[Part] | None], given: Mapping[str, Any], title: str, where: str) -> list[Any]:
-    """Build the parts, each from the parameters that it declares; all of `given` must belong to one."""
+def _parts(kinds: Sequence[type[Part] | None], parameters: Mapping[str, Any], title: str, where: str) -> list[Any]:
+    """Build the parts, each from the parameters that it declares; all of `parameters` must belong to one."""
     known = {key for kind in kinds if kind is not None for key in kind.model_fields}
-    for key in given:
+    for key in parameters:
         if key not in known:
             remedy = nearest(key, known) if known else "it has no parameters"
             raise InputError(f"unknown key 'algorithm.{key}' for {title}", where=where, remedy=remedy)
     return [
         kind
         and validated(
-            kind, {key: value for key, value in given.items() if key in kind.model_fields}, f"{where}: algorithm"
+            kind, {key: value for key, value in parameters.items() if key in kind.model_fields}, f"{where}: algorithm"
         )
         for kind in kinds
     ]

@@ -47,7 +47,7 @@ class Adaptive(Part):
         """Return the next v, (d,), from v and the entries of Δ̄² or m²."""
 
     def scale_of_v(self, steps: int) -> float:
-        """1 − β₂ᵗ after t steps, where there is a β₂."""
+        """1 − β₂ᵗ after t steps; 1 for rules without β₂."""
         return 1.0
 
     def begin(self, w: Tensor) -> State:

@@ -3,7 +3,7 @@
     client i:   as FedAvg
     server:     m ← β₁ m + (1 − β₁) Δ̄;      v ← v + Δ̄²;      w ← w − η_g m / (√v + τ)
 
-    η_g   ``server_lr``        β₁   ``beta1``, 0 unless given        τ   ``tau``
+    η_g   ``server_lr``        β₁   ``beta1``, default 0        τ   ``tau``
 
 Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.algorithms._adaptive`; FedExP's code uses
 ``v0: zero`` and ``root: padded``.

@@ -31,7 +31,7 @@ from hpcfed.types import Part
 
 
 class OptionalProx(Prox):
-    """FedProx's clients; μ is 0 unless given."""
+    """FedProx's clients; μ is 0 by default."""
 
     choice: ClassVar[str | None] = None
 
@@ -50,12 +50,12 @@ class PerStep(Part):
         if not by_steps and effective_steps.min() == effective_steps.max():
             return np.ones_like(effective_steps)
         tau_eff = float(shares @ (steps if by_steps else effective_steps))
-        moved = effective_steps > 0  # a client without samples has Δ_i = 0, whatever its factor
+        moved = effective_steps > 0  # a client without samples has Δ_i = 0, for any factor
         return np.divide(tau_eff, effective_steps, out=np.ones_like(effective_steps), where=moved)
 
 
 class NovaMomentum(Momentum):
-    """FedAvg-M's server; β is 0 unless given."""
+    """FedAvg-M's server; β is 0 by default."""
 
     choice: ClassVar[str | None] = None
 

@@ -173,7 +173,7 @@ class CheckpointWriter:
         """Write the replicated tensors, straight from their memory, and return the file's hash.
 
         safetensors leaves a temporary file of unknown name if it is killed, so it writes into a separate folder. It
-        also makes the file unreadable to others, whatever the umask; a file created before shows the right mode.
+        also makes the file unreadable to others, under any umask; a file created before shows the right mode.
         """
         path, folder = (self._temporary(snapshot.round, suffix) for suffix in ("server", "folder"))
         folder.mkdir()

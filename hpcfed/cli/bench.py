@@ -98,7 +98,7 @@ def rounds_command(
         if name not in KNOWN:
             raise InputError(f"unknown workload {name!r}", remedy=nearest(name, KNOWN))
         work = KNOWN[name]
-        _tell(f"{work.letter}: {work.title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
+        _print(f"{work.letter}: {work.title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
             write_workload(name, folder)
@@ -107,7 +107,7 @@ def rounds_command(
             contenders += [ours_apart(folder, rounds, warm_up, count) for count in ranks if apart and count > 1]
             if own_loop is not None:
                 contenders.append(own("own loop", shlex.split(own_loop)))
-            timings = in_turn(contenders, repeats, _tell)
+            timings = in_turn(contenders, repeats, _print)
         _show(tables.rounds(timings), tables.phases(timings))
         results[name] = _plain(timings)
     _keep(json_file, "rounds", results)
@@ -138,11 +138,11 @@ def calibrate_command(
     from hpcfed.tools.bench.calibration import calibrate
 
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
-        found = calibrate(recipe, overrides, Path(scratch), rounds, warm_up, repeats, ranks, _tell)
+        found = calibrate(recipe, overrides, Path(scratch), rounds, warm_up, repeats, ranks, _print)
     _show(tables.pairs(found.timings))
     for name, why in found.refused.items():
-        _tell(f"{name} is no choice: {why}")
-    _tell(found.advice)
+        _print(f"{name} is no choice: {why}")
+    _print(found.advice)
     _keep(json_file, "calibrate", {"timings": _plain(found.timings), "advice": found.advice})
 
 
@@ -162,7 +162,7 @@ def start_command(repeats: int, ranks: tuple[int, ...], json_file: Path | None) 
         folder = Path(scratch)
         write_workload("logistic", folder)
         for count in ranks:
-            timings = in_turn(contenders(folder, count), repeats, _tell)
+            timings = in_turn(contenders(folder, count), repeats, _print)
             _show(tables.pairs(timings))
             results.append(_plain(timings))
     _keep(json_file, "start", results)
@@ -182,7 +182,7 @@ def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | N
     from hpcfed.tools.bench.timing import in_turn
 
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
-        timings = in_turn(contenders(Path(scratch), (1_000, 1_000_000), rounds, warm_up), repeats, _tell)
+        timings = in_turn(contenders(Path(scratch), (1_000, 1_000_000), rounds, warm_up), repeats, _print)
     _show(tables.pairs(timings), tables.phases(timings))
     _keep(json_file, "clients", _plain(timings))
 
@@ -219,7 +219,7 @@ def _plain(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     return [asdict(timing) for timing in timings]
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     click.echo(line)
 
 

@@ -37,52 +37,56 @@ def command(
 
     from hpcfed.tools.estimate import estimate
 
-    told = estimate(runs[0], ranks=ranks, seeds=len(runs), gpus=gpus, allreduce=allreduce)
+    costs = estimate(runs[0], ranks=ranks, seeds=len(runs), gpus=gpus, allreduce=allreduce)
     if as_json:
-        click.echo(json.dumps({**asdict(told), "rounds_per_second": told.rounds_per_second}, indent=1))
+        click.echo(json.dumps({**asdict(costs), "rounds_per_second": costs.rounds_per_second}, indent=1))
         return
-    rows = list(_rows(told))
+    rows = list(_rows(costs))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, source in rows:
         click.echo(f"{name:{widths[0]}}  {value:>{widths[1]}}  {source}")
 
 
-def _rows(told: Estimate) -> Iterator[tuple[str, str, str]]:
+def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, source), the source being a measurement or a computation."""
     from rich.filesize import decimal
 
-    measured, computed = told.measured, "computed"
+    measured, computed = costs.measured, "computed"
     yield "measured on", measured.device, f"{measured.clients} clients trained in this process"
     yield "one client, one sample", f"{measured.sample_seconds * 1e6:.3g} µs", "measured"
     yield "server's step", f"{measured.server_seconds * 1e3:.3g} ms", "measured"
     yield "test set, by one rank", f"{measured.evaluate_seconds * 1e3:.3g} ms", "measured"
-    speed = f"at {told.allreduce_gb_per_s:g} GB/s, assumed (--allreduce)"
+    speed = f"at {costs.allreduce_gb_per_s:g} GB/s, assumed (--allreduce)"
     yield (
         "Allreduce of a round",
-        decimal(told.reduced_bytes),
-        f"{computed}; {speed if told.ranks > 1 else 'no other rank'}",
+        decimal(costs.reduced_bytes),
+        f"{computed}; {speed if costs.ranks > 1 else 'no other rank'}",
     )
-    ranks = f"{told.ranks} rank{'s' if told.ranks > 1 else ''}"
-    yield "round", f"{told.round_seconds * 1e3:.3g} ms", f"{computed} for {ranks} as fast as this one"
-    yield "imbalance", f"{told.imbalance:.2f}", f"{computed}: the slowest rank's work over the average"
-    yield "rounds a second", f"{told.rounds_per_second:.3g}", f"{computed}, evaluations included"
-    each = f" of {told.seeds} seeds" if told.seeds > 1 else ""
+    ranks = f"{costs.ranks} rank{'s' if costs.ranks > 1 else ''}"
+    yield "round", f"{costs.round_seconds * 1e3:.3g} ms", f"{computed} for {ranks} as fast as this one"
+    yield "imbalance", f"{costs.imbalance:.2f}", f"{computed}: the slowest rank's work over the average"
+    yield "rounds a second", f"{costs.rounds_per_second:.3g}", f"{computed}, evaluations included"
+    each = f" of {costs.seeds} seeds" if costs.seeds > 1 else ""
     yield (
         "time",
-        _duration(told.hours),
-        f"{computed}: {told.rounds} rounds{each} at most, without start and checkpoints",
+        _duration(costs.hours),
+        f"{computed}: {costs.rounds} rounds{each} at most, without start and checkpoints",
     )
-    yield "core-hours", f"{told.core_hours:.3g}", computed
-    if told.gpu_hours is None:
+    yield "core-hours", f"{costs.core_hours:.3g}", computed
+    if costs.gpu_hours is None:
         yield "GPU-hours", "unknown", "not measured on a GPU: none is here, or the recipe says device: cpu"
     else:
-        yield "GPU-hours", f"{told.gpu_hours:.3g}", computed
-    yield "host memory, a rank", decimal(told.host_bytes_per_rank), "measured here, and its share of data and states"
-    if told.device_bytes_per_rank is not None:
-        yield "GPU memory, a rank", decimal(told.device_bytes_per_rank), "measured here, and its share likewise"
-    yield "clients' states", decimal(told.state_bytes), f"{computed}, over all ranks"
-    yield "a checkpoint", decimal(told.checkpoint_bytes), f"{computed}, at most"
-    yield "checkpoints on disk", decimal(told.checkpoints_bytes), f"{computed}, at most"
+        yield "GPU-hours", f"{costs.gpu_hours:.3g}", computed
+    yield (
+        "host memory, a rank",
+        decimal(costs.host_bytes_per_rank),
+        "measured here, and its share of data and states",
+    )
+    if costs.device_bytes_per_rank is not None:
+        yield "GPU memory, a rank", decimal(costs.device_bytes_per_rank), "measured here, and its share likewise"
+    yield "clients' states", decimal(costs.state_bytes), f"{computed}, over all ranks"
+    yield "a checkpoint", decimal(costs.checkpoint_bytes), f"{computed}, at most"
+    yield "checkpoints on disk", decimal(costs.checkpoints_bytes), f"{computed}, at most"
 
 
 def _duration(hours: float) -> str:

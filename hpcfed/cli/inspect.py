@@ -88,7 +88,7 @@ def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
         for entry in value if isinstance(value, list) else [value]:
             text = ", ".join(f"{k} {v}" for k, v in entry.items()) if isinstance(entry, dict) else str(entry)
             table.add_row(f"source {key}", text)
-    table.add_row("content", federation.content or "not given")
+    table.add_row("content", federation.content or "not recorded")
     return table
 
 

@@ -100,8 +100,8 @@ def _of_runtime(error: RuntimeError) -> tuple[int, str]:
     """Return exit code and message; a library's failure to start a thread is the machine's limit, not a defect."""
     if NO_MORE not in str(error):
         return 1, traceback.format_exc()
-    told = no_more_threads("of a library")
-    return told.exit_code, f"hpcfed: {told}"
+    failure = no_more_threads("of a library")
+    return failure.exit_code, f"hpcfed: {failure}"
 
 
 if __name__ == "__main__":

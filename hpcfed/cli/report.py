@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "targets",
     multiple=True,
     type=float,
-    help="Test accuracy (0.9 is 90 %), or loss if there is none; repeatable. Default: what even the worst run reached.",
+    help="Test accuracy (0.9 is 90 %), or loss for runs without one; repeatable. Default: the worst run's best.",
 )
 @click.option(
     "--window",

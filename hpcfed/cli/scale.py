@@ -92,7 +92,7 @@ def command(
     if missing:
         click.echo(f"not measured yet: {', '.join(missing)} ranks; call this again when the jobs are done")
     if found:
-        _tell(resolved, mode, list(found.values()), sizes, folder, predict, cohort, clients)
+        _report(resolved, mode, list(found.values()), sizes, folder, predict, cohort, clients)
 
 
 def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
@@ -157,7 +157,7 @@ def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **jo
     submit_job(recipe, folder / f"ranks-{count}", words, is_done, **size)
 
 
-def _tell(
+def _report(
     recipe: Recipe,
     mode: str,
     measured: Sequence[RankTimes],
@@ -174,9 +174,9 @@ def _tell(
     from hpcfed.scaling.result import study
     from hpcfed.scaling.tables import shown
 
-    told = study(recipe, mode, measured, sizes, predict, cohort, clients)
-    Console(width=140).print(shown(told))
-    write_whole(folder / "scaling.json", json.dumps(told.plain(), indent=1) + "\n")
-    for suffix, content in draw(told).items():
+    result = study(recipe, mode, measured, sizes, predict, cohort, clients)
+    Console(width=140).print(shown(result))
+    write_whole(folder / "scaling.json", json.dumps(result.plain(), indent=1) + "\n")
+    for suffix, content in draw(result).items():
         write_whole(folder / f"scaling{suffix}", content)
     click.echo(f"\nsee {shlex.quote(str(folder))}: scaling.json, scaling.png, scaling.pdf")

@@ -18,9 +18,7 @@ TIME = "Limit of each job, as sbatch takes it: 4:00:00, or 2-12 for days-hours."
 
 JOB_OPTIONS = (
     click.option("--nodes", type=click.IntRange(1), default=1, show_default=True),
-    click.option(
-        "--ranks-per-node", type=click.IntRange(1), help="Default: one for each GPU, one where there is none."
-    ),
+    click.option("--ranks-per-node", type=click.IntRange(1), help="Default: one for each GPU, or one."),
     click.option("--gpus-per-node", type=click.IntRange(1)),
     click.option("--account", metavar="NAME"),
     click.option("--partition", metavar="NAME"),
@@ -146,8 +144,8 @@ def submit_job(
         click.echo(f"{job.name}: finished already, see {output}")
         return
     if queued := jobs_named(job.label):
-        told = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
-        click.echo(f"{job.name}: in the queue already, {told}; nothing submitted")
+        waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
+        click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted")
         return
     make_room()
     _write(job.script, text)

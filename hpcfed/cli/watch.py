@@ -43,7 +43,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
         if console.is_terminal and console.encoding.startswith("utf"):
             _draw(watch, console, once=once, every=every)
         else:
-            _tell(watch, once=once, every=every)
+            _follow(watch, once=once, every=every)
     except KeyboardInterrupt:
         return
 
@@ -74,18 +74,18 @@ def _draw(watch: Watch, console: Console, *, once: bool, every: float) -> None:
             live.update(view(watch.runs, console.width, console.height), refresh=True)
 
 
-def _tell(watch: Watch, *, once: bool, every: float) -> None:
+def _follow(watch: Watch, *, once: bool, every: float) -> None:
     """Print a line per run: at once when its status changes, else at most every ten seconds if rounds were added."""
     from hpcfed.watch.view import plain
 
-    told: dict[Path, tuple[int, str, float]] = {}
+    printed: dict[Path, tuple[int, str, float]] = {}
     while True:
         watch.look(waits=not once)
         for run in watch.runs:
-            done, status, at = told.get(run.folder, (-1, "", 0.0))
+            done, status, at = printed.get(run.folder, (-1, "", 0.0))
             news = run.status != status or (run.done != done and time.monotonic() - at >= QUIET_SECONDS)
             if news:
-                told[run.folder] = run.done, run.status, time.monotonic()
+                printed[run.folder] = run.done, run.status, time.monotonic()
                 click.echo(plain(run))
         if once or watch.is_over:
             return

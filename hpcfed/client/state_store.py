@@ -5,7 +5,7 @@
     client_state: disk       on disk
 
 The least recently used states move down first. A state takes memory from its client's first participation on, and is
-the same to the last bit wherever it lay.
+the same to the last bit in any of them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ClientStates:
                 tier.forget(client)
 
     def snapshot(self) -> Mapping[int, State]:
-        """Return all states by client as they are now, whatever is committed later.
+        """Return all states by client as they are now; later commits do not change them.
 
         Those on disk are read when they are asked for. A client's memory and file are not used again until `let_go`.
         """

@@ -53,7 +53,7 @@ MEANINGS = {
     "budget": ("`{low: 4, high: 20}` steps drawn for each client and round, or `{schedule: budgets.json}`"),
     "guess": (
         "`remaining`: after its τ_i steps a client guesses the rest of `local.steps` (GeL); `10`: so "
-        "many; `limit`: no end of them"
+        "many; `limit`: infinitely many"
     ),
     "algorithm": (
         "`{name: fedexp, eps: 1e-3}`; a product `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; "
@@ -80,7 +80,7 @@ MEANINGS = {
         "early. The run goes on from it, on any number of ranks"
     ),
     "observers": (
-        "who is told of each round, on rank 0, without any effect on the result: `[tensorboard, wandb]` "
+        "called after each round, on rank 0, without any effect on the result: `[tensorboard, wandb]` "
         "(events and an offline run in `logs/`; `{name: wandb, args: {project: mine, mode: online}}`), or "
         'your own `{factory: "module:Class", args: {}}` with one or more of `start(run)`, `round(row)`, '
         "`end(status)`"

@@ -136,7 +136,7 @@ class Shards:
             raise InputError("tokens of x", where=str(self._federation.path), expected=expected, got=got)
 
     def _to_device(self, array: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """Copy into torch's memory, aligned to 64 bytes wherever the rows lie in the file.
+        """Copy into torch's memory, aligned to 64 bytes for rows anywhere in the file.
 
         uint8 is copied as uint8 and converted on the device; other types are converted by the copy.
         """

@@ -60,7 +60,7 @@ def check_data(path: Path, content: str | None, before: FileFacts | None, *, goe
         raise InputError("verify_data", where=str(path), expected="a file that names a hash", got=content or "none")
     elif before is not None and any(now[key] != before.get(key) for key in ("bytes", "changed")):
         remedy = "restore the file and its time of change, or choose another output"
-        raise InputError("the file has changed, and names no hash to tell by", where=str(path), remedy=remedy)
+        raise InputError("the file has changed, and has no hash to compare", where=str(path), remedy=remedy)
     return now
 
 

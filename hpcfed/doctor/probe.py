@@ -1,7 +1,7 @@
 """Short measurements, under two seconds together: the operations of a round, not a benchmark.
 
 Arithmetic and copies are timed on all ranks at once, as in a round; the best of several repetitions shows what the
-machine can do, whatever else was running. Collectives and files are medians: they show what to expect.
+machine can do, even on a busy machine. Collectives and files are medians: they show what to expect.
 """
 
 from __future__ import annotations

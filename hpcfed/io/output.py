@@ -17,7 +17,7 @@ from typing import TextIO
 from hpcfed.errors import EnvironmentFailure, HpcfedError, visible
 
 
-class Unheard(HpcfedError):
+class ReaderGone(HpcfedError):
     """The reader of a pipe has left: `hpcfed inspect x.h5 | head -1`."""
 
     exit_code = 0
@@ -76,7 +76,7 @@ class Output(io.TextIOBase):
         """Write a text; after a failure, discard it.
 
         Raises:
-            Unheard, EnvironmentFailure: the stream has failed, and it matters.
+            ReaderGone, EnvironmentFailure: the stream has failed, and it matters.
         """
         shown = visible(text) if self._cleans else text
         self._try(lambda stream: stream.write(_encodable(shown, self.encoding)))
@@ -95,7 +95,7 @@ class Output(io.TextIOBase):
                 _to_nowhere(self.stream)
                 got = getattr(error, "strerror", None) or str(error)
                 failure = EnvironmentFailure("cannot be written", where="standard output", got=got)
-                self._failure = Unheard() if isinstance(error, BrokenPipeError) else failure
+                self._failure = ReaderGone() if isinstance(error, BrokenPipeError) else failure
         if self.matters and self._failure is not None:  # at every call: a library may have swallowed the first
             raise self._failure
 

@@ -1,7 +1,7 @@
 """Losses, minimised on minibatches, and metrics, added up exactly by evaluations.
 
 A metric is a function of the outputs and targets of B samples that returns a sum and a count; its value over many
-pieces of a data set is Σ sums / Σ counts, whatever the pieces.
+pieces of a data set is Σ sums / Σ counts, for any pieces.
 """
 
 from __future__ import annotations
@@ -201,10 +201,10 @@ def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], 
         except InputError:
             raise
         except Exception as error:  # the user's function may raise anything
-            given = f"output {tuple(output.shape)} {output.dtype} and target {tuple(target.shape)} {target.dtype}"
+            got = f"output {tuple(output.shape)} {output.dtype} and target {tuple(target.shape)} {target.dtype}"
             place = place_of(error)
             what = f"{key} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
-            raise InputError(what, remedy=f"it was given {given}") from error
+            raise InputError(what, remedy=f"it was called with {got}") from error
 
 
 def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:
@@ -251,12 +251,12 @@ class _OwnMetric:
     function: Callable[[Tensor, Tensor], Any]
 
     def __call__(self, output: Tensor, target: Tensor) -> tuple[float, float]:
-        told = self.function(output, target)
+        result = self.function(output, target)
         try:
-            total, count = told
+            total, count = result
             return float(total), float(count)
         except (TypeError, ValueError, RuntimeError):
-            raise InputError(self.key, expected="two numbers, (sum, count)", got=repr(told)[:100]) from None
+            raise InputError(self.key, expected="two numbers, (sum, count)", got=repr(result)[:100]) from None
 
 
 def _made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path]) -> Each:

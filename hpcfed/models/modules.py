@@ -78,8 +78,8 @@ class NextToken(nn.Module):
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, input: Tensor) -> Tensor:
-        told, _ = self.lstm(self.embedding(input))
-        return self.head(told[:, -1])
+        outputs, _ = self.lstm(self.embedding(input))
+        return self.head(outputs[:, -1])
 
 
 def perceptron_layers(widths: Sequence[int]) -> list[nn.Module]:

@@ -106,7 +106,7 @@ class Observers:
         try:
             with _leaving_no_trace():
                 function(told)
-        except (Exception, SystemExit) as error:  # whatever an observer raises, it must not end the run
+        except (Exception, SystemExit) as error:  # an observer's error of any kind must not end the run
             place = place_of(error)
             words = f"{method} raised" + (f" at {place}" if place else "")
             log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)
@@ -127,7 +127,7 @@ def _made(section: Observer, python_path: Sequence[Path]) -> Any:
 
 @contextmanager
 def _leaving_no_trace() -> Iterator[None]:
-    """Restore the torch settings that decide a run's numbers; random streams are seeded wherever they are used."""
+    """Restore the torch settings that decide a run's numbers; random streams are seeded at each use."""
     import torch
 
     threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()

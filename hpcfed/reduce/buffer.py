@@ -1,4 +1,4 @@
-"""Everything that ranks tell each other in a training round, in one buffer and one Allreduce.
+"""The buffer of a training round: everything that ranks exchange, in one Allreduce.
 
     [ vectors: words × d of each  |  cohort slots: S × client_slot(V, K)  |  rank slots: P × RANK_SLOT ]
 
@@ -38,7 +38,7 @@ PIECE_BYTES = 4 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
 
 RANK_SLOT = np.dtype([("hash", "i8"), ("asks", "i8"), ("written", "i8"), ("local_seconds", "f8")])
-"""What a rank tells all others."""
+"""Flags of a rank, for all others."""
 DONE, FAILED, SKIPPED = 1, 2, 3
 
 

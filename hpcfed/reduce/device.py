@@ -1,4 +1,4 @@
-"""How sums over ranks leave a GPU: straight through MPI, through NCCL, or, for who is told None, through the host.
+"""How a GPU's sums reach other ranks: CUDA-aware MPI, NCCL, or host memory.
 
 NCCL, of torch.distributed, is for several GPUs whose MPI takes no GPU memory. Its ranks find each other by a port of
 rank 0's host that the system chooses; where it lies they hear from MPI. Sums of int64 have no order, so that whoever

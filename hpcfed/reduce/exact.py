@@ -21,7 +21,7 @@ from torch import Tensor
 from hpcfed.reduce.rows import Rows
 from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
 
-BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch whatever the model's size
+BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch for any model
 BIAS = 1.5 * 2.0**52
 BIAS_BITS = 0x4338000000000000  # BIAS as an integer
 SMALL = 2.0**ROUNDABLE  # units; half of what the addition can round
@@ -43,7 +43,7 @@ class ExactSum:
     slot_words: ClassVar[int] = 1
     """Words that an int64 takes up beside the sums."""
     range: ClassVar[float] = RANGE
-    """Magnitude that a sum must stay below, whatever its units."""
+    """Magnitude that a sum must stay below, in any units."""
 
     def __init__(self, integers: Tensor, units: Units):
         self.integers = integers
@@ -56,7 +56,7 @@ class ExactSum:
         self.rows = Rows(integers.shape[1], torch.float64, integers.device)
 
     def begin(self, integers: Tensor, units: Units) -> None:
-        """Start a sum in this memory, (words, d), whatever it holds."""
+        """Start a sum in this memory, (words, d); its content is overwritten."""
         self.integers, self._units = integers, units
         self._biased = 0
         self._empty = True
@@ -104,7 +104,7 @@ class ExactSum:
         return squared, largest
 
     def _add_block(self, start: int, scaled: Tensor, small: bool) -> None:
-        """Add a block given in units of the coarsest word; what a word leaves over goes to the next."""
+        """Add a block in units of the coarsest word; what a word leaves over goes to the next."""
         stop, last = start + scaled.numel(), len(self._units) - 1
         for word, row in enumerate(self.integers):
             rounded = scaled if word == last else self._rounded[: scaled.numel()]
@@ -160,7 +160,7 @@ class ExactSum:
 
 
 def to_float64(integers: Tensor, units: Units, number: int = 1, out: Tensor | None = None) -> Tensor:
-    """Return the sum over `number` as float64, (d,), from its (words, d) integers; `out` itself, where it is given."""
+    """Return the sum over `number` as float64, (d,), from its (words, d) integers; written into `out`, if any."""
     total = torch.empty(integers.shape[1], dtype=torch.float64, device=integers.device) if out is None else out
     block = BLOCK if integers.device.type == "cpu" else max(integers.shape[1], 1)
     for start in range(0, len(total), block):

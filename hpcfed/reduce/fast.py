@@ -1,7 +1,7 @@
 """Sums of float32 vectors in float32: half the bytes of exact ones, and bits that depend on who added what when.
 
 A round's scalars stay exact: the 64 bits of a slot go as four float32 of 16 bits each, to which all other ranks add 0.
-MPI gives every rank the same sums; should it not, the hashes of the next round tell.
+MPI gives every rank the same sums; should it not, the hashes of the next round differ.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FastSum:
         self._block = BLOCK if floats.device.type == "cpu" else max(floats.shape[1], 1)
 
     def begin(self, floats: Tensor, units: Units = ()) -> None:
-        """Start a sum in this memory, whatever it holds."""
+        """Start a sum in this memory; its content is overwritten."""
         self.floats = floats
         self._empty = True
 

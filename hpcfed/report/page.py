@@ -113,9 +113,9 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             )
     ended = {group.label: _rounds(group) for group in groups}
     if len({rounds for rounds in ended.values() if rounds}) > 1:
-        told = _some([f"{label} {rounds}" for label, rounds in ended.items() if rounds])
+        lengths = _some([f"{label} {rounds}" for label, rounds in ended.items() if rounds])
         notes.append(
-            f"Not all ran for the same number of rounds ({told}): final and best values are not like for like."
+            f"Not all ran for the same number of rounds ({lengths}): final and best values are not like for like."
         )
     if len({group.recipe.get("data_content") or group.recipe.get("data") for group in groups}) > 1:
         notes.append("The groups did not train on the same data: their content hashes differ.")

@@ -100,7 +100,7 @@ def run_folders(folder: Path) -> list[Path]:
     """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or a sweep's
     runs. A folder counts as a run as soon as it has a recipe.
 
-    Raises InputError: there is none, or the folder cannot be read.
+    Raises InputError: it is missing, or the folder cannot be read.
     """
     try:
         if not folder.is_dir():
@@ -183,7 +183,7 @@ def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
 def read_recipe(path: Path) -> dict[str, Any]:
     """Return a run's resolved recipe as plain data.
 
-    Raises InputError: there is none, or it is damaged.
+    Raises InputError: it is missing or damaged.
     """
     try:
         recipe = parse_yaml(_read_text(path, LONGEST))

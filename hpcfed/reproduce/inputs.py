@@ -42,7 +42,7 @@ class Places:
         return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
 
     def raw_of(self, data: Data) -> Path | None:
-        """Return the subfolder of `raw` with a source's files, None if there is none."""
+        """Return the subfolder of `raw` with a source's files, None if it is missing."""
         return self._folder(data.raw)
 
     def has_raw(self, name: str) -> bool:
@@ -121,9 +121,9 @@ def _load(data: Data, seed: int, places: Places) -> Dataset:
     if data.raw and raw is None:
         raise InputError("no raw data", expected=missing(data, places), remedy="name the folder above it by --raw")
     own = SOURCES[data.source].seed if data.seed is None else seed if data.seed == "run" else data.seed
-    given = {"raw": raw, "seed": own, "clients": data.clients, **data.options}
+    arguments = {"raw": raw, "seed": own, "clients": data.clients, **data.options}
     return SOURCES[data.source].load(
-        **{key: value for key, value in given.items() if _takes(data, key) and value is not None}
+        **{key: value for key, value in arguments.items() if _takes(data, key) and value is not None}
     )
 
 

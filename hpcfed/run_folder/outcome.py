@@ -49,10 +49,10 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
     finally:
         if world.is_root:
             seconds = round(time.perf_counter() - started, 6)
-            told = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
+            result = {"status": status, "rounds": folder.rounds(), "seconds": seconds, "message": message}
             failing = suppress(EnvironmentFailure) if status == "failed" else nullcontext()
             with failing:  # a full disk must not hide the first error
-                folder.write("result.json", told | {"stopped": ending.stopped})
+                folder.write("result.json", result | {"stopped": ending.stopped})
 
 
 @contextmanager
@@ -68,12 +68,12 @@ def own_code_named(world: World | None = None) -> Iterator[None]:
     except HpcfedError:
         raise
     except Exception as error:  # the user's code may raise anything
-        told = blamed(error, remedy=see_log(world))
-        if told is None:
+        failure = blamed(error, remedy=see_log(world))
+        if failure is None:
             raise
         if world is not None:
             log.error("the user's code raised", exc_info=error)
-        raise told from error
+        raise failure from error
 
 
 def see_log(world: World | None) -> str:

@@ -41,8 +41,8 @@ def _time(axes: Axes, study: Study) -> None:
     if modelled:
         axes.plot(*_line(modelled, lambda row: row.modelled or 0.0), "--", color=MODEL, label="model of cost")
     if study.predictions:
-        told = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in _ends(study.predictions))}"
-        axes.plot(*_line(study.predictions, lambda row: row.modelled or 0.0), **PREDICTED, label=told)
+        label = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in _ends(study.predictions))}"
+        axes.plot(*_line(study.predictions, lambda row: row.modelled or 0.0), **PREDICTED, label=label)
     first = rows[0]
     slope = 1 if study.mode == "strong" else 0
     ideal = [(first.seconds or 0.0) * (first.ranks / row.ranks) ** slope for row in rows]

@@ -131,10 +131,10 @@ def read(folder: Path, ranks: int) -> RankTimes | None:
     if not path.exists():
         return None
     try:
-        told = parse_json(read_text(path))
-        samples = [Sample(**{**row, "load": Load(**row["load"])}) for row in told.pop("samples")]
-        probed = [(int(size), float(seconds)) for size, seconds in told.pop("allreduce")]
-        return RankTimes(**told, samples=samples, allreduce=probed)
+        stored = parse_json(read_text(path))
+        samples = [Sample(**{**row, "load": Load(**row["load"])}) for row in stored.pop("samples")]
+        probed = [(int(size), float(seconds)) for size, seconds in stored.pop("allreduce")]
+        return RankTimes(**stored, samples=samples, allreduce=probed)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise InputError("not a measurement", where=str(path), got=got, remedy="remove the file") from None

@@ -98,18 +98,18 @@ def study(
     asked = [(ranks, cohort or round(per_rank * ranks if mode == "weak" else first.cohort)) for ranks in predict]
     num_clients = clients or max([len(sizes), *(size for _, size in asked)])
     many = np.resize(sizes, num_clients)
-    told = Study(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
+    base = Study(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
     if not asked:
-        return told
+        return base
     if model is None:
-        return replace(told, refused="every measurement had to share cores, which no model describes")
-    if told.error is not None and not told.error <= TOLERATED:
+        return replace(base, refused="every measurement had to share cores, which no model describes")
+    if base.error is not None and not base.error <= TOLERATED:
         why = (
-            f"the fit is {told.error:.0%} wrong on what it was not fitted to, and more than {TOLERATED:.0%} is no basis"
+            f"the fit is {base.error:.0%} wrong on what it was not fitted to, and more than {TOLERATED:.0%} is no basis"
         )
-        return replace(told, refused=f"{why}; measure more rounds (--rounds) on a machine that is quiet")
+        return replace(base, refused=f"{why}; measure more rounds (--rounds) on a machine that is quiet")
     predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
-    return replace(told, predictions=predictions)
+    return replace(base, predictions=predictions)
 
 
 def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> StudyRow:

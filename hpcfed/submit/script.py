@@ -90,10 +90,10 @@ def render(job: Job, site: Site) -> str:
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     """Return the options of sbatch; the job's override the site's."""
-    given = {**site.options, "time": job.time, **job.options}
-    if "job-name" in given:
+    options = {**site.options, "time": job.time, **job.options}
+    if "job-name" in options:
         raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
-    for key, value in given.items():
+    for key, value in options.items():
         for word in (key, value):
             if word is not None and not SAFE.fullmatch(str(word)):
                 raise InputError(f"option {key}", expected="one word without quotes or white space", got=repr(word))
@@ -110,7 +110,7 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
         "open-mode": "append",
         "output": f'"{log}-{"%j" if job.array is None else "%A_%a"}.log"',
         **({} if job.array is None else {"array": f"1-{job.array}"}),
-        **given,
+        **options,
     }
 
 

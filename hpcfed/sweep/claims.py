@@ -150,8 +150,8 @@ class Claims:
     def end(self, run: str, number: int, ending: str, message: str = "", seconds: float = 0.0) -> None:
         """Record the ending of a run that this process has claimed."""
         claim = self._known[self._path(run, number)]
-        told = {"ending": ending, "message": message, "seconds": round(seconds, 3), "ended": _now()}
-        ended = Claim(**{**asdict(claim), **told})
+        end = {"ending": ending, "message": message, "seconds": round(seconds, 3), "ended": _now()}
+        ended = Claim(**{**asdict(claim), **end})
         write_whole(self._path(run, number), json.dumps(asdict(ended)) + "\n")
 
     def reopen(self, run: str, digest: str, standing: Standing) -> None:

@@ -79,20 +79,20 @@ def make_plan(
         InputError: a configuration cannot be run; the message names the grid or configuration at fault.
     """
     configurations = points(grids)
-    given = [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])]
+    fixed = [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])]
     try:
-        folder = Path.cwd() / (output or _beside(source, given, configurations[0]))
+        folder = Path.cwd() / (output or _beside(source, fixed, configurations[0]))
     except InputError as error:
-        raise _blame(error, source, given, configurations[0]) from None
+        raise _blame(error, source, fixed, configurations[0]) from None
     folder = Path(os.path.normpath(folder))
     names = _names(configurations)
     outputs = [folder / "runs" / name for name in names]
     by_point = []
     for path, point in zip(outputs, configurations, strict=True):
         try:
-            by_point.append(_load(source, [*given, f"output={json.dumps(str(path))}"], point))
+            by_point.append(_load(source, [*fixed, f"output={json.dumps(str(path))}"], point))
         except InputError as error:
-            raise _blame(error, source, given, point) from None
+            raise _blame(error, source, fixed, point) from None
     units = [
         Unit(name if recipe.output == path else f"{name}.{recipe.output.name}", number, _seed(recipe), recipe)
         for recipes in zip(*by_point, strict=True)
@@ -105,26 +105,26 @@ def make_plan(
     return Plan(first.name, folder, tuple(grids), tuple(configurations), tuple(units))
 
 
-def _load(source: str | Path, given: Sequence[str], point: Point) -> list[Recipe]:
-    return [resolve(recipe) for recipe in load_recipes(source, [*given, *point.overrides])]
+def _load(source: str | Path, fixed: Sequence[str], point: Point) -> list[Recipe]:
+    return [resolve(recipe) for recipe in load_recipes(source, [*fixed, *point.overrides])]
 
 
-def _beside(source: str | Path, given: Sequence[str], point: Point) -> Path:
+def _beside(source: str | Path, fixed: Sequence[str], point: Point) -> Path:
     """Return the recipe's output with ``-sweep`` appended."""
-    output = load_recipes(source, [*given, *point.overrides, "seeds=[0]"])[0].output.parent
+    output = load_recipes(source, [*fixed, *point.overrides, "seeds=[0]"])[0].output.parent
     return output.with_name(f"{output.name}-sweep")
 
 
-def _blame(error: InputError, source: str | Path, given: Sequence[str], point: Point) -> InputError:
+def _blame(error: InputError, source: str | Path, fixed: Sequence[str], point: Point) -> InputError:
     """Name the culprit of a configuration's error: the recipe itself, else a single grid's value, else all values."""
     try:
-        _load(source, given, Point((), ()))
+        _load(source, fixed, Point((), ()))
     except InputError as own:
         if str(own) == str(error):
             return error
     for key, value in zip(point.keys, point.values, strict=True):
         try:
-            _load(source, given, Point((key,), (value,)))
+            _load(source, fixed, Point((key,), (value,)))
         except InputError as alone:
             if str(alone) == str(error):
                 return InputError(str(error), where=f"--grid {key}, value {value.label}")
@@ -144,8 +144,8 @@ def _names(configurations: Sequence[Point]) -> list[str]:
 
 
 def _seed(recipe: Recipe) -> str:
-    told = recipe.seed.model_dump()
-    return str(recipe.seed.model) if len(set(told.values())) == 1 else json.dumps(told)
+    by_purpose = recipe.seed.model_dump()
+    return str(recipe.seed.model) if len(set(by_purpose.values())) == 1 else json.dumps(by_purpose)
 
 
 def counted(number: int, what: str) -> str:

@@ -82,10 +82,10 @@ def run_sweep(
         wanted = sorted({unit.recipe.device for unit in plan.units})
         left = world.on_root(lambda: not all(standing.decided for standing in stand(plan, claims).values()))
         seats: dict[str, DeviceSlot] = {device: take_device_slot(device, world) for device in wanted} if left else {}
-        teller = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
+        progress = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
         with catch_signals(world) as caught:
-            _pull_all(plan, claims, group, seats, caught, teller)
-            teller.wait_for_others(caught)
+            _pull_all(plan, claims, group, seats, caught, progress)
+            progress.wait_for_others(caught)
         stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
         return stopped and world.on_root(lambda: not all(one.decided for one in stand(plan, claims).values()))
@@ -181,24 +181,24 @@ class SweepProgress:
         runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
         self._say(f"{runs}; {size}; {self.plan.folder}")
 
-    def tell(self, *, now: bool = False) -> None:
+    def show(self, *, now: bool = False) -> None:
         """Print how many runs are done, how they ended, and the estimated time left."""
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()
         counts = self._counts()
         others = [f"{counts[kind]} {kind}" for kind in ("diverged", *AGAIN) if counts[kind]]
-        told = f"{counts['decided']}/{len(self.plan.units)} runs done" + (f" ({', '.join(others)})" if others else "")
+        line = f"{counts['decided']}/{len(self.plan.units)} runs done" + (f" ({', '.join(others)})" if others else "")
         done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
         if done and rest:
-            told += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
-        self._say(told)
+            line += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
+        self._say(line)
 
     def wait_for_others(self, caught: Signals) -> None:
         """Keep printing progress until the other groups of this job have ended their runs."""
         while self.speaks and any(s.held and s.vouched for s in self._own().values()) and caught.name is None:
             time.sleep(POLL)
-            self.tell()
+            self.show()
 
     def _say(self, text: str) -> None:
         print(f"{self.plan.name}: {text}", file=Output(sys.stdout), flush=True)
@@ -219,16 +219,16 @@ class SweepProgress:
 class _Between(Reporter):
     """Reporter of a run in a sweep: prints the sweep's progress, not the rounds', and passes on other groups' stops."""
 
-    def __init__(self, unit: Unit, teller: SweepProgress, caught: Signals, *, listens: bool):
+    def __init__(self, unit: Unit, progress: SweepProgress, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
-        self._teller, self._heard, self._listens, self._looked = teller, caught, listens, time.monotonic()
+        self._progress, self._caught, self._listens, self._looked = progress, caught, listens, time.monotonic()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        self._teller.tell()
-        if self._listens and self._heard.name is None and time.monotonic() - self._looked >= POLL:
+        self._progress.show()
+        if self._listens and self._caught.name is None and time.monotonic() - self._looked >= POLL:
             self._looked = time.monotonic()
-            if self._teller.claims.asked_to_stop():
-                self._heard.name = "a signal to another group"
+            if self._progress.claims.asked_to_stop():
+                self._caught.name = "a signal to another group"
 
 
 def _pull_all(
@@ -237,22 +237,22 @@ def _pull_all(
     group: World,
     seats: Mapping[str, DeviceSlot],
     caught: Signals,
-    teller: SweepProgress,
+    progress: SweepProgress,
 ) -> None:
     """Run one unit after another on this group, until none is left or the job must stop."""
-    teller.begin()
+    progress.begin()
     avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
 
     pull = partial(_next, plan, claims, caught, avoided)
     while (taken := group.on_root(partial(_files, plan, pull))) is not None:
         unit, number = taken
         began = time.monotonic()
-        ending, message = _run(unit, number, claims, group, seats, caught, teller)
+        ending, message = _run(unit, number, claims, group, seats, caught, progress)
         if ending == "busy":
             avoided.add(unit.name)
         end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
         group.on_root(partial(_files, plan, end))
-        teller.tell(now=True)
+        progress.show(now=True)
         if ending == "stopped" or any(group.gather(caught.name is not None)):
             group.on_root(partial(_files, plan, claims.ask_to_stop))
 
@@ -279,7 +279,7 @@ def _run(
     group: World,
     seats: Mapping[str, DeviceSlot],
     caught: Signals,
-    teller: SweepProgress,
+    progress: SweepProgress,
 ) -> tuple[str, str]:
     """Run one unit on all ranks of the group; return its ending and error message."""
     from hpcfed.loop import train
@@ -287,7 +287,7 @@ def _run(
     folder, recipe = RunFolder(unit.recipe.output), unit.recipe
     beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
     try:
-        with beating, group.united(), _Between(unit, teller, caught, listens=group.is_root) as reporter:
+        with beating, group.united(), _Between(unit, progress, caught, listens=group.is_root) as reporter:
             if not group.on_root(lambda: folder.is_finished(recipe)):
                 train(recipe, folder, reporter, group, seats[recipe.device])
     except HpcfedError as error:

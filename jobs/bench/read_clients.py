@@ -64,7 +64,7 @@ def _reading(path: Path, access: str, repeats: int) -> None:
         target = np.empty((rows, ROW), np.float32)
 
         def read() -> None:
-            """Get each client's rows into memory: a mapped view is still to be copied, by whoever converts it."""
+            """Get each client's rows into memory: a mapped view is still to be copied, by the conversion."""
             for k in rng.choice(CLIENTS, COHORT, replace=False):
                 x, _ = federation.client(k)
                 if access == "mmap":

@@ -72,7 +72,7 @@ HEALTHY = {
 }
 
 WRONG: dict[str, tuple[Facts, str, str, str]] = {
-    # what is told → where it is found, what is said of it, its remedy
+    # title → facts, place, words, remedy
     "16 threads per rank on 2 cores": (
         facts(*(rank(i, cores=(0, 1), host_cores=2, threads={"torch": 1, "openblas": 16}) for i in range(2))),
         "node1",

@@ -165,7 +165,7 @@ def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
 
 
 def test_an_observers_own_module_may_change(folder, command):
-    """Observers change no result: neither their code nor what they are counts."""
+    """Observers change no result: their code and their names do not count."""
     (folder / "diary.py").write_text("class Diary:\n    def end(self, status):\n        pass\n")
     write_recipe(folder, **CHANGES, observers=[{"factory": "diary:Diary"}])
     assert command(["run", "recipe.yaml", "-q"], folder).returncode == 0

@@ -36,7 +36,7 @@ def node_disk(tmp_path, monkeypatch) -> Path:
 def test_what_was_committed_comes_back(top, room, node_disk):
     with ClientStates(top, CPU, {"device": room, "host": room}) as states:
         assert states.get(5) is None
-        for round in range(3):  # each client's second state replaces its first, wherever that lay
+        for round in range(3):  # each client's second state replaces its first, in any of the three places
             for client in range(8):
                 states.commit({client: state(100 * round + client)})
             assert sorted(states) == list(range(8))
@@ -54,7 +54,7 @@ def test_what_was_committed_comes_back(top, room, node_disk):
 
 @pytest.mark.parametrize("room", [0, 3 * NBYTES, 100 * NBYTES])
 def test_a_snapshot_stays_as_it_was_taken(room, node_disk):
-    """Whatever is committed, in memory and on disk, until it is released; then what it held is gone."""
+    """Committed states stay, in memory and on disk, until their release, which removes them."""
     with ClientStates("host", CPU, {"device": 0, "host": room}) as states:
         states.commit({client: state(client) for client in range(8)})
         snapshot = states.snapshot()

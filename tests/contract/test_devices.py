@@ -39,7 +39,7 @@ TABLES: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[int | None], lis
         [1] * 4,
     ),
     "each in an order of its own": ([("n1", (A, B)), ("n1", (B, A))], [0, 0], [1, 1]),
-    "who sees one GPU chooses before who sees two": ([("n1", (A, B)), ("n1", (A,))], [1, 0], [1, 1]),
+    "a rank that sees one GPU chooses before one that sees two": ([("n1", (A, B)), ("n1", (A,))], [1, 0], [1, 1]),
     "a slice of a GPU for each": ([("n1", (slice_,)) for slice_ in SLICES], [0, 0, 0], [1, 1, 1]),
     "a node without GPUs": ([("n1", (A,)), ("n2", ()), ("n2", ())], [0, None, None], [1, 2, 2]),
     "no GPU anywhere": ([("n1", ())] * 3, [None] * 3, [3] * 3),
@@ -96,8 +96,8 @@ def test_a_gpu_that_is_not_there_is_missed_on_every_rank(world):
             take_device_slot("cuda", world)
 
 
-class _Told(World):
-    """A world with a given answer to whether its MPI is CUDA-aware."""
+class _World(World):
+    """A world whose MPI is, or is not, CUDA-aware."""
 
     def __init__(self, says: bool | None):
         self.reads_gpu_memory = says
@@ -117,12 +117,12 @@ class _Told(World):
     ],
 )
 def test_how_sums_leave_a_gpu(wanted: str, device: str, says: bool | None, expected: bool) -> None:
-    assert takes_gpu_memory(wanted, torch.device(device), _Told(says)) is expected
+    assert takes_gpu_memory(wanted, torch.device(device), _World(says)) is expected
 
 
 def test_an_mpi_that_says_no_cannot_be_forced() -> None:
     with pytest.raises(InputError, match="gpu_reduce: mpi: expected an MPI built for CUDA"):
-        takes_gpu_memory("mpi", torch.device("cuda"), _Told(False))
+        takes_gpu_memory("mpi", torch.device("cuda"), _World(False))
 
 
 def test_this_mpi_says_what_it_does_with_gpu_memory(comm, world):

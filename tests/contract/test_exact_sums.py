@@ -186,7 +186,7 @@ def test_sums_in_pieces_are_those_of_the_whole(kind, dtype, trained, world):
 @pytest.mark.parametrize("size", [1, 300])
 @pytest.mark.parametrize("large", [None, 2.0**17])
 def test_vectors_added_together_have_the_bits_of_those_added_one_by_one(dtype, size, large):
-    """Whatever their number and order, the one with an entry too large for the quick way of rounding included."""
+    """For any number and order, the one with an entry too large for the quick way of rounding included."""
     vectors, weights = contributions(dtype, size)
     if large:
         vectors[3][0] = large

@@ -1,4 +1,4 @@
-"""``reduction: fast``: sums as good as float32 makes them, scalars as exact as ever, and a record that says so."""
+"""``reduction: fast``: sums as good as float32 makes them, exact scalars, and a record that says so."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def zero(folder: Path) -> Path:
 @pytest.mark.serial
 @pytest.mark.parametrize("skip", ["stop", "skip"])
 def test_an_honest_update_may_be_large(skip, tmp_path):
-    """It is nowhere near what float32 holds; whatever is finite is neither diverged nor skipped."""
+    """It is nowhere near what float32 holds; a finite one is neither diverged nor skipped."""
     line(tmp_path, 1.1e6)
     result = hpcfed.run(on_the_line(tmp_path, rounds=2, on_bad_client=skip), world=World(), quiet=True)
     assert float(result.module.weight) == np.float32(1.1e6)
@@ -169,7 +169,7 @@ def test_an_honest_update_may_be_large(skip, tmp_path):
 
 @pytest.mark.serial
 def test_updates_may_be_small(tmp_path):
-    """FedExP's step size is a ratio of norms: the same whatever the unit of the targets is."""
+    """FedExP's step size is a ratio of norms: the same in any unit of the targets."""
     found = []
     for target in (1.0, 1e-6, 1e-10):
         folder = tmp_path / str(target)

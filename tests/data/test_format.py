@@ -208,7 +208,7 @@ def raw_external(file: h5py.File) -> None:
     ids=["train", *MEMBERS, "soft", "circle", "virtual", "raw"],
 )
 def test_what_lies_in_another_file_is_refused_unopened(tmp_path: Path, lead: Callable[[h5py.File], None]) -> None:
-    """The other is a pipe without a writer: who opens it waits for ever."""
+    """The other is a pipe without a writer: opening it waits for ever."""
     path = write_minimal(tmp_path / "f.h5")
     os.mkfifo(tmp_path / "other.h5")
     with h5py.File(path, "r+") as file:

@@ -15,7 +15,7 @@ from tests.shared_files import shared_folder
 
 
 class Case(NamedTuple):
-    """Files, what `prepare` is told of them, what a run is told, and how the loss ends.
+    """Files, options of `prepare`, overrides of a run, and the final loss.
 
     ``falls_to`` bounds the last round's `watched` loss by a multiple of the first's.
     """

@@ -257,5 +257,5 @@ def test_every_option_of_a_source_can_be_typed() -> None:
     for source in prepare.SOURCES.values():
         parameters = inspect.signature(source.load).parameters.values()
         own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-        assert own <= {*typed, "partition"}  # which a source is told where it must know
+        assert own <= {*typed, "partition"}  # an option of some sources alone
         assert own <= {*prepare.OF_SOURCES, "clients", "alpha", "partition"}

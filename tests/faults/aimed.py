@@ -1,7 +1,7 @@
 """A model that makes a rank signal itself, or its launcher, at the moment set in ``aim.json``.
 
 Without that file beside it, it is an ordinary model. Where the main thread and the one that writes checkpoints are when
-the signal goes out is read off their stacks and left in ``landed.json``, whatever the aim was. An aim is at
+the signal goes out is read off their stacks and left in ``landed.json``, for any aim. An aim is at
 the first moment of its kind in round t or later.
 
     {"stage": …, "round": t, "attempt": 1 or 2, "rank": r, "signal": "SIGKILL", "after": seconds, "launcher": false}
@@ -33,7 +33,7 @@ STAGES = {
     "_evaluate": EVALUATION,
     "settle": RENAMED,
 }
-"""Functions of the main thread by which a stage is told."""
+"""Functions of the main thread that identify a stage."""
 TEMPORARY = re.compile(r"/\.round-(\d{8})\.(json)?[^/]*$")
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "reproduce": ["reproduce", "fedexp-figure2", "--rounds", "2", "--output", "out"],
 }
 OF_ATTEMPTS = re.compile(r"previous-\d+(/|$)|claims/.*\.\d+$")
-"""Names that count attempts: records of rounds that were lost with them, and who has tried a run."""
+"""Names that count attempts: records of rounds that were lost with them, and attempts at a run."""
 SAME = (".h5", ".safetensors", ".md", ".csv")
 """Endings of files that an undisturbed command leaves with the same bytes, times apart."""
 

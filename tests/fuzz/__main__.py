@@ -32,7 +32,7 @@ SLOWEST = 2.0
 
 
 def limit_memory() -> None:
-    """Let this process have little more memory than it has now: whoever allocates a size that a file claims fails."""
+    """Let this process have little more memory than it has now: an allocation of a size that a file claims fails."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_MEMORY, used + SPARE_MEMORY))
 

@@ -16,7 +16,7 @@ from hpcfed.io.text import Malformed
 from tests.fuzz import federations, inputs, raw_files, runs, texts
 
 MOST_SECONDS = 20
-"""Of the processor, so that a busy machine changes nothing; who only waits runs into the limit of its child."""
+"""Of the processor, so that a busy machine changes nothing; waiting alone ends at the child's limit."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Case:
         codec: unpacks and packs the content of a file that is compressed.
         is_text: of words, numbers and signs.
         head: bytes of a file that most mutations change.
-        reference: x and y of the training samples, as another library reads the same files; whatever it raises says
+        reference: x and y of the training samples, as another library reads the same files; its errors of any kind say
             only that it cannot.
     """
 

@@ -1,7 +1,7 @@
 """Agreement between the ranks of a test session, and its end when a rank no longer answers.
 
-Ranks exchange outcomes on a communicator of their own, point to point, so that every rank knows whom it waits for. A
-watch covers each phase of each test: when it expires, every rank says where it is, and the session ends with `STUCK`.
+Ranks exchange outcomes on a communicator of their own, point to point, so that every rank can name those it waits for.
+A watch covers each phase of each test: when it expires, every rank says where it is, and the session ends with `STUCK`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAST_WORDS = 2.0
 
 
 class Ranks:
-    """The ranks that run this session together; one, where there is no launcher or no MPI."""
+    """The ranks that run this session together; one without a launcher or MPI."""
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD.Dup() if MPI else None

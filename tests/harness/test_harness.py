@@ -18,7 +18,7 @@ CLOSING = re.compile(r"^=+ .*\d+ (?:passed|failed|skipped|deselected).* in [\d.]
 
 @pytest.fixture
 def session(tmp_path):
-    """Run pytest with this suite's conftest on a test file with the given body; 3 ranks by default."""
+    """Run pytest with this suite's conftest on a test file of this body; 3 ranks by default."""
 
     def run(body: str, *, ranks: int = 3, folder: str = "mpi", ci: str = "", deadline: float = 45) -> Completed:
         shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)

@@ -29,7 +29,7 @@ import torch
 
 
 class Diary:
-    """Writes down all that it is told."""
+    """Writes down all calls."""
 
     def __init__(self, path):
         self.path = Path(path)
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_other_observers(world, folder):
     told = diary(folder / "diary")
     assert told[0][1] == 2
     assert [entry[1]["round"] for entry in told[1:-1]] == [3, 4, 5]
-    run(world, "parts", checkpoint=checkpoint)  # finished, whoever looks on
+    run(world, "parts", checkpoint=checkpoint)  # finished, with any observers
     assert len(diary(folder / "diary")) == len(told)
 
 

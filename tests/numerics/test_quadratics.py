@@ -20,7 +20,7 @@ from tests.federations import write_federation
 
 D, N = 3, 5
 COPIES = (1, 2, 1, 3, 1)
-"""How often each client holds its rows, so that n_i differ while A_i, as given, includes the copies."""
+"""How often each client holds its rows, so that n_i differ while A_i includes the copies."""
 REACHED = 1e-9
 LR, STEPS = 0.2, 4
 

@@ -119,7 +119,7 @@ def write_clients(folder: Path, accuracies: list[float], *, rounds: tuple[int, .
 
 @pytest.fixture
 def accuracies(tmp_path: Path) -> Callable[..., Path]:
-    """Make a run folder whose test accuracies are given, round by round (None: not evaluated)."""
+    """Make a run folder with these test accuracies, round by round (None: not evaluated)."""
 
     def make(name: str, values: list[float | None], seed: int = 0, **options: Any) -> Path:
         rows = make_rows(len(values), "fedavg", seed)

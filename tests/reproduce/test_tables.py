@@ -26,7 +26,7 @@ WITHOUT, WITH = "fedprox", "fedprox-gel"
 
 
 def measured(folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) -> list[Measured]:
-    """Records of methods of GeL's synthetic experiment, whose accuracies by seed and round are given."""
+    """Records of methods of GeL's synthetic experiment, with accuracies by seed and round."""
     found = []
     for method, by_seed in accuracies.items():
         folders = []

@@ -46,7 +46,7 @@ class Done:
 
 
 class Cluster:
-    """The running cluster: every command is given its configuration."""
+    """The running cluster: every command gets its configuration."""
 
     def __init__(self, env: Mapping[str, str]):
         self.env = dict(env)

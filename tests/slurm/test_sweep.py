@@ -147,7 +147,7 @@ def test_what_is_cancelled_stays_cancelled(cluster: Cluster, place: Path) -> Non
 
 
 def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Cluster, tmp_path: Path) -> None:
-    """The last task has the array's own number; who names it means all of them."""
+    """The last task has the array's own number; as a job's number it means all of them."""
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     deed = "if ((SLURM_ARRAY_TASK_ID == 1)); then exit 0; fi; sleep 2; touch run/checkpoints/round-1.json; exit 75"
     head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"

@@ -70,7 +70,7 @@ def test_a_holder_that_is_killed_is_succeeded_and_one_that_lives_is_not(tmp_path
     holder = start(HOLDER, tmp_path)
     assert holder.stdout.readline() == "1\n"
     assert (stand(claims).held, stand(claims).vouched, stand(claims).open) == (True, True, False)
-    assert claims.take("lr=0.0", "digest", type(stand(claims))()) is None  # as one who has not seen it yet
+    assert claims.take("lr=0.0", "digest", type(stand(claims))()) is None  # as a rank that has not seen it yet
     holder.send_signal(signal.SIGKILL)
     while psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked how it ended
         time.sleep(0.01)
@@ -110,7 +110,7 @@ def test_a_holder_on_another_node_is_known_by_its_touch(tmp_path):
     assert (stand(near).held, stand(near).vouched) == (True, True)
     age(path, LEASE + 5)
     assert stand(near).open
-    path.write_text("")  # it died before it could say who it was
+    path.write_text("")  # it died before it wrote its name
     assert stand(near).held
     age(path, LEASE + 5)
     assert stand(near).open

@@ -58,7 +58,7 @@ class Perceptron:
 
     @property
     def kind(self) -> Hashable:
-        """What tells it from others of the same shapes."""
+        """Hash key: distinguishes networks of equal shapes."""
         return self._has_bias, self._inverse_link, self._encode, self._loss.reduction, type(self._matmul)
 
     def layers(self, stack: Stack) -> list[Layer]:

@@ -54,7 +54,7 @@ class Blas:
 
 
 class OneDNN(Blas):
-    """Products of `LARGE` and more by oneDNN, a call for each client; the others as ever."""
+    """Products of `LARGE` and more by oneDNN, a call for each client; smaller ones by BLAS."""
 
     def outputs(self, layer: Layer, x: Tensor) -> Tensor:
         """Return x Wᵀ + b; see `Blas`."""
@@ -95,7 +95,7 @@ class OneDNN(Blas):
 def matmul_for(name: str, like: Tensor) -> Blas:
     """Return what computes products, by the recipe's ``local.matmul``, of tensors like that one.
 
-    On a GPU that is torch's BLAS, whatever the name.
+    GPUs always use torch's BLAS.
 
     Raises:
         InputError: oneDNN cannot be reached.

@@ -48,7 +48,7 @@ def calibrate(
     warm_up: int,
     repeats: int,
     ranks: int,
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> Calibration:
     """Time a recipe's rounds with each choice, in separate processes; their runs are written to `folder` and removed.
 
@@ -73,7 +73,7 @@ def calibrate(
             output = folder / "-".join(choice)
             command = run_command(source, ranks, *chosen, *of_rounds_alone(rounds + warm_up, output))
             contenders.append(Contender(name, command, partial(_read, output, warm_up)))
-    return Calibration(in_turn(contenders, repeats, tell), refused)
+    return Calibration(in_turn(contenders, repeats, say), refused)
 
 
 def _read(output: Path, warm_up: int, _: Done) -> Turn:

@@ -44,10 +44,10 @@ def rounds(timings: Sequence[Timing]) -> Table:
 
 def phases(timings: Sequence[Timing]) -> Table:
     """Phases of a round, in milliseconds and over the first contender's round, of the timings that have them."""
-    base, told = timings[0], [timing for timing in timings if timing.phases]
-    table = blank("phase", *(heading for timing in told for heading in (f"ms, {timing.name}", f"over {base.name}")))
-    for phase in told[0].phases:
-        cells = ((timing.phases[phase], timing.phases[phase] / base.wall) for timing in told)
+    base, timed = timings[0], [timing for timing in timings if timing.phases]
+    table = blank("phase", *(heading for timing in timed for heading in (f"ms, {timing.name}", f"over {base.name}")))
+    for phase in timed[0].phases:
+        cells = ((timing.phases[phase], timing.phases[phase] / base.wall) for timing in timed)
         table.add_row(phase, *(text for ms, ratio in cells for text in (f"{ms:.3f}", f"{ratio:.3f}")))
     return table
 

@@ -156,8 +156,8 @@ def own(name: str, command: Sequence[str]) -> Contender:
     """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``."""
 
     def read(done: Done) -> Turn:
-        told = last_json(done.output)
-        return Turn(wall=told["ms_med"], cpu=told.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
+        report = last_json(done.output)
+        return Turn(wall=report["ms_med"], cpu=report.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
 
     return Contender(name, command, read)
 
@@ -168,7 +168,7 @@ def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
     return [*launch, sys.executable, "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
 
 
-def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str], None]) -> list[Timing]:
+def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
     """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
 
     Raises:
@@ -178,8 +178,8 @@ def in_turn(contenders: Sequence[Contender], repeats: int, tell: Callable[[str],
     for repeat in range(1, repeats + 1):
         for contender, turns in zip(contenders, found, strict=True):
             turns.append(contender.read(run_to_end(contender.name, contender.command)))
-        told = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
-        tell(f"  {repeat}/{repeats}  {'  '.join(told)}")
+        times = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
+        say(f"  {repeat}/{repeats}  {'  '.join(times)}")
     return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
 
 
