@@ -1,4 +1,4 @@
-"""Which model is evaluated: the last one, or an average that is never fed back into training.
+"""The evaluated model: the last one, or an average that is never fed back into training.
 
     last             w^t
     last-two         (w^t + w^{t−1}) / 2                             FedExP, Section 5

@@ -1,4 +1,4 @@
-"""Which products of local method, normalisation, guess, client optimizer and evaluated model have no meaning."""
+"""Refusal of combinations of local method, normalisation, guess, optimizer and evaluated model without a meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributed SGD: one step a round along the averaged full gradient; what local work is measured against.
+"""Distributed SGD: one step a round along the averaged full gradient; the baseline for local work.
 
     client i:   Δ_i = w − y = η ∇f_i(w),      y one step from w with all samples of the client
     server:     w ← w − η_g Δ̄ = w − η_g η ∇f(w)

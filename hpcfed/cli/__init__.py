@@ -1,0 +1,1 @@
+"""The subcommands of ``hpcfed``, a module each: options, calls into the package, what is printed."""

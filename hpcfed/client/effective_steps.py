@@ -1,4 +1,4 @@
-"""How far a client is bound to move: ‖a_i‖₁, the weight that its gradients have in Δ_i = η Σ_k a_k g_k.
+"""Effective steps: ‖a_i‖₁, the weight that a client's gradients have in Δ_i = η Σ_k a_k g_k.
 
 It is what the local solver does to a single number x = (y − w)/(−η) whose gradients are all 1:
 

@@ -1,4 +1,4 @@
-"""In what precision the local solve multiplies: weights, Δ, sums and evaluation stay as they are.
+"""The precision of the local solve's products; weights, Δ, sums and evaluation keep theirs.
 
 float32      as it says
 tf32         float32 with products in TensorFloat-32, on GPUs that have it

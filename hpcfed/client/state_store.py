@@ -1,4 +1,4 @@
-"""Where clients' states lie between rounds: on the device, in the host's memory, or in files on the node's own disk.
+"""The store of clients' states between rounds: on the device, in the host's memory, or in files on the node's disk.
 
     client_state: device     on the device while there is room, then on the host, then on disk
     client_state: host       on the host while there is room, then on disk

@@ -1,4 +1,4 @@
-"""Clients' states on the move: from the rank that has one to the rank that trains its client next."""
+"""The transfer of clients' states to the ranks that train the clients next."""
 
 from __future__ import annotations
 

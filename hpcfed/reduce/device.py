@@ -1,8 +1,8 @@
 """How a GPU's sums reach other ranks: CUDA-aware MPI, NCCL, or host memory.
 
 NCCL, of torch.distributed, is for several GPUs whose MPI takes no GPU memory. Its ranks find each other by a port of
-rank 0's host that the system chooses; where it lies they hear from MPI. Sums of int64 have no order, so that whoever
-sums them, the bits are the same.
+rank 0's host that the system chooses, and that MPI distributes. Sums of int64 have no order, so all three give the same
+bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums of float32 vectors in float32: half the bytes of exact ones, and bits that depend on who added what when.
+"""Sums of float32 vectors in float32: half the bytes of exact ones, and bits that depend on the order of addition.
 
 A round's scalars stay exact: the 64 bits of a slot go as four float32 of 16 bits each, to which all other ranks add 0.
 MPI gives every rank the same sums; should it not, the hashes of the next round differ.
