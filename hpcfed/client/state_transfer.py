@@ -44,7 +44,7 @@ class Moves:
         for client, source, target in moves:
             if source == self._world.rank:
                 state = self._clients.get(client)
-                assert state is not None  # whoever has taken part has one
+                assert state is not None  # clients that have taken part have one
                 outgoing += [(state[name].cpu().contiguous(), target) for name in self._like]
                 self._sent.append(client)
             elif target == self._world.rank:

@@ -59,7 +59,7 @@ def compare(
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]
     if not read:
-        raise InputError("no run given", remedy="name the output folder of a run")
+        raise InputError("no run named", remedy="name the output folder of a run")
     groups = group_runs(read)
     reference = choose_baseline(groups, baseline)
     criterion = choose_criterion(read)
@@ -134,5 +134,5 @@ def _goals(groups: Sequence[Group], criterion: Criterion, targets: Sequence[floa
     chosen = default_target(groups, criterion)
     if chosen is None:
         return (), ""
-    note = f"No target was given: this is the {criterion.title} that even the worst finished run ended with, rounded."
+    note = f"The default target: the {criterion.title} that even the worst finished run ended with, rounded."
     return (chosen,), note
