@@ -94,8 +94,8 @@ class Cohorts:
             return ""
         about = f"{size:.0f}" if math.isclose(size, round(size)) else f"about {size:.1f}"
         waiting = ranks - math.ceil(size - 1e-9)
-        who = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
-        return f"cohorts of {about} for {ranks} ranks: at least {who} in each round"
+        idle = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
+        return f"cohorts of {about} for {ranks} ranks: at least {idle} in each round"
 
     def after(self, round: int) -> np.ndarray:
         """Return the clients of the round that follows, in order; none after the last one."""

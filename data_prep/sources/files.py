@@ -148,7 +148,7 @@ def unreadable(path: Path, error: OSError) -> InputError | EnvironmentFailure:
     where = str(path if error.filename is None else error.filename)
     if error.errno in MACHINE:
         return EnvironmentFailure(
-            "reading failed", where=where, got=got, remedy="try again, or ask who runs the machine"
+            "reading failed", where=where, got=got, remedy="try again, or ask the machine's administrator"
         )
     if error.errno == errno.ENOENT and Path(where).is_symlink():
         return InputError("a link to a file that is not there", where=where, remedy="mend or remove it")

@@ -139,7 +139,7 @@ def _mixed(facts: Facts) -> Iterator[Found]:
         if len(hosts) > 1:
             values = ", ".join(f"{value} ({host})" for value, host in sorted(hosts.items()))
             remedy = "use hosts of one kind (sbatch --constraint=…) and one environment"
-            yield f"ranks have different {kind}: {values}, so bits depend on which rank trains whom", remedy
+            yield f"ranks have different {kind}: {values}, so bits depend on which rank trains which client", remedy
 
 
 def _mpi(facts: Facts) -> Iterator[Found]:

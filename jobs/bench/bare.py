@@ -91,8 +91,8 @@ def main(name: str, folder: str, rounds: int = 25, warm_up: int = 5) -> None:
         train_round(server, model, clients, cohort, batch_size)
         seconds.append(time.perf_counter() - started)
         of_cpu.append(time.process_time() - worked)
-    told = {"ms_med": 1e3 * median(seconds[warm_up:]), "cpu_ms_med": 1e3 * median(of_cpu[warm_up:])}
-    print(json.dumps({**told, "rounds": rounds, "torch": torch.__version__}))
+    times = {"ms_med": 1e3 * median(seconds[warm_up:]), "cpu_ms_med": 1e3 * median(of_cpu[warm_up:])}
+    print(json.dumps({**times, "rounds": rounds, "torch": torch.__version__}))
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def memory(folder: Path, ranks: int) -> None:
     recipe = prepare(folder, features=60, hidden=430, rounds=202)
     for every in (0, 20):
         found = _watched(start(recipe, ranks, f"checkpoint={{every: {every}}}"), folder / "run" / "metrics.jsonl")
-        told = ", ".join(f"round {round} {size:.1f} MB" for round, size in found.items())
-        print(f"checkpoint every {every}: {told}; round 200 over round 20: {found[200] / found[20]:.4f}")
+        sizes = ", ".join(f"round {round} {size:.1f} MB" for round, size in found.items())
+        print(f"checkpoint every {every}: {sizes}; round 200 over round 20: {found[200] / found[20]:.4f}")
 
 
 def _watched(job: subprocess.Popen[bytes], record: Path) -> dict[int, float]:

@@ -93,8 +93,8 @@ def main(folder: Path, rounds: int = 20) -> None:
         with parts.clients:
             found = imbalances(parts, rounds, world)
         if world.is_root:
-            told = f"median {np.median(found):.3f}, mean {np.mean(found):.3f}, worst {max(found):.3f}"
-            print(f"{placement:9} on {world.size} ranks: {told}", flush=True)
+            ratios = f"median {np.median(found):.3f}, mean {np.mean(found):.3f}, worst {max(found):.3f}"
+            print(f"{placement:9} on {world.size} ranks: {ratios}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 /* Counts calls of MPI's collectives, and the bytes of Allreduce, between a program and its MPI library.
 
    Compiled by a test, linked to the library that mpi4py loads, and preloaded. Arguments pass through as machine words,
-   whatever an MPI's handles are (integers in MPICH, pointers in Open MPI), so no header of any MPI is needed: on
+   for handles of any MPI (integers in MPICH, pointers in Open MPI), so no header of any MPI is needed: on
    x86-64 and AArch64 an integer and a pointer travel alike, and words beyond a function's own are ignored by it. */
 
 #include <stdint.h>

@@ -62,7 +62,7 @@ class Descent(Protocol):
         Args:
             first: number of the first one, from 0.
             x, y: minibatches (R, S, B, …).
-            parts: of each step; who is in none has taken all its steps.
+            parts: of each step; clients in none have taken all their steps.
             losses: (R, S), where the losses go.
         """
         ...
