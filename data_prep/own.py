@@ -161,18 +161,18 @@ def gather(
 def _each(clients: Clients, samples: Samples, known: dict[str, int], in_pieces: bool) -> tuple[list[str], np.ndarray]:
     """Add all clients' samples; return the clients' names and the owner of each sample, (n,) int64."""
     numbers = dict(known)
-    whose, sizes = [], []
-    for name, given in clients.items() if isinstance(clients, Mapping) else clients:
+    owners, sizes = [], []
+    for name, content in clients.items() if isinstance(clients, Mapping) else clients:
         name = str(name)
         if known and name not in known:
             raise InputError(f"a test set of client {name!r}", remedy=nearest(name, known))
         if not known and not in_pieces and name in numbers:
             raise InputError(f"client {name!r} is there twice", remedy="give each client one name")
-        whose.append(numbers.setdefault(name, len(numbers)))
+        owners.append(numbers.setdefault(name, len(numbers)))
         before = samples.count
-        samples.add(f"client {name!r}", given)
+        samples.add(f"client {name!r}", content)
         sizes.append(samples.count - before)
-    return list(numbers), np.repeat(np.array(whose, np.int64), np.array(sizes, np.int64))
+    return list(numbers), np.repeat(np.array(owners, np.int64), np.array(sizes, np.int64))
 
 
 def _narrow(labels: np.ndarray, largest: int) -> np.ndarray:

@@ -41,21 +41,21 @@ class Samples:
         if like is not None and like._x is not None and like._y is not None:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
-    def add(self, who: str, given: Any) -> None:
+    def add(self, name: str, content: Any) -> None:
         """Add the samples of one client, or of the test set, in any form that `write_federation` takes."""
         start = 0
-        for x, y in _blocks(who, given):
+        for x, y in _blocks(name, content):
             if len(x) != len(y):
-                raise InputError(f"{who}: x and y differ in length", got=f"{len(x)} and {len(y)}")
+                raise InputError(f"{name}: x and y differ in length", got=f"{len(x)} and {len(y)}")
             first, start = start, start + len(x)
             x, y = self._present(x, y)
             if not len(x):
                 continue
-            x, y = self._features(who, x, first), self._targets(who, y, first)
+            x, y = self._features(name, x, first), self._targets(name, y, first)
             if self._x is None or self._y is None:
                 self._x, self._y = Spool(x.shape[1:], x.dtype), Spool(y.shape[1:], y.dtype)
             for what, array, spool in (("x", x, self._x), ("y", y, self._y)):
-                _check_like(f"{who}: {what}", array, spool)
+                _check_like(f"{name}: {what}", array, spool)
                 spool.append(array)
             self.count += len(x)
 
@@ -73,35 +73,35 @@ class Samples:
         absent = np.any([np.isnan(part).any(axis=1) for part in parts], axis=0) if parts else np.zeros(len(x), bool)
         return (x[~absent], y[~absent]) if absent.any() else (x, y)
 
-    def _features(self, who: str, x: np.ndarray, first: int) -> np.ndarray:
+    def _features(self, name: str, x: np.ndarray, first: int) -> np.ndarray:
         if x.dtype.kind not in "biuf":
-            raise InputError(f"{who}: x", expected="numbers", got=str(x.dtype))
+            raise InputError(f"{name}: x", expected="numbers", got=str(x.dtype))
         if self._task == "next-token":
-            self._check_labels(f"{who}: x", x)
+            self._check_labels(f"{name}: x", x)
             small = self._num_classes is not None and self._num_classes <= SMALL + 1
             return x.astype(np.uint8 if small else np.int32)
         if x.dtype == np.uint8:
             return x
         wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
-        return _finite(f"{who}: x", wide, first, nan=self._missing == "keep")
+        return _finite(f"{name}: x", wide, first, nan=self._missing == "keep")
 
-    def _targets(self, who: str, y: np.ndarray, first: int) -> np.ndarray:
+    def _targets(self, name: str, y: np.ndarray, first: int) -> np.ndarray:
         if y.dtype.kind in "US":
             remedy = "number the classes 0, 1, …" if self._task == "classification" else ""
-            raise InputError(f"{who}: y", expected="numbers", got="words", remedy=remedy)
+            raise InputError(f"{name}: y", expected="numbers", got="words", remedy=remedy)
         if y.dtype.kind not in "biuf":
-            raise InputError(f"{who}: y", expected="numbers", got=str(y.dtype))
+            raise InputError(f"{name}: y", expected="numbers", got=str(y.dtype))
         if self._task == "classification" and y.shape[1:] == (1,):
             y = y[:, 0]
         if self._task in OF_NUMBERS:
-            numbers = _finite(f"{who}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
+            numbers = _finite(f"{name}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
             if self._task == "survival":
-                _check_events(f"{who}: y", numbers)
+                _check_events(f"{name}: y", numbers)
             return numbers
-        self._check_labels(f"{who}: y", y)
+        self._check_labels(f"{name}: y", y)
         if self._task == "classification" and y.ndim != 1:
             remedy = "for several labels a sample, use task='regression' and a loss of your own"
-            raise InputError(f"{who}: y", expected="one label a sample", got=f"shape {y.shape[1:]}", remedy=remedy)
+            raise InputError(f"{name}: y", expected="one label a sample", got=f"shape {y.shape[1:]}", remedy=remedy)
         self.largest = max(self.largest, int(y.max()))
         return y.astype(np.int64)
 
@@ -115,39 +115,39 @@ class Samples:
             raise InputError(what, expected=f"labels 0 … {top}", got=f"{labels.min()} … {labels.max()}")
 
 
-def _blocks(who: str, given: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield x and y of one client's samples in pieces."""
-    if isinstance(given, Mapping) and given.keys() >= {"x", "y"}:
-        given = given["x"], given["y"]
-    if isinstance(given, Blocks):
-        yield from given.pairs
+    if isinstance(content, Mapping) and content.keys() >= {"x", "y"}:
+        content = content["x"], content["y"]
+    if isinstance(content, Blocks):
+        yield from content.pairs
         return
-    if isinstance(given, tuple) and len(given) == 2:
-        x, y = (np.asarray(part) for part in given)
+    if isinstance(content, tuple) and len(content) == 2:
+        x, y = (np.asarray(part) for part in content)
         if not (x.ndim and y.ndim):
-            raise InputError(f"{who}: x and y", expected="arrays with a row per sample", got="single numbers")
+            raise InputError(f"{name}: x and y", expected="arrays with a row per sample", got="single numbers")
         for start in range(0, max(len(x), len(y)), BLOCK_SAMPLES):
             yield x[start : start + BLOCK_SAMPLES], y[start : start + BLOCK_SAMPLES]
         return
-    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
-        single: Iterator[Any] = (given[i] for i in range(len(given)))
-    elif isinstance(given, Iterable):
-        single = iter(given)
+    if hasattr(content, "__len__") and hasattr(content, "__getitem__"):
+        single: Iterator[Any] = (content[i] for i in range(len(content)))
+    elif isinstance(content, Iterable):
+        single = iter(content)
     else:
         expected = "arrays (x, y), a torch Dataset or a generator of samples (x, y)"
-        raise InputError(who, expected=expected, got=type(given).__name__)
+        raise InputError(name, expected=expected, got=type(content).__name__)
     for first in single:
-        x, y = _stacked(who, [first])
+        x, y = _stacked(name, [first])
         together = max(1, min(BLOCK_SAMPLES, BLOCK_BYTES // max(1, x.nbytes + y.nbytes)))
-        yield _stacked(who, [first, *islice(single, together - 1)])
+        yield _stacked(name, [first, *islice(single, together - 1)])
 
 
-def _stacked(who: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _stacked(name: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     try:
         x, y = zip(*block, strict=True)
         return np.stack([np.asarray(part) for part in x]), np.stack([np.asarray(part) for part in y])
     except (TypeError, ValueError) as error:
-        raise InputError(f"{who}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
+        raise InputError(f"{name}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
 
 
 def _check_events(what: str, y: np.ndarray) -> None:

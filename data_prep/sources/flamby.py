@@ -49,7 +49,7 @@ SITES, POOLED, NONE = WAYS = ("sites", "pooled", "none")
 
 @dataclass(frozen=True)
 class _Site:
-    """The complete rows of a hospital: x (n, columns), the label (n,), the row in the file (n,), and who tests (n,)."""
+    """The complete rows of a hospital: x (n, columns); label, row in the file, whether it is a test row, (n,) each."""
 
     x: np.ndarray
     y: np.ndarray

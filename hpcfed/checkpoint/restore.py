@@ -81,9 +81,9 @@ def newest(
             mine = partial(_read_clients, folder, manifest, replicated, layout, home, world.rank)
             clients = world.together(mine)
         except Damaged as damage:
-            told = f"{path} is damaged ({damage}); trying the one before"
-            log.warning(told)
-            say(told)
+            remark = f"{path} is damaged ({damage}); trying the one before"
+            log.warning(remark)
+            say(remark)
             continue
         return Restored(manifest.round, replicated, clients, manifest.progress)
     return None

@@ -136,9 +136,9 @@ def command(
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
     seed = SOURCES[source].seed if seed is None else seed
-    given = {key: value for key, value in options.items() if value is not None}
+    wanted = {key: value for key, value in options.items() if value is not None}
     own = (*OF_SOURCES, "alpha") if SOURCES[source].takes("alpha") else OF_SOURCES
-    of_source = {key: given.pop(key) for key in own if key in given}
+    of_source = {key: wanted.pop(key) for key in own if key in wanted}
     with reading(raw or Path()):
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
@@ -147,7 +147,7 @@ def command(
     click.echo(f"read     {dataset.name}: {len(dataset.x):,} samples of {shape} {dataset.x.dtype}{tests}")
     for remark in dataset.remarks:
         click.echo(f"         {remark}")
-    done = split(dataset, scheme, clients, seed, given)
+    done = split(dataset, scheme, clients, seed, wanted)
     if done.held is not None and num_test:
         click.echo(
             f"         its test set ({num_test:,} samples) is not used: --test-fraction takes another in its place"
