@@ -274,7 +274,7 @@ def test_data_edited_in_place_are_found_on_resume(world, folder):
 def test_data_without_a_hash_must_keep_their_time_of_change(world, folder):
     stopped(of("fedexp-m"), world)  # what the file names is no hash of ours
     world.on_root(lambda: os.utime(folder / "small.h5", (0, 0)))
-    with pytest.raises(InputError, match=r"small\.h5: the file has changed, and names no hash to tell by"):
+    with pytest.raises(InputError, match=r"small\.h5: the file has changed, and has no hash to compare"):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
 
 
