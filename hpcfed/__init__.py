@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from data_prep.own import write_federation
     from hpcfed.api import Result, run, run_seeds
     from hpcfed.loaded import LoadedRun, load
+    from hpcfed.rewind.replay import Replay, replay
 
 __all__ = [
     "Diverged",
     "EnvironmentFailure",
     "InputError",
     "LoadedRun",
+    "Replay",
     "Result",
     "__version__",
     "load",
+    "replay",
     "run",
     "run_seeds",
     "write_federation",
@@ -41,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from hpcfed import api
 
         return getattr(api, name)
+    if name in ("replay", "Replay"):
+        from hpcfed.rewind import replay
+
+        return getattr(replay, name)
     if name in ("load", "LoadedRun"):
         from hpcfed import loaded
 

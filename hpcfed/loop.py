@@ -28,6 +28,7 @@ from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
 from hpcfed.stopping import Stopping, TimeLeft
+from hpcfed.trail.certificate import write_certificate
 from hpcfed.types import Request
 from hpcfed.user_code.blame import blamed
 
@@ -76,6 +77,7 @@ def train(
                         recipe, parts, evaluator, of_clients, checkpoints, caught, recorder, reporter, observers
                     )
                     ending.stopped = _rounds(session, progress)
+                world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
 
 
 def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import psutil
 import torch
@@ -29,6 +29,7 @@ from hpcfed.ranks.cpu import cpu_model
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
+from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA
 from hpcfed.version import __version__
@@ -58,7 +59,10 @@ class Recorder:
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
         self._folder = folder
-        self._file = folder.metrics.open("ab" if totals else "wb") if parts.world.is_root else None
+        mode = "ab" if totals else "wb"
+        self._file = cast(BinaryIO, folder.metrics.open(mode)) if parts.world.is_root else None
+        hashed = parts.world.is_root and parts.hashes_updates
+        self._hashes = cast(BinaryIO, folder.update_hashes.open(mode)) if hashed else None
         self._size = self._file.seek(0, os.SEEK_END) if self._file is not None else 0
         self._checked = -math.inf
 
@@ -66,9 +70,10 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # `add` has reported the line that could not be written
-                self._file.close()
+        for file in (self._file, self._hashes):
+            if file is not None:
+                with suppress(OSError):  # `add` has reported what could not be written
+                    file.close()
 
     def add(
         self, round: int, outcome: RoundResult, scores: Scores, clients: ClientScores | None, seconds: dict[str, float]
@@ -107,6 +112,9 @@ class Recorder:
             if time.monotonic() - self._checked >= CHECK_SECONDS:
                 self._check(self._file)
             try:
+                if self._hashes is not None and outcome.update_hashes is not None:
+                    self._hashes.write(outcome.update_hashes.astype(UPDATE_HASH).tobytes())
+                    self._hashes.flush()
                 self._size += self._file.write(line_of(row).encode())
                 self._file.flush()
                 if clients is not None:

@@ -230,6 +230,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         skips_bad=recipe.on_bad_client == "skip",
         watch=Watchdog(seconds_of(recipe.watchdog), world),
         reduction=recipe.reduction,
+        hashes_updates=recipe.update_hashes,
         sum_on_device=device_sum(recipe.gpu_reduce, device_slot, world),
         world=world,
         seed=seed,

@@ -50,6 +50,8 @@ class RoundResult:
     """Of the model and the server's state after the round: 64 bits, hexadecimal."""
     attempts: int
     """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
+    update_hashes: np.ndarray | None = None
+    """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Simulation:
             parts.world,
             kind=parts.reduction,
             sum_on_device=parts.sum_on_device,
+            hashes_updates=parts.hashes_updates,
         )
         self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
@@ -107,7 +110,7 @@ class Simulation:
             EnvironmentFailure: a client's training raised, or the ranks' states differ, or a client that was trained
                 twice reported two different updates.
         """
-        plan = self._begin(round)
+        plan = self.plan(round)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = self._parts.method.reported(plan.work.common is not None)
         counts = counts_of(vectors, cohort.counts, plan.work.factors)
@@ -146,6 +149,7 @@ class Simulation:
             units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
             hash=self.hash,
             attempts=attempts,
+            update_hashes=sums.update_hashes,
         )
 
     def _attempt(self, plan: RoundPlan, units: Mapping[str, Units], asks: Request, written: int) -> _Attempt:
@@ -185,7 +189,7 @@ class Simulation:
         check_range(sums, counts, round, self._parts.reduction)
         return {name: units[name] if own is None else units_for(own, self._dtype) for name, own in terms.items()}
 
-    def _begin(self, round: int) -> RoundPlan:
+    def plan(self, round: int) -> RoundPlan:
         """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
         work = known_work(self._parts.method, self._parts.stepping, cohort, round)

@@ -108,7 +108,7 @@ class Checkpoints:
         except OSError as error:
             what = error.strerror or str(error)
             raise InputError("checkpoints cannot be written", where=str(self._folder), got=what) from None
-        each, copies = self.bytes_at_most(), self._recipe.checkpoint.keep + 1
+        each, copies = self.bytes_at_most(), self._recipe.checkpoint.most_kept(self._recipe.rounds) + 1
         if each * copies > free:
             raise InputError(
                 "checkpoints do not fit",

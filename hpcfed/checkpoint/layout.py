@@ -67,6 +67,7 @@ class Manifest:
         num_clients: records in ``.clients``.
         progress: the round loop's state besides tensors, as plain JSON.
         version: of the layout.
+        sha256: of the ``.server`` file too, against intent; None where an earlier version wrote it.
     """
 
     round: int
@@ -75,6 +76,7 @@ class Manifest:
     num_clients: int
     progress: Mapping[str, Any]
     version: int = VERSION
+    sha256: str | None = None
 
     def to_json(self) -> str:
         """Return the manifest as JSON text, with its checksum."""

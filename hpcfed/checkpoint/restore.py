@@ -89,6 +89,39 @@ def newest(
     return None
 
 
+def of_round(folder: Path, round: int, layout: RecordLayout, home: np.ndarray, world: World) -> Restored:
+    """Return the checkpoint of a round, whatever recipe it is of; the arguments are those of `newest`.
+
+    Raises:
+        InputError: it is damaged.
+        EnvironmentFailure: a file of it cannot be read.
+    """
+    path = folder / f"{stem(round)}.json"
+
+    def read() -> Restored:
+        try:
+            manifest, replicated = _read_server(path)
+            clients = _read_clients(folder, manifest, replicated, layout, home, world.rank)
+        except Damaged as damage:
+            raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
+        return Restored(manifest.round, replicated, clients, manifest.progress)
+
+    return world.together(read)
+
+
+def damage_of(manifest: Path) -> str:
+    """Return what is damaged in a checkpoint, the records of clients aside, which are checked when read; "" if nothing.
+
+    Raises:
+        EnvironmentFailure: a file of it cannot be read, though it may be whole.
+    """
+    try:
+        _read_server(manifest)
+    except Damaged as damage:
+        return str(damage)
+    return ""
+
+
 def _manifests(folder: Path) -> list[Path]:
     try:
         return manifests(folder)

@@ -7,6 +7,7 @@ files and writes the manifest.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from hpcfed.checkpoint.layout import ABSENT, SUFFIXES, Manifest, RecordLayout, stem
 from hpcfed.client.state_store import ClientStates
+from hpcfed.config.limits import next_kept
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import to_disk, write_whole
 from hpcfed.ranks.threads import start
@@ -70,7 +72,7 @@ class CheckpointWriter:
     Args:
         folder: ``checkpoints/`` of the run folder.
         recipe: digest of the recipe.
-        keep: how many checkpoints stay.
+        keep: how many checkpoints stay, or ``spaced``.
         layout: of the clients' records.
         states: the store that keeps a snapshot's states while it is written.
         session: a name unique to this job in this folder.
@@ -81,7 +83,7 @@ class CheckpointWriter:
         self,
         folder: Path,
         recipe: str,
-        keep: int,
+        keep: int | str,
         layout: RecordLayout,
         states: ClientStates,
         session: str,
@@ -144,9 +146,9 @@ class CheckpointWriter:
         try:
             self._write_clients(snapshot)
             if self._world.is_root:
-                digest = self._write_server(snapshot)
+                digest, sha256 = self._write_server(snapshot)
                 self._pending = Manifest(
-                    snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress)
+                    snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress), sha256=sha256
                 )
         except Exception as error:  # an exception that ends a thread is lost otherwise
             log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
@@ -169,8 +171,8 @@ class CheckpointWriter:
         finally:
             os.close(file)
 
-    def _write_server(self, snapshot: Snapshot) -> str:
-        """Write the replicated tensors, straight from their memory, and return the file's hash.
+    def _write_server(self, snapshot: Snapshot) -> tuple[str, str]:
+        """Write the replicated tensors, straight from their memory, and return the file's XXH3-128 and SHA-256.
 
         safetensors leaves a temporary file of unknown name if it is killed, so it writes into a separate folder. It
         also makes the file unreadable to others, under any umask; a file created before shows the right mode.
@@ -185,11 +187,12 @@ class CheckpointWriter:
         written.replace(path)
         folder.rmdir()
         to_disk(path)
-        digest = xxhash.xxh3_128()
+        digest, sha256 = xxhash.xxh3_128(), hashlib.sha256()
         with path.open("rb") as file:
             while piece := file.read(PIECE):
                 digest.update(piece)
-        return digest.hexdigest()
+                sha256.update(piece)
+        return digest.hexdigest(), sha256.hexdigest()
 
     def _temporary(self, round: int, suffix: str) -> Path:
         return self._folder / f".{stem(round)}.{self._session}.{suffix}"
@@ -230,11 +233,30 @@ def _ours(folder: Path) -> list[Path]:
         raise
 
 
-def remove_all_but(folder: Path, keep: int) -> None:
-    """Remove the oldest checkpoints, manifest first: one that is half removed is then no checkpoint."""
-    for manifest in manifests(folder)[keep:]:
+def remove_all_but(folder: Path, keep: int | str) -> None:
+    """Remove the checkpoints that do not stay, manifest first: one that is half removed is then no checkpoint."""
+    for manifest in _superfluous(manifests(folder), keep):
         for suffix in reversed(SUFFIXES):
             manifest.with_suffix(f".{suffix}").unlink(missing_ok=True)
+
+
+def _superfluous(newest_first: list[Path], keep: int | str) -> list[Path]:
+    """Return the manifests of checkpoints that do not stay; see `hpcfed.config.limits.Checkpoint`."""
+    if isinstance(keep, int):
+        return newest_first[keep:]
+    found, wanted = [], 0
+    for manifest in reversed(newest_first[2:]):
+        round = round_of(manifest)
+        if round < wanted:
+            found.append(manifest)
+        else:
+            wanted = next_kept(round)
+    return found
+
+
+def round_of(manifest: Path) -> int:
+    """Return the round of a checkpoint, from its manifest's name."""
+    return int(manifest.stem.removeprefix("round-"))
 
 
 def remove_remains(folder: Path, done: int) -> None:

@@ -19,6 +19,9 @@ SUBCOMMANDS = {
     "reproduce": "Run an experiment of a paper, and set its table beside ours.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
+    "certify": "Check a run's certificate, and sign it with an SSH key.",
+    "verify": "Check a run: its files, and its rounds computed again.",
+    "replay": "Train one client of one round of a run again, step by step.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
     "schema": "Print the JSON Schema of a recipe, for editors.",
@@ -28,7 +31,7 @@ SUBCOMMANDS = {
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
 
-LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale")
+LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale", "certify")
 """Commands whose result is files; the result of the others is their output."""
 
 

@@ -51,6 +51,11 @@ class Task:
     guessed: float
 
 
+Seen = Callable[[int, int, Tensor], None]
+"""Called with a client, the number of its step, from 1, and its iterate, (d,), valid during the call. Guessed steps
+count with the last one, which is shown once more after them."""
+
+
 class Engine(Protocol):
     """Trains clients.
 
@@ -66,11 +71,11 @@ class Engine(Protocol):
     group_size: int
     placement_counts: bool
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[LocalResult]:
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
         """Train clients from the server's model `w`, (d,) on the model's device; yield what each came to, in order.
 
         A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and whatever the model
-        draws itself (dropout), come from the streams of (round, client).
+        draws itself (dropout), come from the streams of (round, client). `seen` is called after each step.
         """
         ...
 
@@ -139,15 +144,15 @@ class SequentialSolver:
         self._delta = torch.empty_like(model.vector)
         self._optimizer = optimizer_for(section, model.vector)
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[LocalResult]:
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
-        return (self._solve(w, task, round) for task in tasks)
+        return (self._solve(w, task, round, seen) for task in tasks)
 
     def try_step(self, x: Tensor, y: Tensor) -> None:
         """Compute a gradient, and forget it."""
         self._add_gradient(x, y)
 
-    def _solve(self, w: Tensor, task: Task, round: int) -> LocalResult:
+    def _solve(self, w: Tensor, task: Task, round: int, seen: Seen | None) -> LocalResult:
         y, tilt = self._model.vector, task.tilt
         lr = self._stepping.lr(round)
         constant = constant_of(tilt, w)
@@ -161,8 +166,12 @@ class SequentialSolver:
             self._begin_gradient(constant, before_clip)
             losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
             self._descend(lr, after_clip)
+            if seen is not None:
+                seen(task.client, len(losses), y)
         if task.guessed:
             self._optimizer.guess(y, lr, task.guessed)
+            if seen is not None:
+                seen(task.client, len(losses), y)
         self._model.check_buffers()
         torch.sub(w, y, out=self._delta)
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
@@ -136,7 +136,24 @@ class LrFrom(Section):
 
 
 class Checkpoint(Section):
-    """When to save the run, in rounds or in time (0: only if it is stopped early), and how many checkpoints to keep."""
+    """When to save the run, in rounds or in time (0: only if it is stopped early), and how many checkpoints to keep.
+
+    ``keep: spaced`` keeps the newest two, and each whose round is at least 5/4 of the one kept before it: ten a decade.
+    """
 
     every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
-    keep: Count = 2
+    keep: Count | Literal["spaced"] = 2
+
+    def most_kept(self, rounds: int) -> int:
+        """Return how many checkpoints a run of so many rounds keeps at most."""
+        if self.keep != "spaced":
+            return self.keep
+        count, round = 2, 1
+        while round <= rounds:
+            count, round = count + 1, next_kept(round)
+        return count
+
+
+def next_kept(round: int) -> int:
+    """Return the first round whose checkpoint ``keep: spaced`` keeps after one of `round`."""
+    return round + max(1, -(-round // 4))

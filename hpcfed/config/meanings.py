@@ -77,7 +77,11 @@ MEANINGS = {
     "stop": ("`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early"),
     "checkpoint": (
         "`{every: 10min, keep: 2}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped "
-        "early. The run goes on from it, on any number of ranks"
+        "early. The run goes on from it, on any number of ranks. `keep: spaced` keeps ten a decade of rounds, "
+        "so that `verify` and `replay` begin near by"
+    ),
+    "update_hashes": (
+        "`true`: a 64-bit hash of each client's update, 8 bytes a client and round in `update-hashes.bin`"
     ),
     "observers": (
         "called after each round, on rank 0, without any effect on the result: `[tensorboard, wandb]` "

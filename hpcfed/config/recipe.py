@@ -301,6 +301,8 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; the README's table explains its fields, the docstrings of sections theirs."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"update_hashes"})
+
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()
     data: Path
@@ -323,6 +325,7 @@ class Recipe(Section):
     evaluate: Evaluate = Evaluate()
     stop: Stop = Stop()
     checkpoint: Checkpoint = Checkpoint()
+    update_hashes: bool = False
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
     on_bad_client: Literal["stop", "skip"] = "stop"
     watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_PERIOD)] = "30min"

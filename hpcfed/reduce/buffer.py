@@ -29,6 +29,7 @@ from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
 from hpcfed.reduce.rows import rows_of
 from hpcfed.reduce.units import Units
+from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.types import DELTA
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
@@ -43,10 +44,14 @@ DONE, FAILED, SKIPPED = 1, 2, 3
 
 
 @cache
-def client_slot(num_vectors: int, num_scalars: int = 0) -> np.dtype[np.void]:
-    """Return the fields of a cohort member: ``bounds`` on the largest entry of each of V vectors, K own ``scalars``."""
+def client_slot(num_vectors: int, num_scalars: int = 0, *, hashed: bool = False) -> np.dtype[np.void]:
+    """Return the fields of a cohort member: ``bounds`` on the largest entry of each of V vectors, K own ``scalars``.
+
+    Where updates are `hashed`, 8 bytes more.
+    """
     common = [("status", "i8"), ("steps", "i8"), ("delta_sq", "f8"), ("loss_sum", "f8")]
-    return np.dtype([*common, ("bounds", "f8", (num_vectors,)), ("scalars", "f8", (num_scalars,))])
+    own = [("bounds", "f8", (num_vectors,)), ("scalars", "f8", (num_scalars,))]
+    return np.dtype([*common, *own, *([("hash", "u8")] if hashed else [])])
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Sums:
             early.
         delta_sq, loss_sum: (S,) float64; ‖Δ_i‖² is 0 where no Δ_i is reported.
         scalars: (S,) float64 of each named scalar.
+        update_hashes: (S,) uint64, of each client's update, 0 where it was skipped; None where none are taken.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
         asks: (P,) int64, what each rank asks of all (`hpcfed.types.Request`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
@@ -77,6 +83,7 @@ class Sums:
     written: np.ndarray
     local_seconds: np.ndarray
     scalars: Mapping[str, np.ndarray]
+    update_hashes: np.ndarray | None = None
 
 
 class _Report(NamedTuple):
@@ -100,6 +107,7 @@ class RoundBuffer:
         world: the ranks.
         kind: of the sums, ``exact`` or ``fast``.
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
+        hashes_updates: whether the hash of each client's update travels in its slot.
 
     Attributes:
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
@@ -115,7 +123,9 @@ class RoundBuffer:
         *,
         kind: str = "exact",
         sum_on_device: Callable[[Tensor], None] | None = None,
+        hashes_updates: bool = False,
     ):
+        self._hashes_updates = hashes_updates
         self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
         self._kind, self._sum_on_device = KINDS[kind], sum_on_device
         self._piece_bytes = PIECE_BYTES if device.type == "cuda" and sum_on_device is None else 0
@@ -154,10 +164,13 @@ class RoundBuffer:
             total.begin(part, units[name])
         self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
         first_of_ranks = clients // self._kind.slot_words
-        self._clients = self._slots[:first_of_ranks].view(client_slot(len(units), len(self._scalars)))
+        self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(units), len(self._scalars)))
         self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
         self._waiting.clear()
         self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
+
+    def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
+        return client_slot(num_vectors, num_scalars, hashed=self._hashes_updates)
 
     def _split(self, memory: Tensor, words: Sequence[int]) -> list[Tensor]:
         """Return the memory of each vector's sum, (words, d), one after another from the buffer's beginning."""
@@ -180,7 +193,7 @@ class RoundBuffer:
 
     def sizes(self, words: Sequence[int], cohort_size: int, num_scalars: int = 0) -> tuple[int, int, int]:
         """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients."""
-        client = client_slot(len(words), num_scalars)
+        client = self._client_slot(len(words), num_scalars)
         slots = cohort_size * client.itemsize, self._world.size * RANK_SLOT.itemsize
         of_clients, of_ranks = (self._kind.slot_words * num_bytes // 8 for num_bytes in slots)
         return sum(words) * self._num_entries, of_clients, of_ranks
@@ -224,6 +237,8 @@ class RoundBuffer:
                 for name, total in self._sums.items()
             ]
             self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in added])
+        if self._hashes_updates:
+            self._clients["hash"][place] = hash_of_update(vectors, self.names, own_scalars)
         self._clients["status"][place] = DONE
         self.seconds["pack"] += time.perf_counter() - started
         return True
@@ -292,6 +307,7 @@ class RoundBuffer:
             written=ranks["written"],
             local_seconds=ranks["local_seconds"],
             scalars={name: clients["scalars"][:, number] for number, name in enumerate(self._scalars)},
+            update_hashes=clients["hash"] if self._hashes_updates else None,
         )
 
     def _read(self, name: str, words: Tensor, out: Tensor) -> None:

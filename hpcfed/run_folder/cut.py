@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
+from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
 from hpcfed.run_folder.rounds import parse_rounds
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 
-OF_THE_END = ("result.json", "model.safetensors", "model-evaluated.safetensors")
+MODELS = ("model.safetensors", "model-evaluated.safetensors")
+OF_THE_END = ("result.json", *MODELS, CERTIFICATE, SIGNATURE)
 """Files that a run leaves when it ends."""
 
 
-def cut(folder: Path, done: int, state: str | None) -> None:
+def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = False) -> None:
     """Cut the record to `done` rounds, and remove what the run left at its end.
 
     Args:
         state: hash of the checkpoint's model and server state, which the record of round `done` must have.
+        update_hashes: whether the run records a hash of each client's update.
 
     Raises:
         InputError: the record has fewer rounds, is damaged, or is another run's.
         OSError: as the system reports it.
     """
-    _cut_rounds(folder / "metrics.jsonl", done, state)
+    members = _cut_rounds(folder / "metrics.jsonl", done, state)
+    if update_hashes:
+        cut_update_hashes(folder / UPDATE_HASHES, members)
     if (folder / "clients.csv").exists():
         _cut_clients(folder / "clients.csv", done)
     for name in OF_THE_END:
         (folder / name).unlink(missing_ok=True)
 
 
-def _cut_rounds(path: Path, done: int, state: str | None) -> None:
+def _cut_rounds(path: Path, done: int, state: str | None) -> int:
+    """Cut the record, and return Σ |S| over its rounds."""
     lines: list[bytes] = []
     with suppress(FileNotFoundError), path.open("rb") as record:
         lines = [line for line in islice(record, done) if line.endswith(b"\n")]
@@ -45,11 +52,14 @@ def _cut_rounds(path: Path, done: int, state: str | None) -> None:
             got=str(len(lines)),
             remedy=FRESH,
         )
-    (last,) = deque(parse_rounds(lines, path), maxlen=1)  # raises on damage, which would stay for good
+    members, last = 0, dict[str, Any]()
+    for last in parse_rounds(lines, path):  # raises on damage, which would stay for good
+        members += len(last.get("cohort") or ())
     if state is not None and last.get("hash") != state:
         what = "the record is of another run than the checkpoint"
         raise InputError(what, where=str(path), expected=f"hash {state}", got=str(last["hash"]), remedy=FRESH)
     write_whole(path, b"".join(lines))
+    return members
 
 
 def _cut_clients(path: Path, done: int) -> None:

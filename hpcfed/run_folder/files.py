@@ -10,12 +10,17 @@ from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.run_folder.code import NAME
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 LOCK, RECIPE = ".lock", "recipe.yaml"
+CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
 RECORD = (
     "metrics.jsonl",
     "clients.csv",
+    UPDATE_HASHES,
     "result.json",
+    CERTIFICATE,
+    SIGNATURE,
     "environment.json",
     NAME,
     "model.safetensors",

@@ -36,6 +36,7 @@ from hpcfed.run_folder.cut import cut
 from hpcfed.run_folder.identity import FREE, PLACES, deciding, differences
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.rounds import count_rounds
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 
 class RunFolder:
@@ -51,6 +52,7 @@ class RunFolder:
         self.code = CodeRecord(path)
         self.metrics = path / "metrics.jsonl"
         self.clients = path / "clients.csv"
+        self.update_hashes = path / UPDATE_HASHES
         self._lock = FolderLock(path)
 
     def is_finished(self, recipe: Recipe) -> bool:
@@ -163,7 +165,7 @@ class RunFolder:
             files.remove_remains(self.path)
             if done:
                 self.code.refuse_changes(recipe)
-                cut(self.path, done, state)
+                cut(self.path, done, state, update_hashes=recipe.update_hashes)
             elif self._has_rounds() or self.fresh:
                 files.put_aside(self.path)
             self.code.write(recipe, done)
@@ -190,7 +192,7 @@ class RunFolder:
         Raises:
             OSError: as the system reports it.
         """
-        for record in (self.metrics, self.clients):
+        for record in (self.metrics, self.clients, self.update_hashes):
             if record.exists():
                 to_disk(record)
 

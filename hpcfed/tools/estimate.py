@@ -152,7 +152,9 @@ def estimate(
         reduced_bytes=reduced,
         state_bytes=states,
         checkpoint_bytes=checkpoint,
-        checkpoints_bytes=checkpoint * (recipe.checkpoint.keep + 1) if recipe.checkpoint.every else 0,
+        checkpoints_bytes=checkpoint * (recipe.checkpoint.most_kept(recipe.rounds) + 1)
+        if recipe.checkpoint.every
+        else 0,
     )
 
 

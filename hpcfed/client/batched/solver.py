@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfed.client.batched.gradients import Network, Perceptron
 from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
-from hpcfed.client.solver import Stepping, Task, constant_of, start_of
+from hpcfed.client.solver import Seen, Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import Samples
@@ -68,15 +68,15 @@ class StackedSolver:
             self.placement_counts = True
             self.group_size, self.together = (self.together, self.together) if movable else (1, 1)
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> Iterator[LocalResult]:
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
         """Train clients, those in a row that share a μ together; see `Engine`."""
         for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
             row = list(alike)
             for first in range(0, len(row), self.together):
-                yield from self._solve(w, row[first : first + self.together], round)
+                yield from self._solve(w, row[first : first + self.together], round, seen)
 
     @torch.no_grad()
-    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int) -> list[LocalResult]:
+    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> list[LocalResult]:
         """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
         lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
         places = sorted(range(size), key=lambda place: _order(tasks[place]))
@@ -85,9 +85,12 @@ class StackedSolver:
         self._descent.begin(rows, _constants(w, rows), lr, mu)
         orders, sizes = self._visits(rows, round)
         parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
-        for first, (x, y) in self._batches(rows, orders):
+        batches = self._batches(rows, orders)
+        for first, (x, y) in batches if seen is None else _single(batches):
             last = first + x.shape[1]
             self._descent.take_steps(first, x, y, parts[first:last], losses[:, first:last])
+            if seen is not None:
+                self._show(rows, last, seen)
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
@@ -104,6 +107,16 @@ class StackedSolver:
             if start is not w:
                 for stack, view in zip(self._descent.parameters, self._model.views(start).values(), strict=True):
                     stack[row].copy_(view)
+
+    def _show(self, rows: Sequence[Task], step: int, seen: Seen) -> None:
+        """Show the iterates of the clients that took this step."""
+        for row, task in enumerate(rows):
+            if step <= task.steps:
+                iterate = torch.zeros_like(self._model.vector)
+                views = self._model.views(iterate).values()
+                for view, stack in zip(views, self._descent.parameters, strict=True):
+                    view.copy_(stack[row])
+                seen(task.client, step, iterate)
 
     def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
@@ -188,6 +201,15 @@ class StackedSolver:
                 if not torch.equal(one[0], other[0]) or one[1] != other[1]:
                     return False
         return True
+
+
+def _single(
+    batches: Iterator[tuple[int, tuple[Tensor, Tensor]]],
+) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """Yield minibatches of several steps step by step, in the same memory."""
+    for first, (x, y) in batches:
+        for step in range(x.shape[1]):
+            yield first + step, (x[:, step : step + 1], y[:, step : step + 1])
 
 
 def _order(task: Task) -> tuple[int, int]:

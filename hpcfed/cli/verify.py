@@ -1,0 +1,64 @@
+"""``hpcfed verify``: a run folder, checked by its files and by its rounds computed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    help="Rounds to compute again, drawn at random; those after a checkpoint first.",
+)
+@click.option("--all", "every", is_flag=True, help="Compute all rounds again.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the draw; default: a new one, which is printed.")
+@click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file.")
+@click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
+@click.option(
+    "--signers",
+    type=click.Path(path_type=Path),
+    help='"Allowed signers" of ssh-keygen: one of them must have signed the certificate.',
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Relative difference of single rounds where this machine computes other bits; default: 1e-3 (float64: 1e-9).",
+)
+def command(
+    run: Path,
+    rounds: int,
+    every: bool,
+    seed: int | None,
+    data: Path | None,
+    code: Path | None,
+    signers: Path | None,
+    tolerance: float | None,
+) -> int:
+    """Check that RUN, the folder of a run, is what its recipe gives: alone, or on any number of ranks under mpirun.
+
+    First the files, the data and the signature are compared with the certificate, then rounds are computed again and
+    compared with the record, bit for bit. Exit code 0: it is; 1: it differs; 2: that cannot be checked here.
+    """
+    import secrets
+
+    from hpcfed.ranks.world import connect
+    from hpcfed.verify.verify import Request, check_count, verify
+
+    world = connect()
+    check_count(rounds)
+    with world.united():
+        drawn = world.broadcast(secrets.randbits(32) if seed is None else seed)
+        request = Request(run, None if every else rounds, drawn, data, code, signers, tolerance)
+
+        def say(text: str) -> None:
+            if world.is_root:
+                click.echo(text)
+
+        if seed is None and not every:
+            say(f"rounds are drawn with --seed {drawn}")
+        return verify(request, world, say)

@@ -1,0 +1,147 @@
+"""Training of some members of a cohort alone, with what they report kept, and their iterates shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from hpcfed.client.solver import Engine, Seen, Task
+from hpcfed.local_round import RoundPlan, Training
+from hpcfed.parts import Parts
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.types import LocalResult
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a client reported: vectors, (d,) each, and scalars by name, Σ of its losses, steps, and the update's hash.
+
+    Attributes:
+        vectors, scalars, loss_sum, steps: of the client.
+        task: what it had to do: its samples, tilt and steps.
+        hash: 64 bits, as in ``update-hashes.bin``.
+    """
+
+    vectors: Mapping[str, Tensor]
+    scalars: Mapping[str, float]
+    loss_sum: float
+    steps: int
+    task: Task
+    hash: int
+
+
+class _Updates:
+    """Takes updates in the place of a round's buffer, and keeps copies."""
+
+    def __init__(self, names: Sequence[str], scalars: Sequence[str]):
+        self.names, self.scalars = tuple(names), tuple(scalars)
+        self.kept: dict[int, tuple[dict[str, Tensor], dict[str, float], float, int]] = {}
+
+    def add(
+        self,
+        place: int,
+        weight: float,
+        vectors: Mapping[str, Tensor],
+        *,
+        scalars: Mapping[str, float] | None = None,
+        factor: float = 1.0,
+        loss_sum: float,
+        steps: int,
+        skips: bool = False,
+    ) -> bool:
+        """Keep an update; see `RoundBuffer.add`."""
+        copies = {name: vectors[name].detach().clone() for name in self.names}
+        self.kept[place] = copies, {name: float((scalars or {})[name]) for name in self.scalars}, loss_sum, steps
+        return True
+
+    def is_filled(self, place: int) -> bool:
+        """Whether a client has reported."""
+        return place in self.kept
+
+    def skip(self, place: int) -> None:
+        """Leave a client out."""
+
+    def fail(self, place: int) -> None:
+        """Note a failure, which `Training` returns."""
+
+
+class Watch(Protocol):
+    """Looks at clients while they train."""
+
+    def begin(self, task: Task, w: Tensor) -> None:
+        """Take note of a client's task, from the server's model, (d,)."""
+        ...
+
+    def __call__(self, client: int, number: int, y: Tensor) -> None:
+        """Look at a step; see `hpcfed.client.solver.Seen`."""
+        ...
+
+
+class _Shown:
+    """An engine that shows each step, and keeps the tasks that it was given."""
+
+    def __init__(self, engine: Engine, watch: Watch | None):
+        self._engine, self._watch = engine, watch
+        self.together, self.group_size = engine.together, engine.group_size
+        self.placement_counts = engine.placement_counts
+        self.tasks: dict[int, Task] = {}
+
+    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
+        """Train clients; see `Engine`."""
+        for task in tasks:
+            self.tasks[task.client] = task
+            if self._watch is not None:
+                self._watch.begin(task, w)
+        return self._engine.solve(w, tasks, round, self._watch)
+
+
+def reports_of(
+    parts: Parts, initial: Tensor, plan: RoundPlan, places: Sequence[int], watch: Watch | None = None
+) -> dict[int, Reported]:
+    """Train the cohort members at some places of a planned round; return what each client reported.
+
+    Args:
+        parts: of the simulation that the plan is of.
+        initial: w⁰, (d,), from which first states are made.
+        plan: of the round.
+        places: in the cohort; together with those whose bits depend on each other.
+        watch: looks at each step.
+
+    Raises:
+        Diverged, EnvironmentFailure, InputError: the training of a client raised.
+    """
+    names = parts.method.reported(plan.work.common is not None)
+    updates, shown = _Updates(names, parts.method.local.scalars), _Shown(parts.engine, watch)
+    parts.model.vector.copy_(initial)
+    training = Training(replace(parts, engine=shown, skips_bad=False), cast(RoundBuffer, updates))
+    own = _inseparable(places, parts.engine.group_size, len(plan.cohort.clients))
+    _, failure = training(_part_of(plan, own))
+    if failure is not None:
+        raise failure
+    found = {}
+    for place, (vectors, scalars, loss_sum, steps) in updates.kept.items():
+        client = int(plan.cohort.clients[own[place]])
+        digest = hash_of_update(vectors, names, list(scalars.values()))
+        found[client] = Reported(vectors, scalars, loss_sum, steps, shown.tasks[client], digest)
+    return found
+
+
+def _inseparable(places: Sequence[int], group_size: int, size: int) -> list[int]:
+    """Return the places with all of their groups, which are cut from the cohort in its order."""
+    firsts = {place - place % group_size for place in places}
+    return sorted(place for first in firsts for place in range(first, min(first + group_size, size)))
+
+
+def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
+    """Return a plan for the members at these places alone, all on this rank, with the factors they had."""
+    cohort, work = plan.cohort, plan.work
+    fields = ("clients", "shares", "counts", "steps", "guessed", "work")
+    part = replace(cohort, **{name: getattr(cohort, name)[list(places)] for name in fields})
+    own = replace(
+        work, effective_steps=[work.effective_steps[place] for place in places], factors=work.factors[list(places)]
+    )
+    return replace(plan, cohort=part, work=own, ranks=[0] * len(places))

@@ -1,0 +1,68 @@
+"""A recorded run entered before a round: from the nearest kept state, by computing the rounds in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcfed.checkpoint.layout import RecordLayout
+from hpcfed.checkpoint.restore import of_round
+from hpcfed.errors import InputError
+from hpcfed.parts import Parts
+from hpcfed.ranks.world import World
+from hpcfed.setup import assemble
+from hpcfed.simulation import Simulation
+from hpcfed.trail.recorded import Recorded
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A simulation after the round before the one asked for.
+
+    Attributes:
+        parts, simulation: of the run, in a world of one.
+        initial: w⁰, (d,).
+        start: round of the kept state it began from; 0: the initial model.
+        parted: first round computed on the way whose hash is not the recorded one; None if all are.
+    """
+
+    parts: Parts
+    simulation: Simulation
+    initial: Tensor
+    start: int
+    parted: int | None
+
+
+def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text: None) -> Entered:
+    """Return the simulation of a run as it was before a round, counted from 1; `say` prints what is computed.
+
+    Raises:
+        InputError: the round is not recorded, or its checkpoint is damaged or of other states.
+        Diverged, EnvironmentFailure: as training does.
+    """
+    if not 1 <= round <= len(run.rows):
+        raise InputError("round", expected=f"1 to {len(run.rows)}, which are recorded", got=str(round))
+    parts, _ = assemble(run.recipe, world := World())
+    simulation, initial = Simulation(parts), parts.model.vector.clone()
+    start = max((kept for kept in run.checkpoints if kept < round), default=0)
+    if start:
+        layout = RecordLayout(parts.method.local.begin(simulation.w))
+        found = of_round(run.folder / "checkpoints", start, layout, parts.placement.home, world)
+        if found.replicated.keys() != simulation.replicated().keys():
+            remedy = "evaluate.model has changed since: choose another round"
+            raise InputError("the checkpoint holds other states", where=f"round {start}", remedy=remedy)
+        simulation.restore(found.replicated, found.clients)
+        simulation.magnitudes.restore(found.progress["magnitudes"])
+    if start + 1 < round:
+        which = f"rounds {start + 1} to {round - 1} are" if start + 2 < round else f"round {start + 1} is"
+        say(f"{which} computed, from {f'the state of round {start}' if start else 'w⁰'}")
+    parted = None
+    if start and simulation.hash != run.rows[start - 1].get("hash"):
+        parted = start
+    for number in range(start + 1, round):
+        outcome = simulation.round(number)
+        if parted is None and outcome.hash != run.rows[number - 1].get("hash"):
+            parted = number
+    return Entered(parts, simulation, initial, start, parted)

@@ -1,0 +1,51 @@
+"""``update-hashes.bin``: the hash of each client's update, where the recipe has ``update_hashes: true``.
+
+Little-endian uint64, one for each member of each round's cohort, in the order of ``cohort`` in ``metrics.jsonl``, round
+after round; 0 for a client that was skipped. Nothing else: 8 bytes a client and round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.errors import InputError
+
+UPDATE_HASHES = "update-hashes.bin"
+KIND = np.dtype("<u8")
+
+
+def cut_update_hashes(path: Path, count: int) -> None:
+    """Cut the file after the first `count` hashes.
+
+    Raises:
+        InputError: it holds fewer.
+        OSError: as the system reports it.
+    """
+    found, wanted = path.stat().st_size if path.exists() else 0, count * KIND.itemsize
+    if found < wanted:
+        remedy = "restore the file, or choose another output"
+        raise InputError(
+            "hashes are missing", where=str(path), expected=f"{wanted} bytes", got=str(found), remedy=remedy
+        )
+    os.truncate(path, wanted)
+
+
+def read_update_hashes(path: Path, sizes: Sequence[int], round: int) -> np.ndarray | None:
+    """Return the hashes of a round, (S,) uint64; None if there is no file, or it ends before.
+
+    Args:
+        path: of the file.
+        sizes: |S| of each round, from the first on.
+        round: t, counted from 1.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(sum(sizes[: round - 1]) * KIND.itemsize)
+            data = file.read(sizes[round - 1] * KIND.itemsize)
+    except FileNotFoundError:
+        return None
+    return np.frombuffer(data, KIND) if len(data) == sizes[round - 1] * KIND.itemsize else None

@@ -1,0 +1,234 @@
+"""``certificate.json`` of a run folder: all that a result depends on, and the digests of all that the run left.
+
+recipe, named_files   the resolved recipe; SHA-256 of the schedules and weights that it names
+data                  content hash of the federation
+code                  the user's modules → SHA-256 of their text
+environment           ``environment.json``
+rounds                of each round, "hash digest": 16 digits of the SHA-256 of its row, without what was measured
+chain                 SHA-256 over (recipe, named_files, data, code), then over (it, row) round after round
+files                 path in the folder → SHA-256; null for clients' states larger than `LARGEST_STATES`
+repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
+
+Written at the end of a run, whole or not at all, and removed when the run goes on. Alone it protects against accidents;
+signed (`hpcfed.trail.signature`) it protects against intent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.checkpoint.writer import manifests
+from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.text import read_text
+from hpcfed.run_folder.code import NAME as CODE
+from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.files import CERTIFICATE, RECIPE, read_mapping
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.identity import PLACES, deciding
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES
+
+FORMAT, VERSION = "hpcfed-certificate", 1
+MEASURED = ("seconds", "imbalance")
+"""Columns of the record that differ from run to run."""
+FILES = (RECIPE, "environment.json", RECORD, "clients.csv", UPDATE_HASHES, CODE, *MODELS)
+LARGEST_STATES = 1 << 30
+"""Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.checkpoint.layout`)."""
+DIGITS = 16
+ELSEWHERE = (*PLACES, "checkpoint", "watchdog")
+"""Keys of the recipe that decide no result."""
+KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
+"""Entries that are read, by their types."""
+
+
+def write_certificate(folder: RunFolder, recipe: Recipe, stopped: str | None) -> None:
+    """Write the certificate of a run that has ended; on rank 0 alone.
+
+    Raises:
+        EnvironmentFailure: a file of the folder cannot be read, or the certificate not written.
+    """
+    try:
+        content = certificate_of(folder.path, recipe, stopped)
+    except OSError as error:
+        where, got = str(error.filename or folder.path), error.strerror or str(error)
+        raise EnvironmentFailure("cannot be read for the certificate", where=where, got=got) from error
+    folder.write(CERTIFICATE, content)
+
+
+def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[str, Any]:
+    """Return the certificate of the run in a folder.
+
+    Raises:
+        InputError: its record is damaged.
+        OSError: as the system reports it.
+    """
+    environment = read_mapping(folder / "environment.json")
+    environment.pop("data", None)  # the file's inode and times
+    rows = read_rounds(folder / RECORD)
+    basis = {
+        "recipe": to_plain(recipe),
+        "named_files": {key: sha256_of(path) if path.is_file() else None for key, path in named_files(recipe).items()},
+        "data": recipe.data_content,
+        "code": {
+            name: _of_text(source["text"]) for name, source in read_mapping(folder / CODE).get("files", {}).items()
+        },
+    }
+    why_not = "; ".join(doubts(environment, rows))
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": recipe.name,
+        "repeatable": not why_not,
+        "why_not": why_not or None,
+        "stopped": stopped,
+        **basis,
+        "environment": environment,
+        "rounds": [f"{row.get('hash')} {row_digest(row)[:DIGITS]}" for row in rows],
+        "chain": chain_of(basis, rows),
+        "files": dict(_digests(folder)),
+    }
+
+
+def doubts(environment: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the reasons why the same recipe may give other bits elsewhere."""
+    if environment.get("bitwise") is False:
+        yield str(environment.get("bitwise_why_not"))
+    if skipped := [row["round"] for row in rows if row.get("skipped")]:
+        yield f"clients were skipped, in round {skipped[0]} first: what made their training fail may not recur"
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a round's row of the record, without what was measured."""
+    kept = {key: value for key, value in row.items() if key not in MEASURED}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def chain_of(basis: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the last link of the chain: SHA-256 of what the run depends on, then of each row after the other.
+
+    Equal for equal results, wherever they were computed.
+    """
+    decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE)}
+    link = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    for row in rows:
+        link = hashlib.sha256(f"{link} {row_digest(row)}".encode()).hexdigest()
+    return link
+
+
+def named_files(recipe: Recipe) -> dict[str, Path]:
+    """Return the schedules and weights that a recipe names, by their dotted keys; the data have a hash of their own."""
+    found = {}
+    for keys in IN_RECIPE_FOLDER:
+        value: Any = recipe
+        for key in keys:
+            value = getattr(value, key, None)
+        if isinstance(value, Path) and keys != ("data",):
+            found[".".join(keys)] = value
+    return found
+
+
+def read_certificate(folder: Path) -> dict[str, Any] | None:
+    """Return the certificate of a run folder; None if there is none.
+
+    Raises:
+        InputError: it is no certificate, or of another version.
+    """
+    path = folder / CERTIFICATE
+    try:
+        content = parseread_mapping(read_text(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError("not a certificate", where=str(path), got=str(error)) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError("not a certificate", where=str(path), expected=f'"format": "{FORMAT}"')
+    if content.get("version") != VERSION:
+        raise InputError("a certificate of another version", where=str(path), expected=str(VERSION))
+    for key, kind in KINDS.items():
+        if not isinstance(content.get(key), kind):
+            raise InputError("not a certificate", where=str(path), expected=f"{key!r} of type {kind.__name__}")
+    return content
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A difference between a run folder and its certificate: the file or part, and what is wrong with it."""
+
+    part: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.what}"
+
+
+def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
+    """Return where a run folder differs from its certificate, the certificate itself included.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    found = []
+    for name, digest in certificate["files"].items():
+        path = folder / name
+        if not path.is_file():
+            found.append(Fault(name, "is missing"))
+        elif digest is not None and sha256_of(path) != digest:
+            found.append(Fault(name, "is not the file that the certificate names"))
+    found += _faults_of_rounds(folder, certificate)
+    return found
+
+
+def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
+    try:
+        rows = read_rounds(folder / RECORD)
+    except InputError as damage:
+        yield Fault(RECORD, str(damage))
+        return
+    recorded = certificate["rounds"]
+    if len(rows) != len(recorded):
+        yield Fault(RECORD, f"has {len(rows)} rounds, the certificate {len(recorded)}")
+    differing = False
+    for row, own in zip(rows, recorded, strict=False):
+        found = f"{row.get('hash')} {row_digest(row)[:DIGITS]}"
+        if found != own:
+            yield Fault(RECORD, f"round {row['round']} was changed: hash and digest {found}, certified {own}")
+            differing = True
+    if not differing and len(rows) == len(recorded):
+        basis = {key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")}
+        if chain_of(basis, rows) != certificate["chain"]:
+            yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
+
+
+def _digests(folder: Path) -> Iterator[tuple[str, str | None]]:
+    for name in FILES:
+        if (folder / name).is_file():
+            yield name, sha256_of(folder / name)
+    for manifest in reversed(manifests(folder / "checkpoints")):
+        server, clients = manifest.with_suffix(".server"), manifest.with_suffix(".clients")
+        yield f"checkpoints/{manifest.name}", sha256_of(manifest)
+        yield f"checkpoints/{server.name}", read_mapping(manifest).get("sha256") or sha256_of(server)
+        if clients.is_file():
+            small = clients.stat().st_size <= LARGEST_STATES
+            yield f"checkpoints/{clients.name}", sha256_of(clients) if small else None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_text(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,76 @@
+"""Signatures of certificates by SSH keys: ``certificate.json.sig``, made and checked by ``ssh-keygen -Y``, offline."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
+
+NAMESPACE = "hpcfed"
+"""What the signature is for, so that none made for mail or git passes for one of a run."""
+KEY = re.compile(r"key (\S+:\S+)")
+
+
+def sign(folder: Path, key: Path) -> str:
+    """Sign the certificate of a run folder with a private SSH key, or by its public half with an agent; return the key.
+
+    A passphrase is asked for on the terminal.
+
+    Raises:
+        InputError: there is no ssh-keygen, or it refuses the key.
+        EnvironmentFailure: the signature cannot be written.
+    """
+    content = (folder / CERTIFICATE).read_bytes()
+    signed = _ssh_keygen(["sign", "-f", str(key), "-n", NAMESPACE], content)
+    if signed.returncode or not signed.stdout:
+        got = _words(signed) or f"exit code {signed.returncode}"
+        raise InputError("the certificate was not signed", where=str(key), got=got, remedy="name a private SSH key")
+    try:
+        write_whole(folder / SIGNATURE, signed.stdout)
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(folder / SIGNATURE), got=str(error)) from error
+    return checked(folder, None)[1]
+
+
+def checked(folder: Path, signers: Path | None) -> tuple[bool, str]:
+    """Return whether the certificate's signature is good, and whose it is.
+
+    Args:
+        folder: the run folder, which has a signature.
+        signers: an "allowed signers" file of ssh-keygen; None: any key will do, and its fingerprint is returned.
+
+    Raises:
+        InputError: there is no ssh-keygen, or no file of signers.
+    """
+    content, signature = (folder / CERTIFICATE).read_bytes(), str(folder / SIGNATURE)
+    good = _ssh_keygen(["check-novalidate", "-n", NAMESPACE, "-s", signature], content)
+    if good.returncode:
+        return False, _words(good) or "not a signature of it"
+    found = KEY.search(_words(good))
+    key = found[1] if found else "unknown"
+    if signers is None:
+        return True, f"key {key}"
+    if not signers.is_file():
+        raise InputError("no such file of allowed signers", where=str(signers))
+    names = _ssh_keygen(["find-principals", "-s", signature, "-f", str(signers)], b"")
+    who = _words(names).splitlines()[0] if names.returncode == 0 and _words(names) else ""
+    if not who:
+        return False, f"key {key}, which is not among the allowed signers"
+    told = _ssh_keygen(["verify", "-f", str(signers), "-I", who, "-n", NAMESPACE, "-s", signature], content)
+    return told.returncode == 0, f"{who}, key {key}" if told.returncode == 0 else _words(told)
+
+
+def _ssh_keygen(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:
+    program = shutil.which("ssh-keygen")
+    if program is None:
+        raise InputError("no ssh-keygen on the path", remedy="install OpenSSH's client (version 8.2 or later)")
+    return subprocess.run([program, "-Y", *arguments], input=content, capture_output=True, check=False)
+
+
+def _words(done: subprocess.CompletedProcess[bytes]) -> str:
+    return (done.stdout + done.stderr).decode(errors="replace").strip()

@@ -1,0 +1,134 @@
+"""The trail of a run: hashes of updates, spaced checkpoints and the certificate, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.checkpoint.writer import remove_all_but, round_of
+from hpcfed.config.limits import Checkpoint
+from hpcfed.errors import InputError
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.run_folder.update_hashes import read_update_hashes
+from hpcfed.trail.certificate import faults, read_certificate
+from tests.mpi.recipes import METHODS, small, write_small
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """A folder with a federation of five clients; the working folder of all ranks."""
+    world.on_root(lambda: write_small(shared_tmp) and None)
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def of(method: str, **changes) -> dict:
+    return small(**{"algorithm": {"name": method, **METHODS[method]}, "cohort": {"size": 3}, "rounds": 4, **changes})
+
+
+@pytest.mark.parametrize("method", ["fedexp", "scaffold", "fedsplit"])
+def test_hashes_of_updates_are_the_same_on_any_number_of_ranks_and_resumed(method, world, folder):
+    recipe = of(method, update_hashes=True, checkpoint={"every": 1}, output="together")
+    hpcfed.run({**recipe, "rounds": 2}, world=world, quiet=True)
+    together = hpcfed.run(recipe, world=world, quiet=True)
+    alone = hpcfed.run(of(method, update_hashes=True, output=f"alone-{world.rank}"), world=World(), quiet=True)
+    found = (together.folder / "update-hashes.bin").read_bytes()
+    assert found == (alone.folder / "update-hashes.bin").read_bytes()
+    sizes = [len(row["cohort"]) for row in together.metrics]
+    assert len(found) == 8 * sum(sizes)
+    assert len(set(np.frombuffer(found, "<u8"))) == sum(sizes)  # all different
+    third = read_update_hashes(together.folder / "update-hashes.bin", sizes, 3)
+    assert third is not None
+    assert third.tolist() == np.frombuffer(found, "<u8")[6:9].tolist()
+
+
+def test_hashes_of_updates_leave_the_result_as_it_is(world, folder):
+    without, with_them = (
+        hpcfed.run(of("fedexp", output=f"{on}", **({"update_hashes": True} if on else {})), world=world, quiet=True)
+        for on in (False, True)
+    )
+    assert [row["hash"] for row in without.metrics] == [row["hash"] for row in with_them.metrics]
+    assert not (without.folder / "update-hashes.bin").exists()
+    assert "update_hashes" not in (without.folder / "recipe.yaml").read_text()
+
+
+def test_lost_hashes_of_updates_end_a_resumed_run(world, folder):
+    recipe = of("fedexp", update_hashes=True, checkpoint={"every": 1}, output="run")
+    result = hpcfed.run({**recipe, "rounds": 2}, world=world, quiet=True)
+    world.on_root((result.folder / "update-hashes.bin").unlink)
+    with pytest.raises(InputError, match=r"hashes are missing: expected 48 bytes, got 0"):
+        hpcfed.run(recipe, world=world, quiet=True)
+
+
+def test_a_skipped_client_has_no_hash():
+    buffer = RoundBuffer(4, torch.float32, torch.device("cpu"), World(), hashes_updates=True)
+    buffer.open({"delta": (2.0**-20,)}, 2)
+    good, bad = torch.ones(4), torch.full((4,), torch.inf)
+    assert [
+        buffer.add(place, 1.0, {"delta": v}, loss_sum=0.0, steps=1, skips=True) for place, v in ((0, bad), (1, good))
+    ] == [
+        False,
+        True,
+    ]
+    hashes = buffer.reduce(0, 0.0).update_hashes
+    assert hashes is not None
+    assert hashes.tolist() == [0, hash_of_update({"delta": good}, ["delta"])]
+
+
+@pytest.mark.parametrize("method", ["feddyn", "fedavg"])
+def test_the_chain_of_the_certificate_is_the_same_wherever_a_run_was_computed(method, world, folder):
+    recipe = of(method, checkpoint={"every": 1, "keep": "spaced"}, output="together")
+    hpcfed.run({**recipe, "rounds": 2}, world=world, quiet=True)
+    together = hpcfed.run(recipe, world=world, quiet=True)
+    alone = hpcfed.run(of(method, output=f"alone-{world.rank}"), world=World(), quiet=True)
+    world.gather(None)
+    one, other = (read_certificate(result.folder) for result in (together, alone))
+    assert one is not None
+    assert other is not None
+    assert one["chain"] == other["chain"]
+    assert one["rounds"] == other["rounds"]
+    assert one["files"]["model.safetensors"] == other["files"]["model.safetensors"]
+    assert any(name.endswith(".clients") for name in one["files"]) == (method == "feddyn")
+    assert faults(together.folder, one) == []
+    assert one["repeatable"]
+
+
+def test_a_run_whose_bits_depend_on_its_ranks_says_so_in_its_certificate(world, folder):
+    result = hpcfed.run(of("fedavg", reduction="fast", output="run"), world=world, quiet=True)
+    world.gather(None)
+    certificate = read_certificate(result.folder) or {}
+    assert not certificate["repeatable"]
+    assert "reduction: fast" in certificate["why_not"]
+
+
+def test_a_manifest_has_the_sha256_of_its_state(world, folder):
+    from hpcfed.trail.certificate import sha256_of
+
+    result = hpcfed.run(of("scaffold", checkpoint={"every": 2}, output="run"), world=world, quiet=True)
+    world.gather(None)
+    found = sorted((result.folder / "checkpoints").glob("*.json"))
+    assert found
+    for path in found:
+        assert json.loads(path.read_text())["sha256"] == sha256_of(path.with_suffix(".server"))
+
+
+def test_spaced_checkpoints_are_few_and_near_to_every_round(tmp_path):
+    last = 300
+    for round in range(1, last + 1):
+        (tmp_path / f"round-{round:08}.json").touch()
+        remove_all_but(tmp_path, "spaced")
+        kept = sorted(map(round_of, tmp_path.iterdir()))
+        assert kept[-2:] == [*range(max(1, round - 1), round + 1)]
+        assert len(kept) <= Checkpoint(keep="spaced").most_kept(round)
+        assert all(later <= earlier + max(1, earlier / 4) + 2 for earlier, later in pairwise(kept))
+    assert len(kept) < 25

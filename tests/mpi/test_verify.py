@@ -1,0 +1,259 @@
+"""`hpcfed verify` agrees with true runs on other numbers of ranks, and finds and names what was tampered with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+import hpcfed
+from hpcfed.data.content import content_hash
+from hpcfed.errors import InputError
+from hpcfed.ranks.world import World
+from hpcfed.verify.draw import drawn
+from hpcfed.verify.verify import Request, verify
+from tests.mpi.recipes import METHODS, small, write_small
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
+
+ROUNDS = 6
+OFTEN = ("fedexp-m", "fedsplit")
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "client-average": {"evaluate": {"model": "client-average", "train": {"every": 2}, "batch_size": 16}},
+    "clients-evaluated": {"evaluate": {"every": 2, "clients": {"every": 3}, "batch_size": 64}, "client_state": "disk"},
+    "stopped-by-patience": {"stop": {"patience": 2}, "local": {"steps": 1, "batch_size": 10, "lr": 1e-6}},
+    "balanced-and-guess": {
+        "placement": "balanced",
+        "budget": {"low": 1, "high": 7},
+        "local": {"steps": 9, "batch_size": 10, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.6, "engine": "sequential"},
+        "guess": "remaining",
+        "update_hashes": True,
+    },
+    "float64": {"dtype": "float64", "local": {"epochs": 1, "batch_size": 16, "lr": 0.1}, "cohort": {"size": 1}},
+}
+
+
+def write_true(folder: Path) -> None:
+    """Write ``small.h5`` with the hash of its content, as `hpcfed prepare` does."""
+    with h5py.File(write_small(folder), "r+") as file:
+        file.attrs["content"] = content_hash(file)
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """A folder with a federation of five clients; the working folder of all ranks."""
+    world.on_root(lambda: write_true(shared_tmp))
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def of(method: str, **changes: Any) -> dict[str, Any]:
+    base = {"rounds": ROUNDS, "cohort": {"size": 3}, "checkpoint": {"every": 2, "keep": "spaced"}, "output": "run"}
+    return small(algorithm={"name": method, **METHODS[method]}, **{**base, **changes})
+
+
+def verified(run: Path, world: World, rounds: int | None = None, **options: Any) -> tuple[int, str]:
+    """The exit code, and what was said."""
+    said: list[str] = []
+    code = verify(Request(run, rounds, 0, **options), world, said.append)
+    return code, "\n".join(world.broadcast(said))
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in OFTEN else pytest.mark.soak) for m in METHODS])
+def test_a_run_of_one_rank_is_verified_on_all(method, world, folder):
+    world.on_root(lambda: hpcfed.run(of(method), world=World(), quiet=True) and None)
+    code, said = verified(folder / "run", world)
+    assert (code, said.splitlines()[-1].partition(", on")[0]) == (0, "verified: all 6 rounds, bit for bit")
+    assert "files and 6 rounds are as certified\nthe data are sha256:" in said
+    code, said = verified(folder / "run", world, 2)
+    assert code == 0, said
+    assert "spot-checked: 2 rounds (" in said
+    assert sorted(path.name for path in folder.iterdir()) == ["run", "small.h5"]
+
+
+SELDOM = ("client-average", "float64")
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=[pytest.mark.soak] if v in SELDOM else []) for v in VARIANTS]
+)
+def test_a_run_of_all_ranks_is_verified_on_one(variant, world, folder):
+    hpcfed.run(of("scaffold", **VARIANTS[variant]), world=world, quiet=True)
+
+    def alone() -> None:
+        for rounds in (2, None):
+            code, said = verified(folder / "run", World(), rounds)
+            assert code == 0, said
+            assert "bit for bit, on 1 rank" in said
+
+    world.on_root(alone)
+
+
+def flip(path: Path, place: float = 0.6) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    path.write_bytes(data)
+
+
+def edit_row(run: Path, number: int, /, **changes: Any) -> None:
+    """Replace columns of a round."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[number - 1] = json.dumps(json.loads(lines[number - 1]) | changes) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+
+
+def swap(run: Path) -> None:
+    """Exchange rounds 3 and 4, renumbered."""
+    third, fourth = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[2:4])
+    edit_row(run, 3, **{**fourth, "round": 3})
+    edit_row(run, 4, **{**third, "round": 4})
+
+
+def flip_sample(run: Path) -> None:
+    """Change one bit of one client's data."""
+    with h5py.File(run.parent / "small.h5", "r+") as file:
+        x = file["train/x"][7]
+        x.view("u4")[3] ^= 1
+        file["train/x"][7] = x
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def call(run: Path) -> None:
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new, 1))
+
+    return call
+
+
+TAMPERED: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "model": (lambda run: flip(run / "model.safetensors", 0.99), "model.safetensors: is not the file"),
+    "hash": (lambda run: edit_row(run, 3, hash="0123456789abcdef"), "metrics.jsonl: round 3 was changed"),
+    "accuracy": (lambda run: edit_row(run, 5, test_accuracy=0.99), "metrics.jsonl: round 5 was changed"),
+    "swapped": (swap, "metrics.jsonl: round 4 was changed"),
+    "lost": (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl: has 0 rounds, the certificate 6"),
+    "data": (flip_sample, "small.h5: the data are sha256:"),
+    "state": (lambda run: flip(run / "checkpoints/round-00000002.server", 0.99), "round-00000002.server: is not"),
+    "client-state": (lambda run: flip(run / "checkpoints/round-00000002.clients", 0.01), "2.clients: is not the file"),
+    "recipe": (replace("recipe.yaml", "lr: 0.1", "lr: 0.2"), "recipe.yaml: is not the file"),
+    "recipe-of-certificate": (replace("certificate.json", '"lr": 0.1', '"lr": 0.2'), "do not give its chain"),
+    "code": (replace("code.json", "hidden", "hiddem"), "code.json: is not the file"),
+    "updates": (lambda run: flip(run / "update-hashes.bin"), "update-hashes.bin: is not the file"),
+    "environment": (replace("environment.json", "torch", "torck"), "environment.json: is not the file"),
+    "certificate": (lambda run: (run / "certificate.json").write_text("{}"), "certificate.json: "),
+}
+
+OWN = """
+from torch import nn
+
+def model(hidden):
+    return nn.Sequential(nn.Linear(12, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+"""
+
+
+@pytest.fixture
+def own(folder, world) -> Path:
+    """A run of code of one's own, with a hash of each update."""
+    world.on_root(lambda: (folder / "own_net.py").write_text(OWN) and None)
+    model = {"factory": "own_net:model", "args": {"hidden": 5}}
+    hpcfed.run(of("scaffold", model=model, update_hashes=True), world=world, quiet=True)
+    world.gather(None)
+    return folder / "run"
+
+
+def test_what_was_tampered_with_is_found_and_named(own, world, folder):
+    assert verified(own, world, 1)[0] == 0
+    kept = folder / "kept"
+
+    def put(source: Path, target: Path) -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target)
+
+    world.on_root(lambda: put(own, kept))
+    data = (folder / "small.h5").read_bytes()
+    for name, (tamper, told) in TAMPERED.items():
+        world.on_root(lambda tamper=tamper: tamper(own) and None)
+        code, said = verified(own, world, 1)
+        assert (code, told in said) == (1, True), (name, said)
+        assert said.endswith("differs: this is not what the run left")
+        world.on_root(lambda: put(kept, own))
+        world.on_root(lambda: (folder / "small.h5").write_bytes(data) and None)
+
+
+UNCERTIFIED: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "hash": (
+        lambda run: edit_row(run, 3, hash="0123456789abcdef"),
+        "differs from round 3 (of rounds 1 to 6)\n  hash",
+    ),
+    "loss": (lambda run: edit_row(run, 4, local_loss=0.5), "local_loss: 0.5 recorded, "),
+    "model": (lambda run: flip(run / "model.safetensors", 0.99), "model.safetensors: is not the model after round 6"),
+    "state": (lambda run: flip(run / "checkpoints/round-00000002.server", 0.99), "does not match its checksum"),
+}
+
+
+def test_without_a_certificate_the_rounds_tell(world, folder):
+    """By all rounds, and a model by its last state."""
+    hpcfed.run(of("fedavg"), world=world, quiet=True)
+    world.gather(None)
+    world.on_root(lambda: (folder / "run" / "certificate.json").unlink())
+    world.on_root(lambda: shutil.copytree(folder / "run", folder / "kept") and None)
+    for name, (tamper, told) in UNCERTIFIED.items():
+        world.on_root(lambda tamper=tamper: tamper(folder / "run") and None)
+        code, said = verified(folder / "run", world, 1 if name == "model" else None)
+        assert (code, told in said) == (1, True), (name, said)
+        world.on_root(lambda: shutil.rmtree(folder / "run"))
+        world.on_root(lambda: shutil.copytree(folder / "kept", folder / "run") and None)
+
+
+def test_another_machine_is_compared_round_by_round_within_a_tolerance(world, folder):
+    """Its packages are others, and so are the last digits of its losses."""
+    hpcfed.run(of("fedavg"), world=world, quiet=True)
+    world.gather(None)
+
+    def make_other() -> None:
+        run = folder / "run"
+        (run / "certificate.json").unlink()
+        replace("environment.json", '"numpy": "', '"numpy": "0.')(run)
+        for round, line in enumerate((run / "metrics.jsonl").read_text().splitlines(), 1):
+            row = json.loads(line)
+            edit_row(run, round, local_loss=row["local_loss"] * (1 + 1e-6))
+
+    world.on_root(make_other)
+    code, said = verified(folder / "run", world)
+    assert code == 0
+    assert "this machine computes other bits: numpy: 0." in said
+    assert "agrees within 0.001, not to the bit: " in said
+    assert "each from its recorded state; at most 1.0e-06" in said
+    code, said = verified(folder / "run", world, tolerance=1e-8)
+    assert code == 1
+    assert "differs in round 1, by more than 1e-08, from its recorded state\n  local_loss: " in said
+
+
+def test_code_and_data_that_have_moved_are_named(own, world, folder):
+    def move() -> None:
+        (folder / "there").mkdir()
+        for name in ("own_net.py", "small.h5"):
+            (folder / name).rename(folder / "there" / name)
+
+    world.on_root(move)
+    with pytest.raises(InputError, match=r"no such federation file; name its place with --data"):
+        verified(own, world, 1)
+    data = folder / "there" / "small.h5"
+    assert verified(own, world, 1, data=data, code=folder / "there")[0] == 0
+    world.on_root(lambda: (folder / "there" / "own_net.py").write_text(OWN.replace("Tanh", "ReLU")) and None)
+    with pytest.raises(InputError, match=r"the code is not this run's: own_net.py differs from line 5.*--code"):
+        verified(own, world, 1, data=data, code=folder / "there")
+
+
+def test_rounds_are_drawn_where_their_state_is_at_hand():
+    draws = [drawn(40, [10, 20, 30, 40], 3, seed) for seed in range(40)]
+    assert all(segment.stop == segment.start + 1 for draw in draws for segment in draw)
+    assert {segment.start for draw in draws for segment in draw} == {0, 10, 20, 30}
+    assert sum(segment.stop - segment.start for segment in drawn(40, [10], 5, 0)) >= 5
+    assert [(one.start, one.stop) for one in drawn(4, [], 4, 0)] == [(0, 4)]
