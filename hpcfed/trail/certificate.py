@@ -26,7 +26,7 @@ from hpcfed.checkpoint.writer import manifests
 from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.text import read_text
+from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import NAME as CODE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, read_mapping
@@ -142,7 +142,7 @@ def read_certificate(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / CERTIFICATE
     try:
-        content = parseread_mapping(read_text(path))
+        content = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
