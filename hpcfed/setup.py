@@ -75,7 +75,9 @@ def _resolve(recipe: Recipe) -> Recipe:
         Cohorts(recipe, federation.sizes, weights)
         content = federation.content or None
     declared = {} if recipe.algorithm.factory else method.parameters()  # a factory's keys are its own
-    algorithm = {**recipe.algorithm.model_dump(), **_parts(recipe.algorithm), **declared}
+    written = {} if recipe.algorithm.factory is None else recipe.algorithm.parameters
+    named = {key: getattr(recipe.algorithm, key) for key in type(recipe.algorithm).model_fields}
+    algorithm = {**named, **written, **_parts(recipe.algorithm), **declared}
     model = {**recipe.model.model_dump(), **(spec.model_dump() if spec else {})}
     return recipe.model_copy(
         update={

@@ -223,6 +223,8 @@ class Part(BaseModel):
 
     choice: ClassVar[str | None] = None
     """Name by which a product picks the part; None where it has no meaning outside its own method."""
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Parameters added since a release: recorded recipes omit them at their default, so that earlier runs go on."""
 
 
 class LocalMethod(Protocol):
@@ -368,10 +370,12 @@ class Method:
         return bool(getattr(self.server, "client_scalars", False))
 
     def parameters(self) -> dict[str, Any]:
-        """All parameters by name, for the resolved recipe."""
+        """Parameters by name, for the resolved recipe."""
         merged: dict[str, Any] = {}
         parts: tuple[object, ...] = (self.local, self.normalize, self.server)
         for part in parts:
-            if isinstance(part, BaseModel):
-                merged |= part.model_dump(mode="json")
+            if isinstance(part, Part):
+                fields = type(part).model_fields
+                unset = {key for key in part.later if getattr(part, key) == fields[key].default}
+                merged |= part.model_dump(mode="json", exclude=unset)
         return merged

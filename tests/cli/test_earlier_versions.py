@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hpcfed
+from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.errors import InputError
 from hpcfed.run_folder.identity import PLACES, differences
@@ -33,6 +34,13 @@ def test_recipes_of_all_methods_are_the_same_today(place):
     for name, changes in RECORDED.items():
         then = RECORDED["fedavg"] | changes
         assert differences(then, to_plain(resolve(load_recipe(then))), PLACES) == [], name
+
+
+def test_a_methods_new_key_is_recorded_where_it_is_set(place, monkeypatch):
+    monkeypatch.setattr(ServerStep, "later", frozenset({"server_lr"}))
+    for server_lr, recorded in ((1.0, {"name": "fedavg"}), (2.0, {"name": "fedavg", "server_lr": 2.0})):
+        recipe = RECORDED["fedavg"] | {"algorithm": {"name": "fedavg", "server_lr": server_lr}}
+        assert to_plain(resolve(load_recipe(recipe)))["algorithm"] == recorded
 
 
 def test_a_finished_run_stays_finished_until_a_new_key_is_set(place):
