@@ -38,7 +38,7 @@ DEFLATE_AT_MOST = 1032
 
 
 @dataclass(frozen=True)
-class Kind:
+class TffSet:
     """One of the three data sets.
 
     Attributes:
@@ -63,7 +63,7 @@ def _origin(title: str, stem: str, archive: str, sha256: str) -> Origin:
     return Origin(title, URL + archive, (published,), f"{stem}_train.h5 and {stem}_test.h5")
 
 
-EMNIST = Kind(
+EMNIST = TffSet(
     "fed_emnist",
     "fed-emnist",
     _origin(
@@ -75,7 +75,7 @@ EMNIST = Kind(
     {"pixels": ((28, 28), "f"), "label": ((), "iu")},
     62,
 )
-CIFAR100 = Kind(
+CIFAR100 = TffSet(
     "fed_cifar100",
     "fed-cifar100",
     _origin(
@@ -88,7 +88,7 @@ CIFAR100 = Kind(
     100,
     FEDDYN,
 )
-SHAKESPEARE = Kind(
+SHAKESPEARE = TffSet(
     "shakespeare",
     "fed-shakespeare",
     _origin(
@@ -135,7 +135,7 @@ def load_shakespeare(raw: str | Path) -> Dataset:
     return _dataset(Path(raw), SHAKESPEARE, halves, LETTERS, alphabet.verdict(str(raw)))
 
 
-def _both(raw: Path, kind: Kind, read: Callable[[Path], Half]) -> tuple[Half, Half]:
+def _both(raw: Path, kind: TffSet, read: Callable[[Path], Half]) -> tuple[Half, Half]:
     """Return both halves.
 
     Raises:
@@ -152,7 +152,7 @@ def _both(raw: Path, kind: Kind, read: Callable[[Path], Half]) -> tuple[Half, Ha
     return halves[0], halves[1]
 
 
-def _paths(raw: Path, kind: Kind) -> dict[str, Path]:
+def _paths(raw: Path, kind: TffSet) -> dict[str, Path]:
     return locate(raw, {half: (f"{kind.stem}_{half}.h5",) for half in ("train", "test")})
 
 
@@ -168,7 +168,7 @@ def _colours(images: np.ndarray) -> np.ndarray:
     return images.transpose(0, 3, 1, 2)
 
 
-def _images(path: Path, kind: Kind, sink: Spool | UnitImages, shown: Callable[[np.ndarray], np.ndarray]) -> Half:
+def _images(path: Path, kind: TffSet, sink: Spool | UnitImages, shown: Callable[[np.ndarray], np.ndarray]) -> Half:
     """Return images and labels of a file, read with one block in memory at a time.
 
     Raises:
@@ -207,7 +207,7 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *arrays])
 
 
-def _clients(path: Path, kind: Kind) -> Iterator[tuple[str, dict[str, h5py.Dataset]]]:
+def _clients(path: Path, kind: TffSet) -> Iterator[tuple[str, dict[str, h5py.Dataset]]]:
     """Yield the clients of a file in the order of their names, each with its fields, checked."""
     with h5py.File(path, "r", locking=False) as file:
         with closing(Storage(file, path, "memory")) as storage:
@@ -249,7 +249,7 @@ def _blocks(dataset: h5py.Dataset) -> Iterator[np.ndarray]:
 
 
 def _dataset(
-    raw: Path, kind: Kind, halves: tuple[Half, Half], vocabulary: str | None = None, remarks: tuple[str, ...] = ()
+    raw: Path, kind: TffSet, halves: tuple[Half, Half], vocabulary: str | None = None, remarks: tuple[str, ...] = ()
 ) -> Dataset:
     train, test = halves
     paths = _paths(raw, kind)

@@ -24,7 +24,7 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
-from hpcfed.reproduce.plan import Layout
+from hpcfed.reproduce.plan import ExperimentLayout
 
 
 def coefficients(steps: int, guessed: float, momentum: float) -> np.ndarray:
@@ -47,7 +47,7 @@ def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, flo
     return effective, first, float(w @ (squares - last**2)), float((norms**2 - norms * last).max())
 
 
-def compare_coefficients(experiment: Experiment, layout: Layout, folder: Path) -> tuple[Table, list[Path]]:
+def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
     """Return the constants' means over the rounds of each setting, as a table, and a figure per case in `folder`."""
     rows = []
     for number, setting in enumerate(layout.settings):

@@ -12,7 +12,7 @@ from hpcfed.report.measure import CRITERIA, Criterion, Spread, best, final, movi
 from hpcfed.report.paired import student
 from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
-from hpcfed.reproduce.plan import Layout, Setting
+from hpcfed.reproduce.plan import ExperimentLayout, Setting
 from hpcfed.run_folder.rounds import RECORD
 
 
@@ -64,7 +64,7 @@ class Reached:
         return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
 
 
-def read_settings(experiment: Experiment, layout: Layout) -> list[Measured]:
+def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Measured]:
     """Return the recorded runs of each setting.
 
     Raises:

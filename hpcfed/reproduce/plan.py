@@ -32,7 +32,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExperimentLayout:
     """An experiment's runs: as a sweep's plan, and by setting."""
 
     plan: Plan
@@ -52,7 +52,7 @@ def lay_out(
     *,
     to_targets: bool = False,
     methods: Sequence[str] = (),
-) -> Layout:
+) -> ExperimentLayout:
     """Return the runs of an experiment with prepared data.
 
     Args:
@@ -92,7 +92,7 @@ def lay_out(
                 settings.append(Setting(name, method, point, content["rounds"], outputs))
     units.sort(key=lambda unit: int(unit.seed))  # all settings of one seed before the next
     labels = tuple(setting.point for setting in settings)
-    return Layout(Plan(folder.parent.name, folder, (), labels, tuple(units)), tuple(settings))
+    return ExperimentLayout(Plan(folder.parent.name, folder, (), labels, tuple(units)), tuple(settings))
 
 
 def _grids(case: Case, method: str, entry: Entry) -> list[str]:

@@ -16,7 +16,7 @@ from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
 from hpcfed.reproduce.measure import read_settings
-from hpcfed.reproduce.plan import Layout, folder_of, lay_out
+from hpcfed.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
@@ -139,11 +139,11 @@ class ReproduceSession:
             raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
         return Shown(table, [folder / "table.md", *pictures])
 
-    def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> Layout:
+    def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
         return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)
 
 
-def _check(layout: Layout) -> None:
+def _check(layout: ExperimentLayout) -> None:
     """Raise an error if runs were refused, failed or lost.
 
     Raises:
