@@ -54,14 +54,13 @@ class Training:
     """Trains clients on this rank, group by group.
 
     Args:
-        parts: of the simulation that has not begun yet: the model is the initial one.
+        parts: of the simulation.
         buffer: takes the updates.
     """
 
     def __init__(self, parts: Parts, buffer: RoundBuffer):
         self._parts, self._buffer = parts, buffer
-        self._initial = parts.model.vector.clone()
-        self._moves = Moves(parts.clients, parts.method.local.begin(self._initial), parts.world)
+        self._moves = Moves(parts.clients, parts.method.local.begin(parts.initial_w), parts.world)
 
     def __call__(self, plan: RoundPlan) -> tuple[Mapping[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
@@ -76,16 +75,16 @@ class Training:
     def _next(self, round: int) -> list[int]:
         """Return the clients of the next round that are at home here."""
         clients = self._parts.cohorts.after(round)
-        return clients[self._parts.placement.home[clients] == self._parts.world.rank].tolist()
+        return clients[self._parts.placement.home_of(clients) == self._parts.world.rank].tolist()
 
     def _move(self, plan: RoundPlan) -> frozenset[int]:
         """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""
         placement, clients = self._parts.placement, plan.cohort.clients
         if not (placement.balanced and self._parts.method.local.stateful):
             return frozenset()
-        placed = zip(clients.tolist(), placement.home[clients].tolist(), plan.ranks, strict=True)
+        placed = zip(clients.tolist(), placement.home_of(clients).tolist(), plan.ranks, strict=True)
         moves = [Move(*move) for move in placed if move[1] != move[2] and plan.touched[move[0]]]
-        placement.home[clients] = plan.ranks
+        placement.move(clients, plan.ranks)
         return self._moves.begin(moves)
 
     def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
@@ -124,7 +123,7 @@ class Training:
             loss = self._parts.loss_of(plan.w, samples) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.work.common is not None, loss, self._parts.seed
             context = RoundContext(*about, Purpose.TILT)
-            state = self._parts.clients.get(client) or method.begin(self._initial)
+            state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             tilt = method.tilt(plan.w, plan.shared, state, context)
             tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
             members.append((place, about, state))

@@ -27,6 +27,8 @@ class Parts:
     method: Method
     federation: Federation
     model: FlatModel
+    initial_w: Tensor
+    """The model before round 1, (d,) on the device; never changed."""
     engine: Engine
     stepping: Stepping
     tuner: SequentialSolver | None

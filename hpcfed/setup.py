@@ -195,6 +195,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
+    initial_w = model.vector.clone()
     outputs: tuple[int, ...] = ()
     if recipe.loss.factory is not None or recipe.evaluate.metrics or loss.whole:
         with torch.no_grad():
@@ -206,7 +207,6 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
     again = cohorts.draws > 1 or recipe.evaluate.train.every > 0 or recipe.evaluate.clients.every > 0
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
-    home = homes(federation.sizes, world.size)
     balanced = recipe.balances(method.local.stateful)
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
     like = _zeros(1, federation, dtype, device)
@@ -214,19 +214,22 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     engine = engine_for(
         recipe.local, model, loss, seed, like, precision=recipe.precision, draws=draws, movable=balanced
     )
-    evaluator = Evaluator(recipe.evaluate, model, loss, sums, whole, shards, federation, home, world, outputs)
+    home = homes(federation.sizes, world.size)
+    placement = Placement(
+        home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size
+    )
+    evaluator = Evaluator(recipe.evaluate, model, loss, sums, whole, shards, federation, placement, world, outputs)
     parts = Parts(
         method=method,
         federation=federation,
         model=model,
+        initial_w=initial_w,
         engine=engine,
         stepping=Stepping(recipe.local),
         tuner=tuner_for(fine_tune, model, loss, seed, draws=draws) if fine_tune is not None else None,
         shards=shards,
         cohorts=cohorts,
-        placement=Placement(
-            home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size
-        ),
+        placement=placement,
         clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",

@@ -88,7 +88,7 @@ class Simulation:
             sum_on_device=parts.sum_on_device,
             hashes_updates=parts.hashes_updates,
         )
-        self.w: Tensor = parts.model.vector.detach().to("cpu", copy=True)
+        self.w: Tensor = parts.initial_w.to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)

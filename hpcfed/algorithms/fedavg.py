@@ -15,12 +15,12 @@ Reference: McMahan et al., AISTATS 2017, Algorithm 1 (η_g = 1); η_g as in Redd
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from pydantic import Field
 
 from hpcfed.algorithms._base import ClientRule, ServerRule
-from hpcfed.types import Means, RoundContext, ServerUpdate, State
+from hpcfed.types import UPGRADE, Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 
 @final
 class Plain(ClientRule):
-    """Local training on the client's own loss, reporting Δ_i."""
+    """Local training on the client's own loss, reporting Δ_i. Final: other rules derive from `ClientRule`."""
 
     choice: ClassVar[str | None] = "plain"
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        raise TypeError(
+            f"{cls.__name__} derives from Plain, which is final: derive it from hpcfed.algorithms._base.ClientRule; "
+            f"{UPGRADE}"
+        )
 
 
 class ServerStep(ServerRule):

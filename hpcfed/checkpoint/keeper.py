@@ -34,12 +34,11 @@ class Checkpoints:
         parts, simulation: the state that is saved.
 
     Attributes:
-        simulation: after the last round done.
         done: rounds restored from a checkpoint.
     """
 
     def __init__(self, recipe: Recipe, folder: RunFolder, parts: Parts, simulation: Simulation):
-        self._recipe, self._parts, self.simulation, self._run = recipe, parts, simulation, folder
+        self._recipe, self._parts, self._simulation, self._run = recipe, parts, simulation, folder
         self.done = 0
         session = parts.world.on_root(lambda: uuid.uuid4().hex[:8])  # unique in this folder
         self._folder = folder.path / "checkpoints"
@@ -76,9 +75,9 @@ class Checkpoints:
         Raises:
             InputError: it is of another recipe, holds other states, or is beyond the recipe's last round.
         """
-        names = self.simulation.replicated().keys()
+        names = self._simulation.replicated().keys()
         found = restore.newest(
-            self._folder, identity(self._recipe), names, self._layout, self._parts.placement.home, self._world, say
+            self._folder, identity(self._recipe), names, self._layout, self._parts.placement, self._world, say
         )
         if found is None:
             return 0, {}
@@ -87,8 +86,8 @@ class Checkpoints:
                 "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
                 where=str(self._run.path), remedy="choose another output for a shorter run",
             )  # fmt: skip
-        self.simulation.restore(found.replicated, found.clients)
-        self.simulation.magnitudes.restore(found.progress["magnitudes"])
+        self._simulation.restore(found.replicated, found.clients)
+        self._simulation.magnitudes.restore(found.progress["magnitudes"])
         self.done = self._saved_round = found.round
         return found.round, found.progress
 
@@ -122,7 +121,7 @@ class Checkpoints:
 
     def bytes_at_most(self) -> int:
         """Return the largest size of a checkpoint: with a state of every client that can have taken part."""
-        vectors = sum(tensor.nbytes for tensor in self.simulation.replicated().values())
+        vectors = sum(tensor.nbytes for tensor in self._simulation.replicated().values())
         if not self._parts.method.local.stateful:
             return vectors
         return vectors + self._parts.cohorts.most_participants * self._layout.record_bytes
@@ -156,7 +155,7 @@ class Checkpoints:
             self._is_due = False
             self._last = time.monotonic()
             self._saved_round = round
-            simulation = self.simulation
+            simulation = self._simulation
             self._writer.start(
                 Snapshot(
                     round,

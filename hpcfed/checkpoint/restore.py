@@ -18,6 +18,7 @@ from torch import Tensor
 from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
 from hpcfed.checkpoint.writer import manifests
 from hpcfed.errors import InputError
+from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
 
@@ -46,7 +47,7 @@ def newest(
     recipe: str,
     names: Collection[str],
     layout: RecordLayout,
-    home: np.ndarray,
+    placement: Placement,
     world: World,
     say: Callable[[str], None],
 ) -> Restored | None:
@@ -57,7 +58,7 @@ def newest(
         recipe: digest that its manifest must have.
         names: of the replicated tensors that it must hold.
         layout: of the clients' records.
-        home: (N,) rank of each client in this world.
+        placement: the rank of each client in this world.
         world: the ranks.
         say: prints a line on rank 0.
 
@@ -78,7 +79,7 @@ def newest(
                     where=str(path),
                     remedy="leave evaluate.model as it was, or choose another output",
                 )
-            mine = partial(_read_clients, folder, manifest, replicated, layout, home, world.rank)
+            mine = partial(_read_clients, folder, manifest, replicated, layout, placement, world.rank)
             clients = world.together(mine)
         except Damaged as damage:
             remark = f"{path} is damaged ({damage}); trying the one before"
@@ -149,14 +150,14 @@ def _read_clients(
     manifest: Manifest,
     replicated: Mapping[str, Tensor],
     layout: RecordLayout,
-    home: np.ndarray,
+    placement: Placement,
     rank: int,
 ) -> dict[int, State]:
     """Read the records of the clients at home on this rank."""
     touched = replicated["touched"].numpy()
     if len(touched) != manifest.num_clients:
         raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
-    places = np.flatnonzero(home[touched] == rank)
+    places = np.flatnonzero(placement.home_of(touched) == rank)
     mine = list(zip(places.tolist(), touched[places].tolist(), strict=True))
     if not mine:
         return {}

@@ -27,6 +27,7 @@ from hpcfed.data.shards import Shards
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, Loss, Metric
+from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 
 Value = float | list[Any] | None
@@ -104,7 +105,7 @@ class Evaluator:
         whole: Mapping[str, WholeMetric],
         shards: Shards,
         federation: Federation,
-        home: np.ndarray,
+        placement: Placement,
         world: World,
         outputs: Sequence[int] = (),
     ):
@@ -121,7 +122,7 @@ class Evaluator:
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
-        self._home = home
+        self._placement = placement
         self._world = world
         self._batch_size = section.batch_size
         self._outputs = tuple(outputs)
@@ -156,8 +157,9 @@ class Evaluator:
                     start = chunk * self._batch_size * prod(self._outputs)
                     outputs[start : start + len(rows)] = rows
             if train:
-                for client in np.flatnonzero((self._home == self._world.rank) & (self._federation.sizes > 0)):
-                    clients[client] = self.cells(self._shards.client(int(client)))
+                for client in self._placement.at_home(self._world.rank).tolist():
+                    if self._federation.sizes[client]:
+                        clients[client] = self.cells(self._shards.client(client))
         self._model.module.train()
         self._world.sum_in_place(slots)
         of_test = self._of_test(chunks) | (self._whole_of_test(outputs) if kept else {})

@@ -98,7 +98,7 @@ class ClientEvaluator:
 
     Args:
         section: the recipe's ``evaluate``.
-        parts: of the simulation before its first round: its model must be the initial one.
+        parts: of the simulation.
         evaluator: computes the measures.
     """
 
@@ -108,7 +108,6 @@ class ClientEvaluator:
         self._sizes = {"train": federation.sizes}
         if federation.test_offsets is not None:
             self._sizes["test"] = np.diff(federation.test_offsets)
-        self._initial = parts.model.vector.clone() if "last" in section.clients.models else None
         known = {"loss": False, "accuracy": True}
         self._directions = {
             name: known[name] if name in known else larger_is_better(section.metrics[name])
@@ -123,7 +122,7 @@ class ClientEvaluator:
         slots = np.zeros(shape, dtype=np.int64)
         cells = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         w = w.to(self._parts.model.vector.device)
-        for client in np.flatnonzero(self._parts.placement.home == world.rank).tolist():
+        for client in self._parts.placement.at_home(world.rank).tolist():
             for place, model in enumerate(models):
                 self._load(model, w, round, client)
                 for number, sizes in enumerate(self._sizes.values()):
@@ -151,9 +150,9 @@ class ClientEvaluator:
             steps = self._section.fine_tune.steps if self._sizes["train"][client] else 0
             task = Task(client, self._parts.shards.client(client), Tilt(), steps, guessed=0.0)
             next(self._parts.tuner.solve(w, [task], round))  # which leaves the client's last iterate in the model
-        elif which == "last" and self._initial is not None:
+        elif which == "last":
             state = self._parts.clients.get(client)
-            self._parts.model.vector.copy_(self._initial if state is None else state[LAST])
+            self._parts.model.vector.copy_(self._parts.initial_w if state is None else state[LAST])
         else:
             self._parts.model.vector.copy_(w)
 

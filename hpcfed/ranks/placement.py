@@ -164,21 +164,32 @@ class Placement:
         together: clients that take their steps together, if a rank has as many.
         group_size: consecutive members of a cohort that must be on the same rank.
 
-    Attributes:
-        home: rank that holds each client's state, (N,): its home, or the rank that trained it last.
+    A client's home moves with its state, to the rank that trained it last.
     """
 
     def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, group_size: int = 1):
-        self.home = home
+        self._home = home.copy()
         self.balanced = balanced and num_ranks > 1
         self._num_ranks, self._inseparable = num_ranks, group_size
         self._cost = WorkCost(together=together // group_size)
         self._speeds, self._rounds = [1.0] * num_ranks, 0
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
 
+    def home_of(self, clients: ArrayLike) -> np.ndarray:
+        """Return the rank that holds each client's state, (S,), from client numbers (S,)."""
+        return self._home[np.asarray(clients, np.int64)]
+
+    def at_home(self, rank: int) -> np.ndarray:
+        """Return the clients whose state a rank holds, in order, int64."""
+        return np.flatnonzero(self._home == rank)
+
+    def move(self, clients: np.ndarray, ranks: Sequence[int]) -> None:
+        """Make these ranks, (S,), the homes of clients, (S,)."""
+        self._home[clients] = ranks
+
     def place(self, clients: np.ndarray, samples: np.ndarray, steps: np.ndarray) -> list[int]:
         """Return the rank of each cohort member, (S,), from its client number, samples and steps, (S,) each."""
-        home = self.home[clients]
+        home = self.home_of(clients)
         if not self.balanced:
             return home.tolist()
         groups = np.arange(0, len(samples), self._inseparable)

@@ -76,7 +76,7 @@ class Forgetful(ClientRule):
         return Update(None, {"dleta": local.delta})
 
 
-class Old(Plain):
+class Old(ClientRule):
     @property
     def strength(self):
         return 0.1

@@ -129,7 +129,7 @@ def test_only_clients_that_took_part_take_memory(client_state, world, shared_tmp
     with parts.clients:
         for round, cohort in enumerate(([1, 7], [7, 2], [1, 7], [11, 2]), 1):
             simulation.round(round)
-            taken_part |= {client for client in cohort if parts.placement.home[client] == world.rank}
+            taken_part |= {client for client in cohort if parts.placement.home_of(client) == world.rank}
             assert sorted(parts.clients) == sorted(taken_part)
 
 

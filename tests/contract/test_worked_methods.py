@@ -13,11 +13,13 @@ from tests.mpi.recipes import small, write_small
 
 OLD = {
     "report": "from hpcfed.types import Report",
-    "who": "class Own(Plain):\n    def tilt(self, w, shared, client, who):\n        return Tilt(mu=who.client)",
+    "plain": "class Own(Plain):\n    strength = 0.1",
+    "who": "class Own(ClientRule):\n    def tilt(self, w, shared, client, who):\n        return Tilt(mu=who.client)",
     "step": "class Step(ServerStep):\n    def step(self, w, state, means):\n        return ServerUpdate(w)",
-    "vectors": "class Own(Plain):\n    def vectors(self, alike):\n        return ('delta', 'psi')",
+    "vectors": "class Own(ClientRule):\n    def vectors(self, alike):\n        return ('delta', 'psi')",
 }
 HEAD = """
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, ServerUpdate, Tilt
 Own, Step = Plain, ServerStep
@@ -78,11 +80,12 @@ def test_a_method_of_an_earlier_version_names_the_page(case, world, place):
 
 
 NOISY = """
-from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.types import Method, ServerUpdate, Update
 
 
-class Noisy(Plain):
+class Noisy(ClientRule):
     def report(self, local, w, shared, client, context):
         noise = w.new_tensor(context.stream().normal(size=len(w)))
         return Update(local.delta + 1e-3 * noise)
