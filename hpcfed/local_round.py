@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hpcfed.client.solver import Task
 from hpcfed.client.state_transfer import Move, Moves
-from hpcfed.client.work import Work
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.parts import Parts
@@ -31,23 +30,32 @@ class RoundPlan:
     """What a round begins with; the same on every rank.
 
     Attributes:
-        round: its number, counted from 1.
-        cohort, work: who takes part, and what they have to do.
+        round, lr: its number, counted from 1, and its η_l.
+        cohort: its clients, with their weights and steps.
         ranks: the rank of each member, (S,).
-        lr: η_l of the round.
+        effective_steps: ‖a_i‖₁ of each member, (S,); None if not asked for, or if the client optimizer has none.
+        common_steps: the ‖a‖₁ that all members share, else None.
+        factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
         w: the server's model, (d,) in the run's dtype on the device.
         shared: what the server keeps for the clients, likewise.
         touched: (N,) bool, which clients have a state, on whatever rank.
     """
 
     round: int
+    lr: float
     cohort: Cohort
     ranks: Sequence[int]
-    work: Work
-    lr: float
+    effective_steps: Sequence[float | None]
+    common_steps: float | None
+    factors: np.ndarray
     w: Tensor
     shared: State
     touched: np.ndarray
+
+    @property
+    def alike(self) -> bool:
+        """Whether ‖a_i‖₁ is known and the same for all members."""
+        return self.common_steps is not None
 
 
 class Training:
@@ -121,7 +129,7 @@ class Training:
         for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
             info = ClientInfo(client, int(federation.sizes[client]), federation.mean_size)
             loss = self._parts.loss_of(plan.w, samples) if method.loss_at_w else None
-            about = plan.round, plan.lr, info, plan.work.common is not None, loss, self._parts.seed
+            about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
             context = RoundContext(*about, Purpose.TILT)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             tilt = method.tilt(plan.w, plan.shared, state, context)
@@ -129,7 +137,7 @@ class Training:
             members.append((place, about, state))
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         for (place, about, state), client, local in zip(members, clients, solved, strict=True):
-            effective_steps = plan.work.effective_steps[place]
+            effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
             check_update(self._parts.method.name, update, self._buffer.names, self._buffer.scalars, local.delta)
@@ -138,7 +146,7 @@ class Training:
                 float(cohort.counts[place]),
                 update.named,
                 scalars=update.scalars,
-                factor=float(plan.work.factors[place]),
+                factor=float(plan.factors[place]),
                 loss_sum=local.loss_sum,
                 steps=local.steps,
                 skips=self._parts.skips_bad,

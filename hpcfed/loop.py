@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from hpcfed.checkpoint.keeper import Checkpoints
+from hpcfed.clock import ENDING, Clock
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import EnvironmentFailure, HpcfedError, Stopped
-from hpcfed.evaluation.evaluate import Evaluator, Scores
+from hpcfed.errors import EnvironmentFailure, HpcfedError
+from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
 from hpcfed.parts import Parts
 from hpcfed.ranks.devices import DeviceSlot
-from hpcfed.ranks.signals import Signals, catch_signals
+from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
 from hpcfed.round_checks import RanksDiffer, ranks_differ
@@ -27,7 +27,7 @@ from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
-from hpcfed.stopping import Stopping, TimeLeft
+from hpcfed.stopping import Stopping
 from hpcfed.trail.certificate import write_certificate
 from hpcfed.types import Request
 from hpcfed.user_code.blame import blamed
@@ -53,9 +53,10 @@ def train(
         observers = Observers(recipe, world)
         with parts.clients:
             of_clients = ClientEvaluator(recipe.evaluate, parts, evaluator)
-            checkpoints = Checkpoints(recipe, folder, parts, Simulation(parts))
+            simulation = Simulation(parts)
+            checkpoints = Checkpoints(recipe, folder, parts, simulation)
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
-            data = world.on_root(lambda: folder.claim(recipe, done, checkpoints.simulation.hash if done else None))
+            data = world.on_root(lambda: folder.claim(recipe, done, simulation.hash if done else None))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, recipe.reduction)
@@ -73,10 +74,9 @@ def train(
                     _nothing_old_collected(),
                     parts.watch.watching(),
                 ):
-                    session = Session(
-                        recipe, parts, evaluator, of_clients, checkpoints, caught, recorder, reporter, observers
-                    )
-                    ending.stopped = _rounds(session, progress)
+                    clock = Clock(recipe.stop, caught, checkpoints, world)
+                    state = recipe, parts, simulation, evaluator, of_clients, checkpoints
+                    ending.stopped = _rounds(Session(*state, clock, recorder, reporter, observers), progress)
                 world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
 
 
@@ -96,83 +96,87 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Session:
-    """What the rounds of a run are done with: who trains and measures, who is heard, and who is told."""
+    """Everything the round loop needs."""
 
     recipe: Recipe
     parts: Parts
+    simulation: Simulation
     evaluator: Evaluator
     of_clients: ClientEvaluator
     checkpoints: Checkpoints
-    caught: Signals
+    clock: Clock
     recorder: Recorder
     reporter: Reporter
     observers: Observers
 
-    def tell(
-        self, round: int, outcome: RoundResult, scores: tuple[Scores, ClientScores | None], seconds: dict[str, float]
-    ) -> None:
-        """Record a round, and tell of it whoever looks on."""
-        row = self.recorder.add(round, outcome, *scores, seconds)
-        self.reporter.update(row)
-        self.observers.round(row)
-
 
 def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
-    """Run the rounds that are not done yet; return why they ended before the last one, if they did.
+    """Run the rounds that remain; return why ``stop`` ended them before the last one, if it did.
 
     Raises:
-        Stopped: they ended early, and the same command goes on.
+        Stopped: a signal or the clock ended them, and the same command goes on.
     """
-    recipe, checkpoints, caught = session.recipe, session.checkpoints, session.caught
-    simulation, world, watch = checkpoints.simulation, session.parts.world, session.parts.watch
-    stopping, time_left = Stopping(recipe.stop, progress.get("stopping")), TimeLeft(recipe.stop)
-    ended, worked, early, round = time.perf_counter(), time.process_time(), Request.NOTHING, checkpoints.done
+    recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
+    stopping = Stopping(recipe.stop, progress.get("stopping"))
     while round < recipe.rounds and stopping.reason is None and not early:
         round += 1
-        started = ended  # so that writing the record counts, with the round after it
-        asks = checkpoints.asks() | (Request.STOP if caught.name else Request.NOTHING)
-        if world.is_root and time_left.is_up(checkpoints.seconds):
-            asks |= Request.TIME_IS_UP
-        try:
-            outcome = simulation.round(round, asks=asks, written=checkpoints.written)
-        except RanksDiffer as error:
-            if recipe.algorithm.factory is None:
-                raise
-            raise ranks_differ(round, error.which, own_method=True) from error
-        trained = time.perf_counter()
-        watch.stage(f"round {round}: evaluation", waits=True)
-        scores = _evaluate(session, round)
-        ended = time.perf_counter()
-        time_left.add(ended - started)
-        before, worked = worked, time.process_time()
-        seconds = {"evaluate": ended - trained, "total": ended - started, "cpu": worked - before}
-        session.tell(round, outcome, scores, seconds)
-        stopping.add(scores[0])
-        done = round == recipe.rounds or stopping.reason is not None
-        early = Request.NOTHING if done else outcome.asks & (Request.STOP | Request.TIME_IS_UP)
-        kept = {"totals": dict(session.recorder.totals), "stopping": stopping.progress()}
-        watch.stage(f"round {round}: checkpoint", waits=True)
-        checkpoints.after(round, outcome.asks, outcome.written, kept, last=done or bool(early), early=bool(early))
-    checkpoints.finish()
+        # 1. Train a cohort: local work, one Allreduce, the server's step.
+        result = _train(session, round)
+        # 2. Evaluate the model, where the recipe asks for it.
+        scores, of_clients = _evaluate(session, round)
+        # 3. Record the round; notify progress and observers.
+        _record(session, round, result, scores, of_clients)
+        # 4. End early by scores, a signal or the clock; save where it is due.
+        stopping.add(scores)
+        is_last = round == recipe.rounds or stopping.reason is not None
+        early = Request.NOTHING if is_last else result.asks & ENDING
+        _save(session, round, result, stopping, is_last=is_last, early=bool(early))
+    session.checkpoints.finish()
     if early:
-        what = (
-            time_left.reason() + " is near"
-            if Request.TIME_IS_UP in early
-            else caught.name or "a signal to another rank"
-        )
-        raise Stopped(
-            f"{recipe.name} stopped after round {round}: {what}", remedy="the same command goes on from there"
-        )
-    if stopping.reason is not None:
-        session.reporter.say(f"{recipe.name}: stopped after round {round}, {stopping.reason}")
+        raise session.clock.stopped(recipe.name, round, early)
+    _finish(session, round, stopping.reason)
+    return stopping.reason
+
+
+def _train(session: Session, round: int) -> RoundResult:
+    """Train a round; ranks that differ are looked for in a user's method first."""
+    try:
+        requests, written = session.clock.requests(), session.checkpoints.written
+        return session.simulation.round(round, asks=requests, written=written)
+    except RanksDiffer as error:
+        if session.recipe.algorithm.factory is None:
+            raise
+        raise ranks_differ(round, error.which, own_method=True) from error
+    finally:
+        session.clock.trained()
+
+
+def _record(
+    session: Session, round: int, result: RoundResult, scores: Mapping[str, Any], clients: ClientScores | None
+) -> None:
+    row = session.recorder.add(round, result, scores, clients, session.clock.lap())
+    session.reporter.update(row)
+    session.observers.round(row)
+
+
+def _save(session: Session, round: int, result: RoundResult, stopping: Stopping, *, is_last: bool, early: bool) -> None:
+    kept = {"totals": dict(session.recorder.totals), "stopping": stopping.progress()}
+    session.parts.watch.stage(f"round {round}: checkpoint", waits=True)
+    session.checkpoints.after(round, result.asks, result.written, kept, last=is_last or early, early=early)
+
+
+def _finish(session: Session, round: int, reason: str | None) -> None:
+    """Write the models of a run that has ended, and print how it went."""
+    name, simulation = session.recipe.name, session.simulation
+    if reason is not None:
+        session.reporter.say(f"{name}: stopped after round {round}, {reason}")
     if simulation.magnitudes.repeats > MANY_REPEATS * round:
         session.reporter.say(
-            f"{recipe.name}: {simulation.magnitudes.repeats} of {round} rounds were run twice, since the size of the "
+            f"{name}: {simulation.magnitudes.repeats} of {round} rounds were run twice, since the size of the "
             "updates changed too much from one round to the next (column 'attempts')"
         )
     models = session.parts.model, simulation.w, simulation.evaluated()
-    world.on_root(lambda: session.recorder.keep_models(*models))
-    return stopping.reason
+    session.parts.world.on_root(lambda: session.recorder.keep_models(*models))
 
 
 @contextmanager
@@ -186,18 +190,19 @@ def _nothing_old_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _evaluate(session: Session, round: int) -> tuple[Scores, ClientScores | None]:
-    """Measure the round's model where the recipe asks for it; the last round always counts as asked for."""
+def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientScores | None]:
+    """Return the scores of the round's model by column; the last round is evaluated whatever the period."""
 
     def due(every: int) -> bool:
         return every > 0 and (round % every == 0 or round == session.recipe.rounds)
 
+    session.parts.watch.stage(f"round {round}: evaluation", waits=True)
     section, world = session.recipe.evaluate, session.parts.world
     test, train, clients = due(section.every), due(section.train.every), due(section.clients.every)
     if not (test or train or clients):
         return session.evaluator.nothing, None
     try:
-        w = session.checkpoints.simulation.evaluated()
+        w = session.simulation.evaluated()
         scores = session.evaluator(w, test=test, train=train)
         of_clients = session.of_clients(w, round) if clients else None
         for remark in session.evaluator.news():

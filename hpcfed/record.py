@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.evaluation.evaluate import Scores
+from hpcfed.evaluation.evaluate import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
@@ -76,9 +76,14 @@ class Recorder:
                     file.close()
 
     def add(
-        self, round: int, outcome: RoundResult, scores: Scores, clients: ClientScores | None, seconds: dict[str, float]
+        self,
+        round: int,
+        outcome: RoundResult,
+        scores: Mapping[str, Value],
+        clients: ClientScores | None,
+        seconds: Mapping[str, float],
     ) -> dict[str, Any]:
-        """Write one round, and return its row of ``metrics.jsonl``.
+        """Write one round, and return its row of ``metrics.jsonl``; `scores` are columns of it.
 
         Raises:
             EnvironmentFailure: the disk refuses.
@@ -95,7 +100,7 @@ class Recorder:
             "round": round,
             "cohort": outcome.cohort.clients.tolist(),
             "local_loss": outcome.local_loss,
-            **scores.columns(),
+            **scores,
             "clients": None if clients is None else clients.summary(),
             "skipped": outcome.skipped,
             "attempts": outcome.attempts,
@@ -105,7 +110,7 @@ class Recorder:
             "mean_delta_sq": outcome.means.mean_delta_sq if has_delta else None,
             **self.totals,
             "hash": outcome.hash,
-            "seconds": {name: _round_off(value) for name, value in (outcome.seconds | seconds).items()},
+            "seconds": {name: _round_off(value) for name, value in {**outcome.seconds, **seconds}.items()},
             "imbalance": _round_off(outcome.imbalance),
         }
         if self._file is not None:

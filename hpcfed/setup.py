@@ -215,9 +215,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         recipe.local, model, loss, seed, like, precision=recipe.precision, draws=draws, movable=balanced
     )
     home = homes(federation.sizes, world.size)
-    placement = Placement(
-        home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size
-    )
+    placement = Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)
     evaluator = Evaluator(recipe.evaluate, model, loss, sums, whole, shards, federation, placement, world, outputs)
     parts = Parts(
         method=method,

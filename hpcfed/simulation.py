@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.algorithms._client_average import evaluated_model
-from hpcfed.client.work import Work, known_work
+from hpcfed.client.work import common_to_all, effective_work
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
 from hpcfed.local_round import RoundPlan, Training
@@ -52,15 +52,6 @@ class RoundResult:
     """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
     update_hashes: np.ndarray | None = None
     """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """A round's training and reduction, on this rank: the sums, the clients' next states, and seconds spent."""
-
-    sums: Sums
-    states: Mapping[int, State]
-    seconds: Mapping[str, float]
 
 
 class Simulation:
@@ -112,25 +103,22 @@ class Simulation:
         """
         plan = self.plan(round)
         cohort, ranks = plan.cohort, plan.ranks
-        vectors = self._parts.method.reported(plan.work.common is not None)
-        counts = counts_of(vectors, cohort.counts, plan.work.factors)
+        counts = counts_of(self._parts.method.reported(plan.alike), cohort.counts, plan.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
-        attempts = 1
-        attempt = self._attempt(plan, units, asks, written)
-        self._parts.placement.learn(ranks, cohort.work, cohort.steps, attempt.sums.local_seconds)
-        better = self._better_units(units, counts, attempt.sums, round)
-        spent = attempt.seconds
+        sums, states, spent = self._attempt(plan, units, asks, written)
+        self._parts.placement.learn(ranks, cohort.work, cohort.steps, sums.local_seconds)
+        better = self._better_units(units, counts, sums, round)
         if better is not None:
-            first, units, attempts = attempt.sums, better, 2
-            attempt = self._attempt(plan, units, asks, written)
-            check_repeated(first, attempt.sums, round, cohort, ranks, self._parts.federation, self._world)
-            spent = {name: spent[name] + seconds for name, seconds in attempt.seconds.items()}
+            first, first_spent, units = sums, spent, better
+            sums, states, spent = self._attempt(plan, units, asks, written)
+            check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
+            spent = {name: first_spent[name] + seconds for name, seconds in spent.items()}
             self.magnitudes.repeats += 1
-        sums, reduced = attempt.sums, time.perf_counter()
-        means = self._means(round, cohort, sums, plan.work)
+        reduced = time.perf_counter()
+        means = self._means(plan, sums)
         server_lr = self._step(means, plan)
         self.magnitudes.learn(sums.bounds)
-        self._parts.clients.commit(attempt.states)
+        self._parts.clients.commit(states)
         self._hash = None
         if self._parts.method.local.stateful:
             self.touched[cohort.clients[sums.status == DONE]] = True
@@ -148,12 +136,17 @@ class Simulation:
             imbalance=float(local.max() / local.mean()) if local.mean() > 0 else 1.0,
             units={name: own[-1] for name, own in units.items()} if self._is_exact else None,
             hash=self.hash,
-            attempts=attempts,
+            attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
         )
 
-    def _attempt(self, plan: RoundPlan, units: Mapping[str, Units], asks: Request, written: int) -> _Attempt:
+    def _attempt(
+        self, plan: RoundPlan, units: Mapping[str, Units], asks: Request, written: int
+    ) -> tuple[Sums, Mapping[int, State], Mapping[str, float]]:
         """Train a round's cohort and reduce what it reports, in these units.
+
+        Returns:
+            The sums, the next states of the clients trained here, and the seconds spent.
 
         Raises:
             Diverged, EnvironmentFailure: as `round` does.
@@ -174,7 +167,7 @@ class Simulation:
             "wait": float((local.max() - local).mean()),
             "reduce": max(reduced - trained - waited, 0.0),
         }
-        return _Attempt(sums, states, seconds)
+        return sums, states, seconds
 
     def _better_units(
         self, units: Mapping[str, Units], counts: Mapping[str, np.ndarray], sums: Sums, round: int
@@ -192,13 +185,15 @@ class Simulation:
     def plan(self, round: int) -> RoundPlan:
         """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
-        work = known_work(self._parts.method, self._parts.stepping, cohort, round)
+        effective_steps, factors = effective_work(self._parts.method, self._parts.stepping, cohort, round)
         return RoundPlan(
             round=round,
+            lr=self._parts.stepping.lr(round),
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
-            work=work,
-            lr=self._parts.stepping.lr(round),
+            effective_steps=effective_steps,
+            common_steps=common_to_all(effective_steps),
+            factors=factors,
             w=self.w.to(self._device),
             shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},
             touched=self.touched,
@@ -211,8 +206,9 @@ class Simulation:
             Diverged: the model is not finite afterwards.
         """
         method = self._parts.method
-        alike = plan.work.common is not None
-        context = RoundContext(plan.round, plan.lr, None, alike, seed=self._parts.seed, purpose=Purpose.SERVER_STEP)
+        context = RoundContext(
+            plan.round, plan.lr, None, plan.alike, seed=self._parts.seed, purpose=Purpose.SERVER_STEP
+        )
         stepped = method.server.step(self.w.double(), self.server, means, context)
         check_step(method.name, stepped, self.w)
         self.shared = method.local.share(self.shared, means)
@@ -250,8 +246,8 @@ class Simulation:
         known = self.w, self._previous, self._mean_delta, self.shared, self.server
         return evaluated_model(which, *known).to(self._dtype)
 
-    def _means(self, round: int, cohort: Cohort, sums: Sums, work: Work) -> Means:
-        done = sums.status != SKIPPED
+    def _means(self, plan: RoundPlan, sums: Sums) -> Means:
+        cohort, done = plan.cohort, sums.status != SKIPPED
         kept = 1.0 if done.all() else float(cohort.shares[done].sum())
         vectors = sums.vectors if kept == 1.0 else {name: total / kept for name, total in sums.vectors.items()}
         delta = vectors.get(DELTA)
@@ -262,9 +258,9 @@ class Simulation:
             delta_sq=math.nan if delta is None else float(torch.dot(delta, delta)),
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
-            round=round,
-            lr=self._parts.stepping.lr(round),
-            effective_steps=work.common,
+            round=plan.round,
+            lr=plan.lr,
+            effective_steps=plan.common_steps,
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in sums.scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcfed.config.limits import Stop
-from hpcfed.evaluation.evaluate import Scores
 
 RECENT = 10
 """Number of last rounds, the longest of which is the expected time of the next one."""
@@ -46,13 +45,13 @@ class Stopping:
             "reason": self.reason,
         }
 
-    def add(self, scores: Scores) -> None:
-        """Add a round's scores, the same on every rank."""
-        if scores.test_loss is not None:  # evaluated
+    def add(self, scores: Mapping[str, Any]) -> None:
+        """Add a round's scores by column, the same on every rank."""
+        if scores["test_loss"] is not None:  # evaluated
             self.reason = self._target(scores) or self._patience(scores)
 
-    def _target(self, scores: Scores) -> str | None:
-        target, accuracy = self._rule.test_accuracy, scores.test_accuracy
+    def _target(self, scores: Mapping[str, Any]) -> str | None:
+        target, accuracy = self._rule.test_accuracy, scores["test_accuracy"]
         if target is None or accuracy is None:
             return None
         self._reached = self._reached + 1 if accuracy >= target else 0
@@ -61,17 +60,18 @@ class Stopping:
         times = f" {self._reached} times in a row" if self._reached > 1 else ""
         return f"stop.test_accuracy: {accuracy:.4f} reaches {target:g}{times}"
 
-    def _patience(self, scores: Scores) -> str | None:
-        if self._rule.patience is None or scores.test_loss is None:
+    def _patience(self, scores: Mapping[str, Any]) -> str | None:
+        loss, accuracy = scores["test_loss"], scores["test_accuracy"]
+        if self._rule.patience is None or loss is None:
             return None
-        score = -scores.test_loss if scores.test_accuracy is None else scores.test_accuracy
+        score = -loss if accuracy is None else accuracy
         if self._best is None or score > self._best:
             self._best, self._since_best = score, 0
         else:
             self._since_best += 1
         if self._since_best < self._rule.patience:
             return None
-        what = "test loss" if scores.test_accuracy is None else "test accuracy"
+        what = "test loss" if accuracy is None else "test accuracy"
         return f"stop.patience: no better {what} in {self._since_best} evaluations"
 
 

@@ -9,7 +9,7 @@ outputs of all ranks in the order of the file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -34,23 +34,8 @@ Value = float | list[Any] | None
 """A metric's value: a number, a matrix as nested lists, None where it is undefined."""
 FEW = 4
 """Clients named in a line."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Results of an evaluation; None if not requested or undefined."""
-
-    test_loss: float | None = None
-    test_accuracy: float | None = None
-    train_loss: float | None = None
-    train_accuracy: float | None = None
-    own: Mapping[str, Value] = field(default_factory=dict)
-    """The recipe's ``evaluate.metrics``, as ``test_<name>`` and ``train_<name>``."""
-
-    def columns(self) -> dict[str, Value]:
-        """Return all scores by their names in the record."""
-        named = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
-        return {name: getattr(self, name) for name in named} | dict(self.own)
+COLUMNS = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
+"""Columns of the record that every task has; the recipe's ``evaluate.metrics`` follow, each of test and training."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +115,16 @@ class Evaluator:
         self._news: list[str] = []
 
     @property
-    def nothing(self) -> Scores:
+    def nothing(self) -> dict[str, Value]:
         """Scores of a round that is not evaluated, all None."""
         return self._scores({}, {})
 
-    def __call__(self, w: Tensor, *, test: bool, train: bool) -> Scores:
-        """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction."""
+    def __call__(self, w: Tensor, *, test: bool, train: bool) -> dict[str, Value]:
+        """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction.
+
+        Returns:
+            Scores by their columns in the record; None if not asked for or undefined.
+        """
         num_test = self._federation.num_test if test else 0
         num_chunks = -(-num_test // self._batch_size)
         num_clients = self._federation.num_clients if train else 0
@@ -259,12 +248,11 @@ class Evaluator:
                 found[name] = float((total[0] if summed else total[0] / count[0]).mean())
         return found
 
-    def _scores(self, test: Mapping[str, Value], train: Mapping[str, Value]) -> Scores:
-        found: dict[str, Any] = {f"test_{name}": value for name, value in test.items()}
+    def _scores(self, test: Mapping[str, Value], train: Mapping[str, Value]) -> dict[str, Value]:
+        found = {f"test_{name}": value for name, value in test.items()}
         found |= {f"train_{name}": value for name, value in train.items()}
-        names = self._section.metrics
-        own = {f"{part}_{name}": found.pop(f"{part}_{name}", None) for part in ("test", "train") for name in names}
-        return Scores(**found, own=own)
+        own = (f"{part}_{name}" for part in ("test", "train") for name in self._section.metrics)
+        return {column: found.get(column) for column in (*COLUMNS, *own)}
 
 
 def _value(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:

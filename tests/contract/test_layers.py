@@ -23,7 +23,7 @@ LEVELS = (
     {"cite", "evaluation", "local_round", "watch"},
     {"setup", "simulation", "stopping"},
     {"checkpoint", "record"},
-    {"doctor", "tools", "trail"},
+    {"clock", "doctor", "tools", "trail"},
     {"loop", "rewind"},
     {"api", "submit", "sweep", "verify"},
     {"loaded", "reproduce", "scaling"},

@@ -9,9 +9,12 @@ import pytest
 import hpcfed
 from hpcfed.config.limits import Stop
 from hpcfed.errors import Stopped
-from hpcfed.evaluation.evaluate import Scores
 from hpcfed.stopping import Stopping
 from tests.mpi.recipes import small, write_small
+
+
+def scores(test_loss: float | None = None, test_accuracy: float | None = None) -> dict[str, float | None]:
+    return {"test_loss": test_loss, "test_accuracy": test_accuracy}
 
 
 def told(rule: dict, accuracies: list[float | None], losses: list[float] | None = None) -> int | None:
@@ -19,10 +22,10 @@ def told(rule: dict, accuracies: list[float | None], losses: list[float] | None 
     stopping = Stopping(Stop(**rule))
     losses = losses or [1.0] * len(accuracies)
     for number, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1):
-        stopping.add(Scores())  # a round without evaluation
+        stopping.add(scores())  # a round without evaluation
         if stopping.reason is not None:
             raise AssertionError("ended by a round that was not evaluated")
-        stopping.add(Scores(test_loss=loss, test_accuracy=accuracy))
+        stopping.add(scores(test_loss=loss, test_accuracy=accuracy))
         if stopping.reason is not None:
             return number
     return None
@@ -83,12 +86,12 @@ def test_what_was_reached_counts_for_the_same_target_only():
     """A run that goes on remembers its best accuracy; how often it reached a target is of that target."""
     before = Stopping(Stop(test_accuracy=0.5, for_=2, patience=3))
     for accuracy in (0.6, 0.4, 0.6):
-        before.add(Scores(test_loss=1.0, test_accuracy=accuracy))
+        before.add(scores(test_loss=1.0, test_accuracy=accuracy))
     same, other = (
         Stopping(Stop(test_accuracy=target, for_=2, patience=3), before.progress()) for target in (0.5, 0.55)
     )
     for stopping in (same, other):
-        stopping.add(Scores(test_loss=1.0, test_accuracy=0.6))
+        stopping.add(scores(test_loss=1.0, test_accuracy=0.6))
     assert same.reason is not None
     assert "stop.test_accuracy" in same.reason
     assert other.reason is not None
