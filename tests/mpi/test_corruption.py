@@ -1,4 +1,4 @@
-"""A rank whose memory went wrong is found in the next round but one at the latest, and named by every rank."""
+"""A rank whose memory went wrong is found in the same round, before its sums are used, and named by every rank."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ def flip_lowest_bit(vector: torch.Tensor) -> None:
 def test_one_flipped_bit_stops_every_rank_and_names_the_culprit(what, culprit, simulation, world):
     if world.rank == culprit:
         flip_lowest_bit(simulation.w if what == "w" else simulation.server["h"])
-    simulation.round(2)  # says what the state was after round 1
-    with pytest.raises(EnvironmentFailure, match=r"round 3: the ranks no longer hold the same model") as stopped:
-        simulation.round(3)
+    with pytest.raises(EnvironmentFailure, match=r"round 2: the ranks no longer hold the same model") as stopped:
+        simulation.round(2)
     assert f"rank {culprit} on {world.hosts[culprit]} differing" in str(stopped.value)
     assert str(stopped.value).count("rank ") == 1
 
