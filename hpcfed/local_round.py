@@ -133,7 +133,8 @@ class Training:
             context = RoundContext(*about, Purpose.TILT)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             tilt = method.tilt(plan.w, plan.shared, state, context)
-            tasks.append(Task(client, samples, tilt, int(cohort.steps[place]), float(cohort.guessed[place])))
+            steps, guessed = int(cohort.steps[place]), float(cohort.guessed[place])
+            tasks.append(Task(client, samples, tilt, steps, guessed, info, plan.shared, state))
             members.append((place, about, state))
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         for (place, about, state), client, local in zip(members, clients, solved, strict=True):

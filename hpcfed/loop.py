@@ -87,6 +87,8 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{empty} {what} as an update of 0 (weights: uniform)"
     if idle := parts.cohorts.idle(parts.world.size):
         yield f"{idle}; the result is the same"
+    if recipe.local.step is not None:
+        yield f"local.step: {recipe.local.step} trains one client after another (local.engine: sequential)"
     if recipe.evaluate.every and not parts.federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"
     if late := [entry.round for entry in recipe.local.lr_schedule if entry.round > recipe.rounds]:

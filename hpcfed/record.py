@@ -44,6 +44,7 @@ class Recorder:
 
     ``params_up`` and ``params_down`` count parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of what is
     sent: parameters × bytes of the run's dtype × vectors of the round, and 8 bytes for each reported scalar.
+    ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
 
     Args:
         folder: the run folder.

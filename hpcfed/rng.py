@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     REPORT = 10
     NEXT_STATE = 11
     SERVER_STEP = 12
+    LOCAL_STEP = 13
 
 
 class _Key(ISeedSequence):

@@ -14,7 +14,7 @@ from hpcfed import algorithms, models
 from hpcfed.algorithms._client_average import following_clients, following_iterates
 from hpcfed.algorithms._compatibility import check_parts, check_product
 from hpcfed.cohort import Cohorts
-from hpcfed.config.factory import made
+from hpcfed.config.factory import made, own_step
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.metrics import CLASSES, check_metrics, targets_of
 from hpcfed.config.recipe import Algorithm, Local, LossSection, Recipe
@@ -62,6 +62,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
     check_product(recipe, method)
     check_observers(recipe.observers, recipe.python_path)
+    own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         _check_samples(recipe, federation, spec)
         if federation.task == "survival" and recipe.loss.factory is None:
@@ -112,7 +113,7 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None, *, cou
         "compile: true": recipe.local.compile,
         "loss.name: cox": couples,
         "loss.weights": recipe.loss.weights is not None,
-        f"{method.name}, whose gradients are taken elsewhere than at y": method.local.evaluates_elsewhere,
+        f"local.step: {recipe.local.step}": recipe.local.step is not None,
     }
     if engine == "auto":
         stacks = spec is not None and spec.stacks and recipe.loss.factory is None and not any(hindrances.values())
@@ -211,8 +212,18 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune
     like = _zeros(1, federation, dtype, device)
     seed = recipe.seed.batches
+    step = own_step(recipe.local, recipe.python_path)
     engine = engine_for(
-        recipe.local, model, loss, seed, like, precision=recipe.precision, draws=draws, movable=balanced
+        recipe.local,
+        model,
+        loss,
+        seed,
+        like,
+        precision=recipe.precision,
+        draws=draws,
+        movable=balanced,
+        elsewhere=method.local.evaluates_elsewhere,
+        own_step=step,
     )
     home = homes(federation.sizes, world.size)
     placement = Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)

@@ -111,7 +111,8 @@ class Tilt:
     where ``from_anchor`` is set at the anchor.
 
     The gradient is taken at y + ``offset``, (d,), and with an ascent ``radius`` ρ (SAM) at ρ g/‖g‖ from there, g the
-    minibatch's gradient there. Rules that set either say ``evaluates_elsewhere`` and train with the sequential engine.
+    minibatch's gradient there. Rules that set either say ``evaluates_elsewhere``. A step with a radius computes two
+    gradients and counts as one: τ_i, the effective steps and the record's ``gradients`` count steps.
     """
 
     shift: Tensor | None = None
@@ -128,7 +129,7 @@ class LocalResult:
 
     Attributes:
         delta: Δ_i = w − y_i, (d,), in the run's dtype. The solver's buffer: valid until its next solve.
-        steps: minibatch gradients computed, τ_i.
+        steps: τ_i, minibatch steps; one gradient each, but two with a tilt's radius, and any number by an own step.
         loss_sum: sum over those steps of the minibatch loss, before the tilt.
         lr: η_l of the round.
         effective_steps: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods without

@@ -98,6 +98,8 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
             reason,
             "use optimizer: sgd, with momentum if you like",
         )
+    if recipe.local.step is not None:
+        yield from _without_meaning_by_an_own_step(recipe, method)
     if guess != "none" and method.local.full_gradient:
         yield (
             f"guess: {guess} with {method.name}",
@@ -114,3 +116,20 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
     if averages and (method.normalize is not None or not method.local.reports_delta):
         reason = "the clients' plain average is not reduced there"
         yield f"evaluate.model: cohort-average with {method.name}", reason, "use last or client-average"
+
+
+def _without_meaning_by_an_own_step(recipe: Recipe, method: Method) -> Iterator[tuple[str, str, str]]:
+    step = f"local.step: {recipe.local.step}"
+    if method.uses_effective_steps:
+        needs = "a normalisation by steps" if method.normalize is not None else f"the local method of {method.name}"
+        reason = f"{needs} divides by ‖a_i‖₁, and a step of your own has none"
+        yield f"{step} with {method.name}", reason, "use another method, or the built-in steps"
+    if method.local.full_gradient:
+        reason = "its round is one step along the full gradient"
+        yield f"{step} with {method.name}", reason, "use fedavg, with local.steps: 1 and local.batch_size: full"
+    if method.local.evaluates_elsewhere:
+        reason = "its tilt and the step would both choose where gradients are taken"
+        yield f"{step} with {method.name}", reason, "let the step do it, with another method"
+    if recipe.guess != "none":
+        reason = "a step of your own leaves no moment to guess from"
+        yield f"guess: {recipe.guess} with {step}", reason, "use guess: none"

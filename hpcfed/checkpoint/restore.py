@@ -90,7 +90,7 @@ def newest(
     return None
 
 
-def of_round(folder: Path, round: int, layout: RecordLayout, home: np.ndarray, world: World) -> Restored:
+def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> Restored:
     """Return the checkpoint of a round, whatever recipe it is of; the arguments are those of `newest`.
 
     Raises:
@@ -102,7 +102,7 @@ def of_round(folder: Path, round: int, layout: RecordLayout, home: np.ndarray, w
     def read() -> Restored:
         try:
             manifest, replicated = _read_server(path)
-            clients = _read_clients(folder, manifest, replicated, layout, home, world.rank)
+            clients = _read_clients(folder, manifest, replicated, layout, placement, world.rank)
         except Damaged as damage:
             raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
         return Restored(manifest.round, replicated, clients, manifest.progress)

@@ -95,6 +95,8 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield f"Method {name}", tuple(dict.fromkeys(key for part in parts for key in known.get(part, (FEDAVG,))))
     if (recipe.get("guess") or "none") != "none":
         yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
+    if local.get("step"):
+        yield f"Local step {local['step']}", ()
     if (optimizer := local.get("optimizer")) in OPTIMIZERS:
         yield f"Clients' optimizer {optimizer}", (OPTIMIZERS[optimizer],)
     if (recipe.get("evaluate") or {}).get("model") == "last-two":

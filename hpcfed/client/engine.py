@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from hpcfed.client.batched.gradients import Network, Vectorized, perceptron_of
 from hpcfed.client.batched.matmul import OneDNN, matmul_for
 from hpcfed.client.batched.solver import StackedSolver
+from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
@@ -28,6 +32,8 @@ def engine_for(
     precision: str = "float32",
     draws: bool,
     movable: bool,
+    elsewhere: bool = False,
+    own_step: Callable[..., Any] | None = None,
 ) -> Engine:
     """Return the engine that a resolved recipe names.
 
@@ -38,6 +44,8 @@ def engine_for(
         precision: the recipe's.
         draws: whether the model draws random numbers of its own.
         movable: whether a cohort can be cut into groups before it is placed on ranks.
+        elsewhere: whether tilts may have an offset or a radius.
+        own_step: the function that the recipe's ``local.step`` names.
 
     Raises:
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, or the device knows
@@ -47,6 +55,8 @@ def engine_for(
         solver = SequentialSolver(model, loss, section, seed, precision=precision, draws=draws)
         if section.compile:
             try_compiled(solver, like)
+        if own_step is not None:
+            return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
         return solver
     matmul = matmul_for(section.matmul, model.vector)
     network: Network = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
@@ -54,7 +64,7 @@ def engine_for(
         if isinstance(matmul, OneDNN):
             raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
         try_vectorized(network, model, like)
-    return StackedSolver(model, network, section, seed, like, movable=movable)
+    return StackedSolver(model, network, section, seed, like, movable=movable, elsewhere=elsewhere)
 
 
 def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:

@@ -7,13 +7,14 @@ anchor), constant during the round; so shift − μ·anchor is computed once, an
 clipping comes between the two.
 
 Two engines do this: `SequentialSolver`, one client after another with autograd, here, and `StackedSolver`, many clients
-at once (`hpcfed.client.batched.solver`).
+at once (`hpcfed.client.batched.solver`), by two kinds of steps. The equation thus stands in three places, each in the
+order of operations that is fastest there; ``tests/numerics/test_tilts.py`` holds the three to one computation by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -29,7 +30,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream, torch_seed
-from hpcfed.types import LocalResult, Tilt
+from hpcfed.types import ClientInfo, LocalResult, State, Tilt
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Task:
         tilt: what the method adds to its gradients.
         steps: τ_i, minibatch steps.
         guessed: τ'_i, steps that follow without gradients; ``inf`` for the limit.
+        info, shared, state: what a step of the user's own may read: the client's size, what the server keeps for the
+            clients, and the client's state.
     """
 
     client: int
@@ -49,6 +52,9 @@ class Task:
     tilt: Tilt
     steps: int
     guessed: float
+    info: ClientInfo | None = None
+    shared: State = field(default_factory=dict)
+    state: State = field(default_factory=dict)
 
 
 Seen = Callable[[int, int, Tensor], None]
@@ -150,7 +156,32 @@ class SequentialSolver:
 
     def try_step(self, x: Tensor, y: Tensor) -> None:
         """Compute a gradient, and forget it."""
-        self._add_gradient(x, y)
+        self.add_gradient(x, y)
+
+    def lr(self, round: int) -> float:
+        """Return η_l of a round, counted from 1."""
+        return self._stepping.lr(round)
+
+    def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
+        """Return the minibatches of one client in one round, augmented where the recipe says so.
+
+        What the model draws itself comes from the client's stream from here on.
+        """
+        if self._generator is not None:
+            self._generator.manual_seed(torch_seed(self._seed, self._of_model, round, task.client))
+        rng = stream(self._seed, self._of_batches, round, task.client)
+        batches = minibatches(task.samples, self._section.batch_size, task.steps, rng)
+        if self._section.augment is None:
+            return batches
+        rng = stream(self._seed, Purpose.AUGMENT, round, task.client)
+        return ((augmented(x, self._section.augment, rng), y) for x, y in batches)
+
+    def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
+        with self._computing():
+            loss = self._loss.batch(self._module(x), y)
+            loss.backward()
+        return loss.detach()
 
     def _solve(self, w: Tensor, task: Task, round: int, seen: Seen | None) -> LocalResult:
         y, tilt = self._model.vector, task.tilt
@@ -159,10 +190,8 @@ class SequentialSolver:
         before_clip, after_clip = self._stepping.scales(tilt.mu)
         y.copy_(start_of(tilt, w))
         self._optimizer.reset()
-        if self._generator is not None:
-            self._generator.manual_seed(torch_seed(self._seed, self._of_model, round, task.client))
         losses = []
-        for x_batch, y_batch in self._batches(task, round):
+        for x_batch, y_batch in self.minibatches(task, round):
             self._begin_gradient(constant, before_clip)
             losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
             self._descend(lr, after_clip)
@@ -177,15 +206,6 @@ class SequentialSolver:
         loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
         return LocalResult(self._delta, task.steps, loss_sum, lr)
 
-    def _batches(self, task: Task, round: int) -> Iterator[Samples]:
-        """Yield the minibatches of one client in one round, augmented where the recipe says so."""
-        rng = stream(self._seed, self._of_batches, round, task.client)
-        batches = minibatches(task.samples, self._section.batch_size, task.steps, rng)
-        if self._section.augment is None:
-            return batches
-        rng = stream(self._seed, Purpose.AUGMENT, round, task.client)
-        return ((augmented(x, self._section.augment, rng), y) for x, y in batches)
-
     def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory."""
         y, g = self._model.vector, self._model.grad
@@ -199,26 +219,19 @@ class SequentialSolver:
     def _add_gradient_of(self, tilt: Tilt, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch, taken where the tilt says, to the flat gradient; return the loss there."""
         if tilt.offset is None and not tilt.radius:
-            return self._add_gradient(x, y)
+            return self.add_gradient(x, y)
         model, kept, constant = self._model.vector, self._model.vector.clone(), self._model.grad.clone()
         if tilt.offset is not None:
             model.add_(tilt.offset)
         if tilt.radius:
             self._model.grad.zero_()
-            self._add_gradient(x, y)
+            self.add_gradient(x, y)
             ascent = self._model.grad
             model.add_(ascent * (tilt.radius / (torch.linalg.vector_norm(ascent) + 1e-12)))
             self._model.grad.copy_(constant)
-        loss = self._add_gradient(x, y)
+        loss = self.add_gradient(x, y)
         model.copy_(kept)
         return loss
-
-    def _add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add ∇f of a minibatch to the flat gradient, and return its loss."""
-        with self._computing():
-            loss = self._loss.batch(self._module(x), y)
-            loss.backward()
-        return loss.detach()
 
     def _descend(self, lr: float, after_clip: float) -> None:
         """One step of the client optimizer from the flat gradient."""

@@ -11,17 +11,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpcfed.config.metrics import references
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import Local, Recipe
 from hpcfed.errors import InputError, nearest
-from hpcfed.user_code.blame import described, place_of, refusal
+from hpcfed.user_code.blame import defined_at, described, place_of, refusal
 from hpcfed.user_code.modules import search
+
+STEP = ("parameters", "batch", "context")
+"""Arguments of a local step, by position."""
 
 
 def named_code(recipe: Recipe) -> list[str]:
     """Return the recipe's references to user code, ``package.module:name`` each."""
     sections: tuple[Any, ...] = (recipe.model, recipe.loss, recipe.algorithm, *recipe.observers)
     factories = [section.factory for section in sections if section.factory is not None]
-    return [*factories, *references(recipe.evaluate.metrics)]
+    steps = [recipe.local.step] if recipe.local.step is not None else []
+    return [*factories, *steps, *references(recipe.evaluate.metrics)]
 
 
 def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[..., Any]:
@@ -52,6 +56,32 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         raise InputError(
             f"{key}: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
         )
+    return function
+
+
+def own_step(section: Local, python_path: Sequence[Path]) -> Callable[..., Any] | None:
+    """Return the function that ``local.step`` names; None if the recipe has none.
+
+    Raises:
+        InputError: it cannot be imported, or takes other arguments than (parameters, batch, context, **step_args).
+    """
+    if section.step is None:
+        return None
+    function = imported(section.step, python_path, "local.step")
+    try:
+        signature(function).bind(*STEP, **section.step_args)
+    except TypeError as error:
+        where, known = defined_at(function), [*signature(function).parameters][len(STEP) :]
+        unknown = [name for name in section.step_args if name not in known]
+        raise InputError(
+            f"local.step {section.step!r}",
+            where=where,
+            expected=f"a function of {', '.join((*STEP, *section.step_args))}",
+            got=str(error),
+            remedy=nearest(unknown[0], known) if unknown and known else "correct it, or local.step_args",
+        ) from None
+    except ValueError:  # a callable that has no signature is tried by the first client
+        pass
     return function
 
 

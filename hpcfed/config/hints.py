@@ -70,7 +70,9 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "letters, digits, spaces and . _ -, a letter or digit first", ""
     if kind == "string_pattern_mismatch" and path.startswith("evaluate.metrics.") and path.endswith(KEY):
         return "a name of letters, digits, _ and -, a letter first", ""
-    if kind == "string_pattern_mismatch" and path.endswith("factory"):
+    if path == "local.step" and isinstance(value, int):
+        return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
+    if kind == "string_pattern_mismatch" and (path.endswith("factory") or path == "local.step"):
         return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
     if section is not None and not isinstance(value, Mapping):
         keys = [field.alias or name for name, field in section.model_fields.items()]

@@ -31,7 +31,7 @@ class Section(BaseModel):
     @model_serializer(mode="wrap")
     def _later_where_set(self, serialize: Any) -> dict[str, Any]:
         fields = type(self).model_fields
-        unset = {key for key in self.later if getattr(self, key) == fields[key].default}
+        unset = {key for key in self.later if getattr(self, key) == fields[key].get_default(call_default_factory=True)}
         return {key: value for key, value in serialize(self).items() if key not in unset}
 
 

@@ -48,7 +48,9 @@ MEANINGS = {
         "batched` trains many clients at once, `sequential` one after another, `auto` is batched for "
         "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "
         "`blas` by MKL, `auto` by oneDNN on processors with AVX-512 that are not Intel's (`hpcfed bench "
-        "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model"
+        "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model; "
+        '`step: "module:function"` takes a step of your own in place of all that, with `step_args: {}` (see '
+        "below)"
     ),
     "budget": ("`{low: 4, high: 20}` steps drawn for each client and round, or `{schedule: budgets.json}`"),
     "guess": (

@@ -203,9 +203,10 @@ class Local(Section):
     """The work of one client in one round.
 
     The step size of round t is ``lr`` · ``lr_decay``^(t−1); or ``lr``, replaced at each `round` of ``lr_schedule``.
+    `step` names the user's own local step (`hpcfed.client.own_step`), called with `step_args` as keywords.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule"})
+    later: ClassVar[frozenset[str]] = frozenset({"lr_schedule", "step", "step_args"})
 
     steps: Count | None = None
     epochs: Count | None = None
@@ -225,6 +226,8 @@ class Local(Section):
     engine: Literal["auto", "sequential", "batched"] = "auto"
     matmul: Literal["auto", "blas", "onednn"] = "auto"
     compile: bool = False
+    step: Reference | None = None
+    step_args: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Local:
@@ -242,6 +245,17 @@ class Local(Section):
             getattr(self, key) != type(self).model_fields[key].default for key in changed
         ):
             raise ValueError("'beta1', 'beta2' and 'eps' only with optimizer adam or yogi")
+        return self
+
+    @model_validator(mode="after")
+    def _step_takes_the_place(self) -> Local:
+        if self.step is None:
+            if self.step_args:
+                raise ValueError("'step_args' only beside 'step'")
+            return self
+        for key in ("optimizer", "momentum", "weight_decay", "clip_norm", "clip", "compile"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"no {key!r} beside 'step', which takes the place of the built-in steps")
         return self
 
 

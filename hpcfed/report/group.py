@@ -92,6 +92,8 @@ def method_of(run: Run) -> str:
 def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
     """Name the method as its paper does: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
 
+    A local step of the user's own is added to it: ``FedAvg + samstep:step``.
+
     `title` is the recorded title of a method that a factory made.
     """
     algorithm = recipe.get("algorithm")
@@ -103,7 +105,10 @@ def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
     named = [part for part in parts if part not in FEDAVG_PARTS]
     name = str(algorithm.get("name") or own or " + ".join(named) or "fedavg")
     guess = recipe.get("guess") or "none"
-    return algorithms.titles().get(name, name) + ("" if guess == "none" else f" + GeL ({guess})")
+    local = recipe.get("local")
+    step = _printable(str(local.get("step") or "")) if isinstance(local, Mapping) else ""
+    added = f" + {step}" if step else "" if guess == "none" else f" + GeL ({guess})"
+    return algorithms.titles().get(name, name) + added
 
 
 def name_of(runs: Sequence[Run]) -> str | None:

@@ -99,14 +99,11 @@ class _Shown:
         return self._engine.solve(w, tasks, round, self._watch)
 
 
-def reports_of(
-    parts: Parts, initial: Tensor, plan: RoundPlan, places: Sequence[int], watch: Watch | None = None
-) -> dict[int, Reported]:
+def reports_of(parts: Parts, plan: RoundPlan, places: Sequence[int], watch: Watch | None = None) -> dict[int, Reported]:
     """Train the cohort members at some places of a planned round; return what each client reported.
 
     Args:
         parts: of the simulation that the plan is of.
-        initial: w⁰, (d,), from which first states are made.
         plan: of the round.
         places: in the cohort; together with those whose bits depend on each other.
         watch: looks at each step.
@@ -114,9 +111,8 @@ def reports_of(
     Raises:
         Diverged, EnvironmentFailure, InputError: the training of a client raised.
     """
-    names = parts.method.reported(plan.work.common is not None)
+    names = parts.method.reported(plan.alike)
     updates, shown = _Updates(names, parts.method.local.scalars), _Shown(parts.engine, watch)
-    parts.model.vector.copy_(initial)
     training = Training(replace(parts, engine=shown, skips_bad=False), cast(RoundBuffer, updates))
     own = _inseparable(places, parts.engine.group_size, len(plan.cohort.clients))
     _, failure = training(_part_of(plan, own))
@@ -138,10 +134,13 @@ def _inseparable(places: Sequence[int], group_size: int, size: int) -> list[int]
 
 def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
     """Return a plan for the members at these places alone, all on this rank, with the factors they had."""
-    cohort, work = plan.cohort, plan.work
+    cohort = plan.cohort
     fields = ("clients", "shares", "counts", "steps", "guessed", "work")
     part = replace(cohort, **{name: getattr(cohort, name)[list(places)] for name in fields})
-    own = replace(
-        work, effective_steps=[work.effective_steps[place] for place in places], factors=work.factors[list(places)]
+    return replace(
+        plan,
+        cohort=part,
+        ranks=[0] * len(places),
+        effective_steps=[plan.effective_steps[place] for place in places],
+        factors=plan.factors[list(places)],
     )
-    return replace(plan, cohort=part, work=own, ranks=[0] * len(places))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from hpcfed.checkpoint.layout import RecordLayout
 from hpcfed.checkpoint.restore import of_round
 from hpcfed.errors import InputError
@@ -23,14 +21,12 @@ class Entered:
 
     Attributes:
         parts, simulation: of the run, in a world of one.
-        initial: w⁰, (d,).
         start: round of the kept state it began from; 0: the initial model.
         parted: first round computed on the way whose hash is not the recorded one; None if all are.
     """
 
     parts: Parts
     simulation: Simulation
-    initial: Tensor
     start: int
     parted: int | None
 
@@ -45,11 +41,11 @@ def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text:
     if not 1 <= round <= len(run.rows):
         raise InputError("round", expected=f"1 to {len(run.rows)}, which are recorded", got=str(round))
     parts, _ = assemble(run.recipe, world := World())
-    simulation, initial = Simulation(parts), parts.model.vector.clone()
+    simulation = Simulation(parts)
     start = max((kept for kept in run.checkpoints if kept < round), default=0)
     if start:
         layout = RecordLayout(parts.method.local.begin(simulation.w))
-        found = of_round(run.folder / "checkpoints", start, layout, parts.placement.home, world)
+        found = of_round(run.folder / "checkpoints", start, layout, parts.placement, world)
         if found.replicated.keys() != simulation.replicated().keys():
             remedy = "evaluate.model has changed since: choose another round"
             raise InputError("the checkpoint holds other states", where=f"round {start}", remedy=remedy)
@@ -65,4 +61,4 @@ def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text:
         outcome = simulation.round(number)
         if parted is None and outcome.hash != run.rows[number - 1].get("hash"):
             parted = number
-    return Entered(parts, simulation, initial, start, parted)
+    return Entered(parts, simulation, start, parted)

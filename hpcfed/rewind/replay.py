@@ -113,7 +113,6 @@ class Replay:
             return False
         if self.recorded_hash is not None:
             return self.reported.hash == self.recorded_hash
-        self._entered.parts.model.vector.copy_(self._entered.initial)
         return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")
 
 
@@ -160,7 +159,7 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
     place = clients.index(number)
     steps: list[Step] = []
     looking = _Looking(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
-    reported = reports_of(parts, begun.initial, plan, [place], looking)[number]
+    reported = reports_of(parts, plan, [place], looking)[number]
     sizes = [len(row["cohort"]) for row in run.rows]
     hashes = read_update_hashes(run.folder / UPDATE_HASHES, sizes, round)
     known = None if hashes is None else int(hashes[place])

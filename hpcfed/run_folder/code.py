@@ -29,7 +29,7 @@ EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and recor
 def references(recipe: Recipe) -> list[str]:
     """Return a recipe's references to user code that decides its result; installed packages are left out."""
     search(recipe.python_path)
-    factories = (recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory)
+    factories = recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, recipe.local.step
     named = [*factories, *metrics.references(recipe.evaluate.metrics)]
     return [reference for reference in named if reference is not None and not is_installed(reference)]
 

@@ -8,6 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -35,8 +36,8 @@ def place_of(error: BaseException) -> str:
 
 
 def defined_at(part: object, name: str = "") -> str:
-    """Return file and line of a user's method, or of its class if it has no code; "" if unknown."""
-    kind = part if inspect.isclass(part) else type(part)
+    """Return file and line of a user's function, method, or class if that has no code; "" if unknown."""
+    kind: Any = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
     function = inspect.unwrap(getattr(kind, name, kind))
     code = getattr(function, "__code__", None)
     if code is not None:

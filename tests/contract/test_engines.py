@@ -43,7 +43,13 @@ def one_thread() -> Iterator[None]:
 
 
 def built(
-    which: tuple, local: dict, dtype: torch.dtype, *, movable: bool = True, precision: str = "float32"
+    which: tuple,
+    local: dict,
+    dtype: torch.dtype,
+    *,
+    movable: bool = True,
+    precision: str = "float32",
+    elsewhere: bool = False,
 ) -> tuple[Engine, FlatModel]:
     """Return an engine and its model; the loss is the task's own."""
     section, features, classes = which
@@ -54,7 +60,8 @@ def built(
     task = "classification" if classes else "regression"
     loss = loss_for(LossSection(), task, [])
     like = torch.zeros(1, *features, dtype=dtype), torch.zeros(1, dtype=torch.int64 if classes else dtype)
-    engine = engine_for(Local(**local), model, loss, 0, like, precision=precision, draws=False, movable=movable)
+    about = {"precision": precision, "draws": False, "movable": movable, "elsewhere": elsewhere}
+    engine = engine_for(Local(**local), model, loss, 0, like, **about)
     return engine, model
 
 

@@ -47,18 +47,27 @@ class StackedSolver:
         like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
         movable: whether a cohort can be cut into groups before it is placed on ranks. Where it cannot, and the bits of
             a client depend on its group, clients are trained alone.
+        elsewhere: whether tilts have an offset or a radius.
     """
 
     def __init__(
-        self, model: FlatModel, network: Network, section: LocalSection, seed: int, like: Samples, *, movable: bool
+        self,
+        model: FlatModel,
+        network: Network,
+        section: LocalSection,
+        seed: int,
+        like: Samples,
+        *,
+        movable: bool,
+        elsewhere: bool = False,
     ):
-        self._model, self._section, self._seed = model, section, seed
+        self._model, self._section, self._seed, self._elsewhere = model, section, seed, elsewhere
         self._stepping = Stepping(section)
         self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
         self._delta = model.vector.new_zeros(self.together, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
         self._descent: Descent
-        if isinstance(network, Perceptron) and plain:
+        if isinstance(network, Perceptron) and plain and not elsewhere:
             self._descent = FusedDescent(network, model, section, self.together)
         else:
             self._descent = FlatDescent(network, model, section, self.together)
@@ -170,7 +179,7 @@ class StackedSolver:
         """Try it out, once in a process for networks, shapes and work of a kind."""
         shapes = tuple(stack.shape for stack in self._descent.parameters)
         kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
-        of_a_kind = network.kind, shapes, kinds, self._section, torch.get_num_threads()
+        of_a_kind = network.kind, shapes, kinds, str(self._section), self._elsewhere, torch.get_num_threads()
         if of_a_kind not in _FOUND:
             _FOUND[of_a_kind] = self._keeps_clients_apart(like)
         return _FOUND[of_a_kind]
@@ -191,10 +200,10 @@ class StackedSolver:
 
         if torch.get_num_threads() > 1:  # which share an operation out by its size
             return False
-        w, tasks = self._model.vector.clone(), []
+        w, tasks, tilt = self._model.vector.clone(), [], Tilt(radius=0.1) if self._elsewhere else Tilt()
         for client in range(self.together):
             count = size + 3 * client // self.together  # three sizes, so that a group falls into several runs
-            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), Tilt(), 2, 0.0))
+            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), tilt, 2, 0.0))
         together = solved(tasks)
         for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
             for one, other in zip(together[first:last], solved(tasks[first:last]), strict=True):

@@ -69,7 +69,11 @@ class Descent(Protocol):
 
 
 class FlatDescent:
-    """By the recipe's optimizer, on each client's parameters as one vector: a few operations on all of them."""
+    """By the recipe's optimizer, on each client's parameters as one vector: a few operations on all of them.
+
+    Tilt, clip and decay are those of `SequentialSolver` and `FusedDescent`, in another order of operations;
+    ``tests/numerics/test_tilts.py`` holds the three to one computation by hand.
+    """
 
     def __init__(self, network: Network, model: FlatModel, section: LocalSection, together: int):
         self._network, self._section, self._stepping = network, section, Stepping(section)
@@ -81,6 +85,8 @@ class FlatDescent:
     def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
         self._rows, self._constant, self._lr, self._mu = rows, constant, lr, mu
+        self._offsets, self._radii = offsets_of(rows, self._y), radii_of(rows, self._y)
+        self._elsewhere = self._offsets is not None or self._radii is not None
         self._optimizer.reset()
 
     def take_steps(
@@ -90,13 +96,28 @@ class FlatDescent:
         for step, (x_step, y_step, of_step) in enumerate(zip(x.unbind(1), y.unbind(1), parts, strict=True)):
             for part in of_step:
                 rows = slice(part.first, part.last)
-                parameters, gradients = ([stack[rows] for stack in s] for s in (self.parameters, self._gradients))
-                losses[rows, step] = self._network.gradients(parameters, part.of(x_step), part.of(y_step), gradients)
+                losses[rows, step] = self._gradients_of(rows, part.of(x_step), part.of(y_step))
             active = of_step[-1].last
             self._step(slice(0, active))
             self._guess(first + step + 1, active)
 
+    def _gradients_of(self, rows: slice, x: Tensor, y: Tensor) -> Tensor:
+        """Write each row's ∇f of its minibatch, taken where its tilt says; return the losses there."""
+        parameters, gradients = ([stack[rows] for stack in s] for s in (self.parameters, self._gradients))
+        if not self._elsewhere:
+            return self._network.gradients(parameters, x, y, gradients)
+        model, ascent, kept = self._y[rows], self._g[rows], self._y[rows].clone()
+        if self._offsets is not None:
+            model.add_(self._offsets[rows])
+        if self._radii is not None:
+            self._network.gradients(parameters, x, y, gradients)
+            model.add_(ascent * (self._radii[rows] / (torch.linalg.vector_norm(ascent, dim=1) + 1e-12)).unsqueeze(1))
+        losses = self._network.gradients(parameters, x, y, gradients)
+        model.copy_(kept)
+        return losses
+
     def _step(self, rows: slice) -> None:
+        """One step of the client optimizer; tilt, clip and decay as `SequentialSolver` has them."""
         before_clip, after_clip = self._stepping.scales(self._mu)
         y, g = self._y[rows], self._g[rows]
         if self._constant is not None:
@@ -132,7 +153,11 @@ class FlatDescent:
 
 
 class FusedDescent:
-    """By plain SGD on a perceptron: its products are added where the parameters lie, each one's stack without gaps."""
+    """By plain SGD on a perceptron: its products are added where the parameters lie, each one's stack without gaps.
+
+    Tilt and decay are a factor of the parameters and a constant; ``tests/numerics/test_tilts.py`` holds them to those
+    of `FlatDescent` and `SequentialSolver`. Tilts with an offset or a radius need `FlatDescent`.
+    """
 
     def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, together: int):
         self._network, self._model, self._stepping = network, model, Stepping(section)
@@ -176,3 +201,16 @@ class FusedDescent:
         if self._constants is not None:
             for stack, constant in zip(self.parameters, self._constants, strict=True):
                 yield stack[:active], constant[:active]
+
+
+def offsets_of(rows: Sequence[Task], like: Tensor) -> Tensor | None:
+    """Return the offset of each client's gradients, (R, d); None if all are 0."""
+    if all(task.tilt.offset is None for task in rows):
+        return None
+    return torch.stack([like.new_zeros(like.shape[1]) if t.tilt.offset is None else t.tilt.offset for t in rows])
+
+
+def radii_of(rows: Sequence[Task], like: Tensor) -> Tensor | None:
+    """Return the radius of each client's ascent, (R,); None if all are 0."""
+    radii = [task.tilt.radius for task in rows]
+    return like.new_tensor(radii) if any(radii) else None

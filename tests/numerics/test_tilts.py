@@ -1,0 +1,101 @@
+"""Tilt, clip, decay, offset and radius against a computation by hand, in the three places that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from hpcfed.client.batched.solver import StackedSolver
+from hpcfed.client.batched.steps import FlatDescent, FusedDescent
+from hpcfed.client.solver import SequentialSolver, Task
+from hpcfed.models.flat import FlatModel
+from tests.contract.test_engines import MODELS, built, near_zero, solved, tasks_for
+
+ROUND, MU, STEPS = 3, 0.3, (3, 4, 2, 0)
+LOCAL: dict[str, Any] = {"batch_size": "full", "steps": 1, "lr": 0.2, "lr_decay": 0.9}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tilt": ({}, {}),
+    "decay": ({"weight_decay": 0.05}, {}),
+    "momentum": ({"weight_decay": 0.05, "momentum": 0.6}, {}),
+    "clip": ({"weight_decay": 0.05, "clip_norm": 0.3}, {}),
+    "clip-linear": ({"weight_decay": 0.05, "clip_norm": 0.3, "clip": "linear"}, {}),
+    "offset": ({}, {"offset": 0.5}),
+    "radius": ({}, {"radius": 0.4}),
+    "offset-and-radius": ({}, {"offset": 0.5, "radius": 0.4}),
+    "all": ({"weight_decay": 0.05, "clip_norm": 0.3, "momentum": 0.6}, {"offset": 0.5, "radius": 0.4}),
+}
+
+
+def by_hand(model: FlatModel, w: torch.Tensor, task: Task, section: dict[str, Any]) -> torch.Tensor:
+    """Return Δ of one client: full batches, SGD as the module `hpcfed.client.solver` writes it."""
+    (x, y_true), tilt = task.samples, task.tilt
+    anchor = w if tilt.anchor is None else tilt.anchor
+    decay, most, lr = section.get("weight_decay", 0.0), section.get("clip_norm"), 0.2 * 0.9 ** (ROUND - 1)
+
+    def gradient(at: torch.Tensor) -> torch.Tensor:
+        at = at.clone().requires_grad_()
+        loss = functional.cross_entropy(functional_call(model.module, model.views(at), (x,)), y_true)
+        return torch.autograd.grad(loss, at)[0]
+
+    y, v = (anchor if tilt.from_anchor else w).clone(), torch.zeros_like(w)
+    for _ in range(task.steps):
+        at = y if tilt.offset is None else y + tilt.offset
+        if tilt.radius:
+            ascent = gradient(at)
+            at = at + tilt.radius * ascent / ascent.norm()
+        g = gradient(at) if tilt.shift is None else gradient(at) + tilt.shift
+        linear = section.get("clip") == "linear"
+        g = g - tilt.mu * anchor if linear else g + tilt.mu * (y - anchor)
+        if most is not None:
+            g = g * min(1.0, most / (float(g.norm()) + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+        g = g + decay * y + (tilt.mu * y if linear else 0.0)
+        v = section.get("momentum", 0.0) * v + g
+        y = y - lr * v
+    return w - y
+
+
+def tilted(model: FlatModel, elsewhere: dict[str, Any]) -> list[Task]:
+    """Four clients of different sizes and steps; every other one has an offset, and the radii differ."""
+    tasks: Sequence[Task] = tasks_for(MODELS["images"], model, [12, 12, 5, 0], STEPS, MU)
+    draws, found = torch.Generator().manual_seed(5), []
+    for client, task in enumerate(tasks):
+        offset = elsewhere.get("offset", 0.0) * 100 * near_zero(model, draws) if "offset" in elsewhere else None
+        radius = elsewhere.get("radius", 0.0) * client
+        tilt = replace(task.tilt, offset=offset if client % 2 else None, radius=radius)
+        found.append(replace(task, tilt=tilt, guessed=0.0))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_a_step_is_the_one_computed_by_hand(case, engine):
+    section, elsewhere = CASES[case]
+    solver, model = built(
+        MODELS["images"], {**LOCAL, **section, "engine": engine}, torch.float64, elsewhere=bool(elsewhere)
+    )
+    if isinstance(solver, StackedSolver):
+        assert type(solver._descent) is (FusedDescent if case in ("tilt", "decay") else FlatDescent)
+    else:
+        assert isinstance(solver, SequentialSolver)
+    w = model.vector.clone()
+    tasks = tilted(model, elsewhere)
+    hand = [by_hand(model, w, task, section) for task in tasks]
+    assert len({float(delta.norm()) for delta in hand}) == len(tasks)
+    for (delta, _), expected in zip(solved(solver, w, tasks), hand, strict=True):
+        torch.testing.assert_close(delta, expected, rtol=0, atol=1e-12)
+
+
+def test_a_clients_ascent_does_not_depend_on_its_group():
+    solver, model = built(MODELS["images"], {**LOCAL, "engine": "batched"}, torch.float32, elsewhere=True)
+    assert isinstance(solver, StackedSolver)
+    w, tasks = model.vector.clone(), tilted(model, {"offset": 0.5, "radius": 0.4})
+    together = solved(solver, w, tasks)
+    for place, task in enumerate(tasks):
+        ((delta, loss),) = solved(solver, w, [task])
+        assert solver.group_size > 1 or (torch.equal(delta, together[place][0]) and loss == together[place][1])
