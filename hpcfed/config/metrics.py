@@ -162,4 +162,4 @@ def check_metrics(metrics: Mapping[str, Metric], task: str, num_classes: int | N
             what = f"evaluate.metrics: {metric} needs {' or '.join(BUILT_IN[metric].targets)}"
             raise InputError(what, got=f"a {task} federation", remedy=remedy)
         if metric not in BY_HAND and find_spec("sklearn") is None:
-            raise InputError(f"evaluate.metrics: {metric} needs scikit-learn", remedy="pip install 'hpcfed[metrics]'")
+            raise InputError(f"evaluate.metrics: {metric} needs scikit-learn", remedy="pip install scikit-learn")
