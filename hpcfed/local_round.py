@@ -38,7 +38,7 @@ class RoundPlan:
         factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
         w: the server's model, (d,) in the run's dtype on the device.
         shared: what the server keeps for the clients, likewise.
-        touched: (N,) bool, which clients have a state, on whatever rank.
+        touched: (N,) bool, which clients have a state on any rank.
     """
 
     round: int
@@ -108,7 +108,7 @@ class Training:
                 if any(clients[place] in arriving for place in group):
                     self._moves.finish()
                 self._train_group(plan, group, states)
-            except Exception as error:  # whatever a user's model, a device or a data file raises must reach all ranks
+            except Exception as error:  # errors of a user's model, a device or a data file must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
                 if len(left) > 1 and engine.group_size == 1:
                     groups.extendleft([place] for place in reversed(left))  # one by one, to tell which
@@ -169,8 +169,8 @@ class Training:
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)
-        if told := blamed(error, place, remedy):
-            return told
+        if failure := blamed(error, place, remedy):
+            return failure
         if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
             return Diverged(what, where=place, remedy=LOWER)
         return EnvironmentFailure(what, where=place, remedy=remedy)

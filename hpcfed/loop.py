@@ -70,7 +70,7 @@ def train(
                 totals = progress.get("totals", {})
                 with (
                     Recorder(folder, parts, totals) as recorder,
-                    observers.told(facts, done),
+                    observers.watching(facts, done),
                     _nothing_old_collected(),
                     parts.watch.watching(),
                 ):
@@ -193,7 +193,7 @@ def _nothing_old_collected() -> Iterator[None]:
 
 
 def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientScores | None]:
-    """Return the scores of the round's model by column; the last round is evaluated whatever the period."""
+    """Return the scores of the round's model by column; the last round is always evaluated."""
 
     def due(every: int) -> bool:
         return every > 0 and (round % every == 0 or round == session.recipe.rounds)

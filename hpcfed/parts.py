@@ -1,4 +1,4 @@
-"""What a simulation is put together from."""
+"""The parts of a simulation."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from hpcfed.types import DELTA, Means, Request, RoundContext, State
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round came to; the same on every rank, but for the seconds."""
+    """Result of one round; identical on all ranks except `seconds`."""
 
     cohort: Cohort
     means: Means
@@ -39,7 +39,7 @@ class RoundResult:
     asks: Request
     """What any rank asks of all."""
     skipped: list[int]
-    """Clients whose training failed and without whom the round went on."""
+    """Clients whose training failed, left out of the round."""
     written: int
     """Round of the last checkpoint of which every rank's part is on disk."""
     seconds: dict[str, float]
@@ -61,7 +61,7 @@ class Simulation:
         w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
         server: the server method's state; the same on every rank.
         shared: what the server keeps for the clients; the same on every rank.
-        touched: (N,) bool, which clients have a state, on whatever rank; the same on every rank.
+        touched: (N,) bool, which clients have a state on any rank; the same on every rank.
         magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
     """
 

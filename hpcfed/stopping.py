@@ -26,13 +26,13 @@ class Stopping:
 
     def __init__(self, rule: Stop, progress: Mapping[str, Any] | None = None):
         self._rule, self._plain_rule = rule, rule.model_dump(exclude={"max_hours"})
-        told = progress or {}
-        self._best: float | None = told.get("best")
-        self._since_best: int = told.get("since_best", 0)
-        if told.get("rule") != self._plain_rule:  # the counts belong to another target
-            told = {}
-        self._reached: int = told.get("reached", 0)
-        self.reason: str | None = told.get("reason")
+        saved = progress or {}
+        self._best: float | None = saved.get("best")
+        self._since_best: int = saved.get("since_best", 0)
+        if saved.get("rule") != self._plain_rule:  # the counts belong to another target
+            saved = {}
+        self._reached: int = saved.get("reached", 0)
+        self.reason: str | None = saved.get("reason")
         """Why the run has ended; None if it has not."""
 
     def progress(self) -> dict[str, Any]:

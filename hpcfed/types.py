@@ -1,4 +1,4 @@
-"""The words that methods, clients and the reduction share.
+"""The types that methods, clients and the reduction share: contexts, updates, means, and the protocols of rules.
 
 Shapes, everywhere in the package: d parameters (a flat vector, padded so that every parameter tensor starts on 64
 bytes), N clients, S cohort members, K local steps, B samples of a minibatch, P ranks.
@@ -125,7 +125,7 @@ class Tilt:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client's local solve came to.
+    """Result of a client's local solve.
 
     Attributes:
         delta: Δ_i = w − y_i, (d,), in the run's dtype. The solver's buffer: valid until its next solve.
@@ -253,7 +253,7 @@ class LocalMethod(Protocol):
 
     @property
     def full_gradient(self) -> bool:
-        """Whether a round is one step along the full gradient, whatever work the recipe asks for."""
+        """Whether a round is one step along the full gradient, in place of the recipe's local work."""
         ...
 
     @property

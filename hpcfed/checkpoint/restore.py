@@ -91,7 +91,7 @@ def newest(
 
 
 def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> Restored:
-    """Return the checkpoint of a round, whatever recipe it is of; the arguments are those of `newest`.
+    """Return the checkpoint of a round, of any recipe; the arguments are those of `newest`.
 
     Raises:
         InputError: it is damaged.

@@ -1,4 +1,4 @@
-"""Which engine trains a recipe's clients."""
+"""The choice of the engine that trains a recipe's clients."""
 
 from __future__ import annotations
 

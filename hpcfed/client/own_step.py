@@ -138,7 +138,7 @@ class OwnStepSolver:
             self._refuse("the method adds a term to each gradient", "context.tilt in use", "no call of it", remedy)
         self._model.check_buffers()
         views = (self._model.views(vector).values() for vector in (w, y, self._delta))
-        for start, end, delta in zip(*views, strict=True):  # gaps stay 0, whatever the step leaves there
+        for start, end, delta in zip(*views, strict=True):  # gaps stay 0
             torch.sub(start, end, out=delta)
         return LocalResult(self._delta, task.steps, losses, context.lr)
 

@@ -3,7 +3,7 @@
     g = clip(∇f(y; batch) + shift + μ (y − anchor)) + wd·y,     y ← y − η · (the optimizer's direction from g)
 
 from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
-anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay wherever no
+anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay where no
 clipping comes between the two.
 
 Two engines do this: `SequentialSolver`, one client after another with autograd, here, and `StackedSolver`, many clients
@@ -66,7 +66,7 @@ class Engine(Protocol):
     """Trains clients.
 
     Attributes:
-        together: how many clients it is best given at a time.
+        together: the best number of clients in one call.
         inseparable: how many consecutive members of a cohort must stay together, on one rank, because the last bits of
             each depend on the others; 1 where they do not.
         placement_counts: whether a client's last bits depend on how cohorts are placed: on its group where groups can
@@ -78,9 +78,9 @@ class Engine(Protocol):
     placement_counts: bool
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
-        """Train clients from the server's model `w`, (d,) on the model's device; yield what each came to, in order.
+        """Train clients from the server's model `w`, (d,) on the model's device; yield the result of each, in order.
 
-        A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and whatever the model
+        A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and all that the model
         draws itself (dropout), come from the streams of (round, client). `seen` is called after each step.
         """
         ...

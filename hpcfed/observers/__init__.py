@@ -74,11 +74,11 @@ class Observers:
         world.on_root(self._make)
 
     @contextmanager
-    def told(self, environment: Mapping[str, Any], done: int) -> Iterator[None]:
+    def watching(self, environment: Mapping[str, Any], done: int) -> Iterator[None]:
         """Call each observer's ``start``, and its ``end`` however the block ends."""
         for name, observer in [*self._observers]:
             recipe, facts = to_plain(self._recipe), copy.deepcopy(dict(environment))
-            self._tell(name, observer, "start", Started(self._recipe.name, self._recipe.output, recipe, facts, done))
+            self._call(name, observer, "start", Started(self._recipe.name, self._recipe.output, recipe, facts, done))
         error: BaseException | None = None
         try:
             yield
@@ -87,25 +87,25 @@ class Observers:
             raise
         finally:
             for name, observer in [*self._observers]:
-                self._tell(name, observer, "end", status_of(error))
+                self._call(name, observer, "end", status_of(error))
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Call each observer's ``round``."""
         for name, observer in [*self._observers]:
-            self._tell(name, observer, "round", copy.deepcopy(dict(row)))
+            self._call(name, observer, "round", copy.deepcopy(dict(row)))
 
     def _make(self) -> None:
         for section in self._recipe.observers:
             with _leaving_no_trace():
                 self._observers.append((str(section.name or section.factory), _made(section, self._recipe.python_path)))
 
-    def _tell(self, name: str, observer: Any, method: str, told: Any) -> None:
+    def _call(self, name: str, observer: Any, method: str, argument: Any) -> None:
         function = getattr(observer, method, None)
         if function is None:
             return
         try:
             with _leaving_no_trace():
-                function(told)
+                function(argument)
         except (Exception, SystemExit) as error:  # an observer's error of any kind must not end the run
             place = place_of(error)
             words = f"{method} raised" + (f" at {place}" if place else "")

@@ -69,7 +69,7 @@ class _Updates:
         """Note a failure, which `Training` returns."""
 
 
-class Watch(Protocol):
+class SolveProbe(Protocol):
     """Looks at clients while they train."""
 
     def begin(self, task: Task, w: Tensor) -> None:
@@ -84,7 +84,7 @@ class Watch(Protocol):
 class _Shown:
     """An engine that shows each step, and keeps the tasks that it was given."""
 
-    def __init__(self, engine: Engine, watch: Watch | None):
+    def __init__(self, engine: Engine, watch: SolveProbe | None):
         self._engine, self._watch = engine, watch
         self.together, self.group_size = engine.together, engine.group_size
         self.placement_counts = engine.placement_counts
@@ -99,7 +99,9 @@ class _Shown:
         return self._engine.solve(w, tasks, round, self._watch)
 
 
-def reports_of(parts: Parts, plan: RoundPlan, places: Sequence[int], watch: Watch | None = None) -> dict[int, Reported]:
+def reports_of(
+    parts: Parts, plan: RoundPlan, places: Sequence[int], watch: SolveProbe | None = None
+) -> dict[int, Reported]:
     """Train the cohort members at some places of a planned round; return what each client reported.
 
     Args:

@@ -154,8 +154,8 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
     name = parts.federation.client_name(number)
     clients = plan.cohort.clients.tolist()
     if number not in clients:
-        who = ", ".join(map(str, clients[:20])) + (", …" if len(clients) > 20 else "")
-        raise InputError(f"client {number} ({name}) took no part in round {round}", got=f"a cohort of {who}")
+        cohort = ", ".join(map(str, clients[:20])) + (", …" if len(clients) > 20 else "")
+        raise InputError(f"client {number} ({name}) took no part in round {round}", got=f"a cohort of {cohort}")
     place = clients.index(number)
     steps: list[Step] = []
     looking = _Looking(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)

@@ -113,7 +113,7 @@ def row_digest(row: Mapping[str, Any]) -> str:
 def chain_of(basis: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the last link of the chain: SHA-256 of what the run depends on, then of each row after the other.
 
-    Equal for equal results, wherever they were computed.
+    Equal for equal results, on any machine.
     """
     decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE)}
     link = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

@@ -58,11 +58,11 @@ def checked(folder: Path, signers: Path | None) -> tuple[bool, str]:
     if not signers.is_file():
         raise InputError("no such file of allowed signers", where=str(signers))
     names = _ssh_keygen(["find-principals", "-s", signature, "-f", str(signers)], b"")
-    who = _words(names).splitlines()[0] if names.returncode == 0 and _words(names) else ""
-    if not who:
+    signer = _words(names).splitlines()[0] if names.returncode == 0 and _words(names) else ""
+    if not signer:
         return False, f"key {key}, which is not among the allowed signers"
-    told = _ssh_keygen(["verify", "-f", str(signers), "-I", who, "-n", NAMESPACE, "-s", signature], content)
-    return told.returncode == 0, f"{who}, key {key}" if told.returncode == 0 else _words(told)
+    checked = _ssh_keygen(["verify", "-f", str(signers), "-I", signer, "-n", NAMESPACE, "-s", signature], content)
+    return checked.returncode == 0, f"{signer}, key {key}" if checked.returncode == 0 else _words(checked)
 
 
 def _ssh_keygen(arguments: list[str], content: bytes) -> subprocess.CompletedProcess[bytes]:

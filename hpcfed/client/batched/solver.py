@@ -1,8 +1,8 @@
 """Many clients at once on one device: their parameters stacked, each with its own data, work and tilt.
 
-A client's last bits do not depend on who is stacked with it, wherever the products of the machine's libraries keep them
-apart, which is tried out before the first round (`StackedSolver`). They differ from the sequential engine's, which adds
-in another order.
+A client's last bits do not depend on the clients stacked with it, where the products of the machine's libraries keep
+them apart, which is tried out before the first round (`StackedSolver`). They differ from the sequential engine's, which
+adds in another order.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class StackedSolver:
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
-        told = zip(places, rows, self._delta[:size].unbind(), _sums(losses.double().cpu().numpy(), rows), strict=True)
-        of_place = {place: LocalResult(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in told}
+        each = zip(places, rows, self._delta[:size].unbind(), _sums(losses.double().cpu().numpy(), rows), strict=True)
+        of_place = {place: LocalResult(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in each}
         return [of_place[place] for place in range(size)]
 
     def _start(self, w: Tensor, rows: Sequence[Task]) -> None:

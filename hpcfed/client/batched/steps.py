@@ -1,4 +1,4 @@
-"""How stacked clients take their steps: by any client optimizer along any network's gradients, or fused.
+"""Steps of stacked clients: by any client optimizer along any network's gradients, or fused.
 
 The clients of a stack are its first rows, those that work longest first, and in a step those of the same batch size
 next to each other.
@@ -175,15 +175,17 @@ class FusedDescent:
     ) -> None:
         """Take S steps; see `Descent`."""
         encoded = self._network.encoded(y.flatten(1, 2), self._rows_of(0, len(x))).view(*y.shape[:3], -1)
-        told: dict[EqualBatches, dict[int, Tensor]] = defaultdict(dict)
+        outputs: dict[EqualBatches, dict[int, Tensor]] = defaultdict(dict)
         batches = zip(x.flatten(3).unbind(1), encoded.unbind(1), parts, strict=True)
         for step, (x_step, y_step, of_step) in enumerate(batches):
             for part in of_step:
                 layers = self._rows_of(part.first, part.last)
-                told[part][step] = self._network.descend(layers, part.of(x_step), part.of(y_step), self._keep, self._lr)
+                outputs[part][step] = self._network.descend(
+                    layers, part.of(x_step), part.of(y_step), self._keep, self._lr
+                )
             for stack, constant in self._shifts(of_step[-1].last):
                 stack.sub_(constant, alpha=self._lr)
-        for part, z in told.items():  # of many steps at once, for no step waits for its loss
+        for part, z in outputs.items():  # of many steps at once, for no step waits for its loss
             rows = slice(part.first, part.last)
             steps = slice(None) if len(z) == len(parts) else list(z)
             targets = y[rows, steps, : part.size]
