@@ -1,4 +1,4 @@
-"""The recipe's metrics equal their libraries' to the last digit, on any number of ranks; undefined ones are told."""
+"""The recipe's metrics equal their libraries' to the last digit, on any number of ranks; undefined ones are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hpcfed.ranks.world import World
 from tests.federations import write_federation
 from tests.mpi.recipes import small
 
-SIZES, NUM_TEST = (23, 9, 0, 14, 5), 37  # all different, so that the kept predictions are told apart
+SIZES, NUM_TEST = (23, 9, 0, 14, 5), 37  # all different, to distinguish the kept predictions
 OWN = """
 import numpy as np
 
