@@ -82,7 +82,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--beta", type=float, help=f"β of {fedprox.NAME}: spread of the clients' features [default: 1].")
 @click.option("--iid", is_flag=True, default=None, help=f"{fedprox.NAME} with one law for all clients.")
 @click.option("--dimension", type=click.IntRange(min=1),
-              help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, others: 60].")  # fmt: skip
+              help=f"Features of the synthetic sources [default: {feddyn.NAME}: 30, linear-regression: 1000, "
+              "others: 60].")  # fmt: skip
 @click.option("--classes", type=click.IntRange(min=2),
               help=f"Classes of the same [default: {fedprox.NAME}: 10, others: 5]; letters: the first.")  # fmt: skip
 @click.option("--normalization", metavar="[feddyn|fedexp|sites|pooled|none]",

@@ -110,7 +110,7 @@ class Measure(Section):
         kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
             ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6). Without runs:
             ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
-            guesses.
+            guesses; ``dynamics``, the terms of FedDyn's lemmas, of rounds trained for the table.
         column: of the record.
         last, window: number of evaluations to average, at the end, and as a moving average for targets.
         unit: the paper's unit for reaching a target: rounds, or models sent.
@@ -122,7 +122,7 @@ class Measure(Section):
         cells: the column in the heat maps of two grids; default: the measured one.
     """
 
-    kind: Literal["rounds", "final", "best", "tuned", "projections", "classes", "coefficients"]
+    kind: Literal["rounds", "final", "best", "tuned", "projections", "classes", "coefficients", "dynamics"]
     column: str = "test_accuracy"
     last: int = 1
     window: int = 1
@@ -226,8 +226,8 @@ class Experiment(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether the experiment trains models."""
-        return self.measure.kind not in ("classes", "coefficients")
+        """Whether the experiment has runs."""
+        return self.measure.kind not in ("classes", "coefficients", "dynamics")
 
     def at(self, scale: str, *, images: bool = False) -> Experiment:
         """Return the experiment at ``full`` or ``small`` scale; with `images`, the image variant if it has one.

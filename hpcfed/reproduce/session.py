@@ -12,6 +12,7 @@ from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.classes import compare_classes
 from hpcfed.reproduce.coefficients import compare_coefficients
+from hpcfed.reproduce.dynamics import compare_dynamics
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
@@ -124,6 +125,8 @@ class ReproduceSession:
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
         elif experiment.measure.kind == "coefficients":
             table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
+        elif experiment.measure.kind == "dynamics":
+            table, pictures = compare_dynamics(experiment, self._layout(experiment), folder / "figures")
         else:
             measured = read_settings(experiment, self._layout(experiment))
             pictures = draw(experiment, measured, folder / "figures")

@@ -164,6 +164,7 @@ def test_linear_regression_is_scaled_as_the_authors_do() -> None:
     # Rows share their client's mean m_i, whose entries are as large as the noise: half of a row's square is common.
     common = np.linalg.norm(features.mean(axis=1), axis=1) ** 2
     assert common == pytest.approx(np.full(20, 0.5), abs=0.1)
+    assert linear_regression.generate(0, dimension=20).x.shape == (600, 20)
 
 
 def test_toy_is_equation_12() -> None:
