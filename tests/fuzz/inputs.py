@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from hpcfed import algorithms
+from hpcfed.config.load import dump_yaml
 from hpcfed.config.recipe import Recipe
+from hpcfed.io.text import Malformed, parse_yaml
 from hpcfed.models import named
 from tests.mpi.recipes import METHODS, small
 
@@ -175,9 +177,46 @@ yaml_texts = st.one_of(
     tokens.map(lambda text: _written({}) + text),
     st.text(),
 )
+
+
+def _as_recipe(changes: list[str]) -> str:
+    """Return a sound recipe with overrides written into it."""
+    content = small(None)
+    for change in changes:
+        keys, _, value = change.partition("=")
+        *sections, last = keys.split(".")
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+        try:
+            place[last] = parse_yaml(value)
+        except Malformed:
+            place[last] = value
+    return json.dumps(content)
+
+
+nearly_sound = st.lists(numbers | cohorts | models | methods, min_size=1, max_size=2).map(_as_recipe)
+recipe_texts = st.integers(0, 2).flatmap(lambda number: nearly_sound if number else yaml_texts)
+site_values = {
+    "modules": st.lists(st.sampled_from(("gcc/13", "openmpi/5.0", "a b", "$(id)", "-x", "")), max_size=3),
+    "setup": st.sampled_from(("", "source ~/v/bin/activate\n", "a: b", "2024-01-01")) | st.text(max_size=9),
+    "launch": st.sampled_from(("srun --mpi=pmix", "", "a 'b", "null", None)) | st.text(max_size=9),
+    "python": st.sampled_from(("python3", "~/v/bin/python", None)),
+    "options": st.dictionaries(
+        st.sampled_from(("account", "partition", "a b", "-x")), st.sampled_from((None, 3, "p7"))
+    ),
+    "requeue": st.booleans() | st.sampled_from(("yes", "no", 1)),
+}
+site_texts = st.one_of(
+    st.fixed_dictionaries({}, optional=site_values).map(json.dumps),
+    st.fixed_dictionaries({}, optional=site_values).map(lambda keys: dump_yaml(keys)),
+    yaml_texts,
+)
 json_texts = st.one_of(
     plain.map(json.dumps),
     st.lists(st.lists(st.integers(-1, 6), max_size=5), max_size=4).map(json.dumps),
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=2, max_size=3).map(json.dumps),
+    st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=2, max_size=3).map(json.dumps),
     st.lists(st.sampled_from(("[", "]", "{", "}", ",", ":", "0", "1e9", '"a"', '"', "NaN", "-", "null", *RAW))).map(
         "".join
     ),

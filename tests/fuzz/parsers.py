@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy, lists
 
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, visible
 from hpcfed.io.text import Malformed
 from tests.fuzz import federations, inputs, raw_files, runs, texts
 
@@ -35,14 +35,16 @@ class Parser:
 
 
 PARSERS = {
-    "recipe": Parser(texts.recipe, inputs.yaml_texts),
+    "recipe": Parser(texts.recipe, inputs.recipe_texts),
     "override": Parser(texts.override, lists(inputs.overrides, min_size=1, max_size=3)),
     "run": Parser(texts.run, inputs.sound),
     "schedule": Parser(texts.schedule, inputs.json_texts),
-    "site": Parser(texts.site, inputs.yaml_texts),
+    "site": Parser(texts.site, inputs.site_texts),
     "yaml": Parser(texts.yaml_door, inputs.yaml_texts, (Malformed,)),
     "json": Parser(texts.json_door, inputs.json_texts, (Malformed,)),
     "record": Parser(runs.record),
+    "code": Parser(runs.code),
+    "claim": Parser(runs.claim),
     "checkpoint": Parser(runs.checkpoint),
     "federation": Parser(federations.attempt, refusals=(InputError, EnvironmentFailure)),
     "raw": Parser(raw_files.attempt),
@@ -63,7 +65,7 @@ def try_all(name: str, folder: Path, first: int, count: int) -> None:
             ending = f"refused: {error}"
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        assert ending.isprintable(), ending
+        assert ending == visible(ending), ending
         assert len(ending) < 2000, ending
         print(f"= {ending}", flush=True)
 

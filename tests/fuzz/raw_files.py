@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import io
-import pickle
 import shutil
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
-from scipy.io import loadmat
 
 from data_prep.dataset import Dataset
 from data_prep.sources import cifar, cinic, emnist, idx, leaf_json, own, text, tff
@@ -25,6 +24,7 @@ from hpcfed.data.federation import Federation
 from tests.data import raw_formats as raw
 from tests.data.raw import write_idx_folder
 from tests.data.test_text import PLAY
+from tests.fuzz import references
 from tests.fuzz.mutations import Rng, mutated
 
 HEAD, HEAD_OF_HDF5, ALL = 192, 1 << 14, 1 << 20
@@ -158,67 +158,47 @@ def python(version: cifar.Version) -> Callable[[Path], object]:
     return lambda folder: raw.write_cifar_python(folder, version)
 
 
-class _ArraysAlone(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> object:
-        assert module.startswith("numpy") or (module, name) == ("_codecs", "encode"), (module, name)
-        return super().find_class(module, name)
-
-
-def by_pickle(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    batches = [
-        _ArraysAlone(io.BytesIO((folder / f"data_batch_{k}").read_bytes()), encoding="bytes").load()
-        for k in range(1, 6)
-    ]
-    return np.concatenate([batch[b"data"] for batch in batches]), np.concatenate(
-        [batch[b"labels"] for batch in batches]
-    )
-
-
-def by_scipy(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    train = loadmat(folder / "emnist-digits.mat")["dataset"][0, 0]["train"][0, 0]
-    return train["images"].reshape(-1, 28, 28).transpose(0, 2, 1), train["labels"]
-
-
-def by_numpy(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    if (folder / "a.npz").exists():
-        pairs = [np.load(folder / f"{name}.npz", allow_pickle=False) for name in "ab"]
-    else:
-        pairs = [{which: np.load(folder / f"{name}.{which}.npy") for which in "xy"} for name in "ab"]
-    return np.concatenate([pair["x"] for pair in pairs]), np.concatenate([pair["y"] for pair in pairs])
-
-
-def by_hand(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    files = [(folder / f"train-{name}-ubyte").read_bytes() for name in ("images-idx3", "labels-idx1")]
-    return np.frombuffer(files[0], np.uint8, offset=16), np.frombuffer(files[1], np.uint8, offset=8)
-
-
 GZIP: Codec = (gzip.decompress, gzip.compress)
 CASES = {
-    "idx": Case(write_idx_folder, lambda folder: idx.load(folder, idx.MNIST), reference=by_hand),
-    "idx.gz": Case(letters("letters", raw.write_emnist_idx), emnist.load_letters, GZIP),
+    "idx": Case(write_idx_folder, lambda folder: idx.load(folder, idx.MNIST), reference=references.by_hand),
+    "idx.gz": Case(letters("letters", raw.write_emnist_idx), emnist.load_letters, GZIP, reference=references.by_gzip),
     "mat": Case(
         letters("digits", raw.write_emnist_mat),
         lambda f: emnist.load(f, "digits"),
         (unpacked_mat, packed_mat),
-        reference=by_scipy,
+        reference=references.by_scipy,
     ),
-    "cifar10 binary": Case(binary(cifar.CIFAR10), cifar.load10),
-    "cifar10 python": Case(python(cifar.CIFAR10), cifar.load10, reference=by_pickle),
-    "cifar100 python": Case(python(cifar.CIFAR100), cifar.load100),
-    "cinic": Case(raw.write_cinic, cinic.load),
-    "cinic.tar.gz": Case(cinic_archive, cinic.load, GZIP),
-    "femnist": Case(leaf(raw.leaf_images), leaf_json.load_femnist, is_text=True),
-    "leaf shakespeare": Case(leaf(shakespeare), leaf_json.load_shakespeare, is_text=True),
-    "leaf vectors": Case(leaf(vectors), leaf_json.load_vectors, is_text=True),
-    "fed-emnist": Case(tff_files("fed_emnist", characters), tff.load_emnist, head=HEAD_OF_HDF5),
-    "fed-cifar100": Case(tff_files("fed_cifar100", colours), tff.load_cifar100, head=HEAD_OF_HDF5),
-    "fed-shakespeare": Case(tff_files("shakespeare", snippets), tff.load_shakespeare, head=HEAD_OF_HDF5),
+    "cifar10 binary": Case(binary(cifar.CIFAR10), cifar.load10, reference=references.by_rows),
+    "cifar10 python": Case(python(cifar.CIFAR10), cifar.load10, reference=references.by_pickle(cifar.CIFAR10)),
+    "cifar100 python": Case(python(cifar.CIFAR100), cifar.load100, reference=references.by_pickle(cifar.CIFAR100)),
+    "cinic": Case(raw.write_cinic, cinic.load, reference=references.by_pillow_cinic),
+    "cinic.tar.gz": Case(cinic_archive, cinic.load, GZIP, reference=references.by_tarfile),
+    "femnist": Case(leaf(raw.leaf_images), leaf_json.load_femnist, is_text=True, reference=references.by_json),
+    "leaf shakespeare": Case(
+        leaf(shakespeare), leaf_json.load_shakespeare, is_text=True, reference=references.by_json_text
+    ),
+    "leaf vectors": Case(leaf(vectors), leaf_json.load_vectors, is_text=True, reference=references.by_json),
+    "fed-emnist": Case(
+        tff_files("fed_emnist", characters),
+        tff.load_emnist,
+        head=HEAD_OF_HDF5,
+        reference=references.by_h5py("fed_emnist", "pixels"),
+    ),
+    "fed-cifar100": Case(
+        tff_files("fed_cifar100", colours),
+        tff.load_cifar100,
+        head=HEAD_OF_HDF5,
+        reference=references.by_h5py("fed_cifar100", "image"),
+    ),
+    "fed-shakespeare": Case(
+        tff_files("shakespeare", snippets), tff.load_shakespeare, head=HEAD_OF_HDF5, reference=references.by_h5py_text
+    ),
     "text": Case(lambda folder: (folder / "a.txt").write_text(PLAY * 3), text.load, is_text=True),
-    "csv": Case(tables, own.load, is_text=True),
-    "npz": Case(npz, own.load, head=ALL, reference=by_numpy),
-    "npy": Case(npy, own.load, reference=by_numpy),
-    "parquet": Case(parquet, own.load, head=ALL),
-    "images": Case(images, own.load),
+    "csv": Case(tables, own.load, is_text=True, reference=references.by_pandas),
+    "npz": Case(npz, own.load, head=ALL, reference=references.by_numpy),
+    "npy": Case(npy, own.load, reference=references.by_numpy),
+    "parquet": Case(parquet, own.load, head=ALL, reference=references.by_parquet),
+    "images": Case(images, own.load, reference=references.by_pillow),
 }
 
 
@@ -228,12 +208,11 @@ def read_all(folder: Path, case: Case) -> None:
     assert len(dataset.x) == len(dataset.y) > 0
     if case.reference is not None:
         try:
-            x, y = case.reference(folder)
+            theirs = case.reference(folder)
         except Exception:  # a library may refuse what ours need not look at
             pass
         else:
-            np.testing.assert_array_equal(np.ravel(dataset.x), np.ravel(x))
-            np.testing.assert_array_equal(np.ravel(dataset.y), np.ravel(y))
+            references.check_same((dataset.x, dataset.y), theirs)
     done = split(dataset, None, None if dataset.owner is not None else 2, 0, {})
     write(folder / "f.h5", dataset, **vars(done))
     with Federation.open(folder / "f.h5") as federation:
@@ -242,20 +221,28 @@ def read_all(folder: Path, case: Case) -> None:
             assert np.isfinite(x.sum(dtype=np.float64))
 
 
+@cache
+def sound(name: str) -> dict[str, bytes]:
+    """Return the sound files of a reader, by their names below its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        CASES[name].write(place)
+        return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
 def attempt(folder: Path, seed: int) -> None:
     """Damage a raw file of one of the readers, and read all."""
     rng = np.random.default_rng([seed, 1])
     name = list(CASES)[seed % len(CASES)]
-    case, place = CASES[name], folder / str(seed)
-    place.mkdir()
+    case, place, files = CASES[name], folder / str(seed), sound(name)
+    damaged = list(files)[int(rng.integers(len(files)))]
+    unpack, pack = case.codec if case.codec and rng.random() < 0.8 else (bytes, bytes)
+    what, content = mutated(unpack(files[damaged]), rng, is_text=case.is_text, head=case.head)
+    print(f"    {name}: {what} in {damaged}", flush=True)
     try:
-        case.write(place)
-        paths = sorted(path for path in place.rglob("*") if path.is_file())
-        path = paths[int(rng.integers(len(paths)))]
-        unpack, pack = case.codec if case.codec and rng.random() < 0.8 else (bytes, bytes)
-        what, content = mutated(unpack(path.read_bytes()), rng, is_text=case.is_text, head=case.head)
-        path.write_bytes(pack(content))
-        print(f"    {name}: {what} in {path.relative_to(place)}", flush=True)
+        for path, whole in {**files, damaged: pack(content)}.items():
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            (place / path).write_bytes(whole)
         read_all(place, case)
     finally:
         shutil.rmtree(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -11,15 +12,30 @@ import numpy as np
 from rich.console import Console
 
 import hpcfed
+from hpcfed.checkpoint.layout import _digest
 from hpcfed.cite import bibtex
 from hpcfed.cli.report import print_table
+from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError, Stopped
 from hpcfed.report import compare, write_comparison
+from hpcfed.report.read import read_code
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.sweep.claims import Claims, Standing
 from hpcfed.watch.follow import Watch
 from hpcfed.watch.view import plain, view
 from tests.fuzz.mutations import mutated
 from tests.mpi.recipes import small, write_small
 
+METHOD = """
+from hpcfed.algorithms.fedavg import LOCAL, SERVER
+from hpcfed.types import Method
+
+
+def method():
+    return Method("mine", LOCAL(), SERVER())
+"""
+OTHERS = (None, "", "a", -1, 0, 10**9, 1 << 62, 0.5, 1e308, [], {}, [1, 2], {"a": 1}, [[0]], True)
+NUMBERS = ("a.²", "a.٣", "a.0", "a.-1", f"a.{'9' * 200}", "a.1.1", ".1", "a.\n.2", "b.99999999999999999999")
 READ = ("recipe.yaml", "metrics.jsonl", "result.json", "environment.json", "clients.csv", "model.safetensors")
 PAGE_EVERY = 40
 """A page takes a second to draw."""
@@ -89,6 +105,7 @@ def _watch(run: Path, screen: Console) -> None:
 def _load(run: Path) -> None:
     loaded = hpcfed.load(run)
     loaded.metrics.describe()
+    assert loaded.clients is not None
     loaded.module.state_dict()
 
 
@@ -99,10 +116,83 @@ def checkpoint(folder: Path, seed: int) -> None:
     run = _changed(folder, seed, names)
     (run / "result.json").unlink()
     wanted = (sound / "model.safetensors").read_bytes()
+    forged = seed % 4 == 0 and _forge(run / "checkpoints" / "round-00000003.json", seed)
     try:
         hpcfed.run(run / "recipe.yaml", [f"output={run}"], quiet=True)
-        assert (run / "model.safetensors").read_bytes() == wanted
+        assert forged or (run / "model.safetensors").read_bytes() == wanted
     except Stopped:
         raise AssertionError("stopped") from None
     finally:
         shutil.rmtree(run)
+
+
+def _forge(manifest: Path, seed: int) -> bool:
+    """Change a value of a manifest, and its checksum, as damage would not; return whether it could be done."""
+    rng = np.random.default_rng([seed, 4])
+    try:
+        content = json.loads(manifest.read_bytes())
+        place = content
+        while isinstance(place, dict) and place and (place is content or rng.random() < 0.8):
+            above, key = place, str(rng.choice(sorted(place)))
+            place = above[key]
+        above[key] = OTHERS[int(rng.integers(len(OTHERS)))]
+        if rng.random() < 0.2:
+            del above[key]
+        content.pop("checksum", None)
+        manifest.write_text(json.dumps({**content, "checksum": _digest(content)}))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+    print(f"    forged: {key}", flush=True)
+    return True
+
+
+def claim(folder: Path, seed: int) -> None:
+    """Look at damaged claims of a sweep."""
+    rng, name = np.random.default_rng([seed, 5]), "a"
+    claims = Claims(folder, "before")
+    for number in range(1, 4):
+        claims.take(name, "digest", Standing(last=number - 1))
+        if number < 3:
+            claims.end(name, number, ("stopped", "failed")[number - 1], "said")
+    path = folder / "claims" / f"{name}.{rng.integers(1, 4)}"
+    what, content = mutated(path.read_bytes(), rng, is_text=True)
+    path.write_bytes(content)
+    if rng.random() < 0.2:
+        path.rename(path.with_name(NUMBERS[int(rng.integers(len(NUMBERS)))]))
+    print(f"    {what} in {path.name}", flush=True)
+    try:
+        standing = Claims(folder, "now").look([(name, "digest"), ("b", "digest")])
+        assert standing["b"].open
+        if standing[name].open:
+            Claims(folder, "now").take(name, "digest", standing[name])
+    finally:
+        shutil.rmtree(folder / "claims")
+
+
+def _with_code(folder: Path) -> Path:
+    """Return a finished run of a method of the user, made once."""
+    run = folder / "own"
+    if not run.exists():
+        (folder / "own_method.py").write_text(METHOD)
+        source = small(run, data=str(write_small(folder)), algorithm={"factory": "own_method:method"})
+        hpcfed.run({**source, "python_path": [str(folder)]}, quiet=True)
+    return run
+
+
+def code(folder: Path, seed: int) -> None:
+    """Compare a damaged record of the user's code with the code, and go on with it."""
+    run, rng = _with_code(folder), np.random.default_rng([seed, 3])
+    recipe, path = load_recipe(run / "recipe.yaml"), run / "code.json"
+    content = path.read_bytes()
+    what, damaged = mutated(content, rng, is_text=True)
+    print(f"    {what}", flush=True)
+    path.write_bytes(damaged)
+    try:
+        there = RunFolder(run)
+        there.word_of_code(recipe)
+        read_code(path)
+        there.code.write(recipe, 3)
+        assert not there.code.changes(recipe)
+        there.check_code(recipe)
+    finally:
+        path.write_bytes(content)
