@@ -1,4 +1,8 @@
-"""``hpcfed`` in a process that is killed at a chosen moment: ``python killed.py FOLDER MOMENT ARGUMENTS…``.
+"""``hpcfed`` in processes that are killed at chosen moments: each a fork of this one, which imports everything once.
+
+A line of standard input asks for one, ``{"place": …, "folder": …, "moment": …, "arguments": […]}`` in JSON: the working
+folder, the one in it that is watched, and the command. The line that answers has its exit code, as `subprocess` has it,
+and what it wrote to standard error.
 
 Moments are counted by what the process does to names below FOLDER: files opened to be written, renamed or removed,
 folders made or removed. A whole MOMENT kills it just before that event; one with a fraction, so many seconds after the
@@ -9,12 +13,16 @@ the last.
 from __future__ import annotations
 
 import atexit
+import importlib
+import json
 import os
 import signal
 import sys
+import tempfile
 import time
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
@@ -49,8 +57,52 @@ def watch(folder: str, moment: str) -> None:
         atexit.register(leave)
 
 
-if __name__ == "__main__":
-    watch(str(Path(sys.argv[1]).resolve()), sys.argv[2])
+def serve() -> None:
+    """Answer requests until there are no more."""
+    for name in ("report", "prepare", "sweep", "reproduce", "run"):
+        importlib.import_module(f"hpcfed.cli.{name}")
+    for name in (
+        "hpcfed.loop",
+        "hpcfed.sweep.run",
+        "hpcfed.report",
+        "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_pdf",
+    ):
+        importlib.import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            child = os.fork()
+            if child == 0:
+                _call(request, said)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said.seek(0)
+            print(json.dumps([code, said.read()]), flush=True)
+
+
+def _call(request: dict[str, Any], said: TextIO) -> None:
+    """Be the command, in a fork, and end with it."""
     from hpcfed.cli.main import main
 
-    main(sys.argv[3:])
+    code: Any = 1
+    try:
+        os.setsid()
+        os.chdir(request["place"])
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((nowhere, 0), (nowhere, 1), (said.fileno(), 2)):
+            os.dup2(source, target)
+        if request["moment"]:
+            watch(str(Path(request["folder"]).resolve()), request["moment"])
+        main(request["arguments"])
+    except SystemExit as left:
+        code = left.code
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,4 +1,4 @@
-"""`report`, `prepare`, `sweep` and `reproduce`, killed at twenty moments each: the same command then completes them.
+"""`run`, `report`, `prepare`, `sweep`, `reproduce`, killed at twenty moments: the same command then completes each.
 
 What a killed command left is whole or is not taken for good, and once the command has been let to its end there is
 nothing but what an undisturbed one leaves.
@@ -6,29 +6,52 @@ nothing but what an undisturbed one leaves.
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.faults import killed
-from tests.launch import Completed, launch
+from tests.launch import ROOT
+from tests.mpi import shrinking
 from tests.mpi.recipes import write_recipe, write_small
 
 MOMENTS = 20
 COMMANDS = {
+    "run": ["run", "own.yaml", "--quiet"],
     "report": ["report", "run", "--output", "out/report"],
     "prepare": ["prepare", "feddyn-synthetic", "--clients", "3", "--output", "out/made.h5", "--overwrite"],
     "sweep": ["sweep", "recipe.yaml", "--grid", "local.lr=0.1,0.2", "--seeds", "2", "--output", "out/sweep", "--quiet"],
     "reproduce": ["reproduce", "fedexp-figure2", "--rounds", "2", "--output", "out"],
 }
-OF_ATTEMPTS = re.compile(r"previous-\d+(/|$)|claims/.*\.\d+$")
-"""Names that count attempts: records of rounds that were lost with them, and attempts at a run."""
-SAME = (".h5", ".safetensors", ".md", ".csv")
+OWN = {
+    "output": "out/run",
+    "rounds": 5,
+    "dtype": "float64",
+    "algorithm": {"factory": "shrinking:method"},
+    "checkpoint": {"every": 2},
+    "evaluate": {"every": 1, "clients": {"every": 1}},
+}
+"""Changes for a run of own code, every round of which but the first is run twice."""
+OF_ATTEMPTS = re.compile(r"previous-\d+(/|$)|claims/.*\.\d+$|checkpoints/round-\d+\.")
+"""Names that depend on attempts: records of rounds lost with them, who has tried a run, and which checkpoints are kept
+where one is still being written when the next is due.
+"""
+SAME = (".h5", ".safetensors", ".md", ".csv", "metrics.jsonl", "code.json")
 """Endings of files that an undisturbed command leaves with the same bytes, times apart."""
+FRACTIONS = rb"\b\d+\.\d+\b"
+DIFFERENT = {
+    "results.csv": FRACTIONS, "summary.csv": FRACTIONS, "metrics.jsonl": rb'"seconds": .*', "code.json": rb'"path": .*'
+}  # fmt: skip
+"""What differs in a file, times and places; other columns of fractions in a sweep's tables go with them."""
 
 
 def left_in(folder: Path) -> dict[str, bytes]:
@@ -42,17 +65,40 @@ def left_in(folder: Path) -> dict[str, bytes]:
 
 
 def whole(left: dict[str, bytes]) -> dict[str, bytes]:
-    """The files whose bytes are reproducible; a sweep's table without its seconds."""
+    """The files whose bytes are reproducible, without times."""
     kept = {name: data for name, data in left.items() if name.endswith(SAME)}
-    return {name: re.sub(rb"\b\d+\.\d+\b", b"", data) if name.endswith(".csv") else data for name, data in kept.items()}
+    return {name: re.sub(DIFFERENT.get(Path(name).name, rb"(?!)"), b"", data) for name, data in kept.items()}
 
 
-def called(place: Path, name: str, moment: str) -> Completed:
-    return launch(0, ["out", moment, *COMMANDS[name]], cwd=place, program=(killed.__file__,), timeout=600)
+class Called(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stderr: str
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, dict[str, bytes], int, float]]:
+def call() -> Iterator[Callable[[Path, Sequence[str], str], Called]]:
+    """Return what calls a command in a folder, to be killed at a moment; at "" it is let be."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, killed.__file__]
+    with subprocess.Popen(program, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def ask(place: Path, arguments: Sequence[str], moment: str = "") -> Called:
+            request = {"place": str(place), "folder": "out", "moment": moment, "arguments": [*arguments]}
+            print(json.dumps(request), file=server.stdin, flush=True)
+            return Called(*json.loads(server.stdout.readline()))
+
+        yield ask
+        server.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    call, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, dict[str, bytes], int, float]]:
     """Return, of a command, a folder to start from, what it leaves there, its events and the seconds they take."""
     known: dict[str, tuple[Path, dict[str, bytes], int, float]] = {}
 
@@ -62,10 +108,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
             write_small(place)
             write_recipe(place, checkpoint={"every": 1})
             if name == "report":
-                assert launch(0, ["run", "recipe.yaml", "--quiet"], cwd=place).returncode == 0
+                assert call(place, ["run", "recipe.yaml", "--quiet", "evaluate.every=0"]).returncode == 0  # few figures
+            elif name == "run":
+                shutil.copy(shrinking.__file__, place / "shrinking.py")
+                write_recipe(place, "own.yaml", **OWN)
             (place / "out").mkdir()
             fresh = shutil.copytree(place, tmp_path_factory.mktemp("fresh") / "place")
-            done = called(place, name, "0")
+            done = call(place, COMMANDS[name], "0")
             assert done.returncode == 0, done.stderr
             count, seconds = (place / "out.events").read_text().split()
             known[name] = fresh, left_in(place / "out"), int(count), float(seconds)
@@ -78,19 +127,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 @pytest.mark.deadline(1500)
 @pytest.mark.parametrize("number", range(MOMENTS))
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_is_done_by_the_same_one(name, number, undisturbed, tmp_path):
+def test_a_killed_command_is_done_by_the_same_one(name, number, undisturbed, call, tmp_path):
     """At an event, spread over all, and every third time at any moment between the first and the last."""
     fresh, expected, events, seconds = undisturbed(name)
     place = shutil.copytree(fresh, tmp_path / "place")
     moment = str(1 + number * (events - 1) // (MOMENTS - 1))
     if number % 3 == 1:
         moment = f"{0.001 + random.Random(number).random() * seconds:.6f}"
-    first = called(place, name, moment)
+    first = call(place, COMMANDS[name], moment)
     assert first.returncode in ((-9, -14) if "." not in moment else (-9, -14, 0)), first.stderr
     for file, data in left_in(place / "out").items():
         if file.endswith((".h5", "model.safetensors")) and not Path(file).name.startswith("."):
             assert data == expected[file], file
-    again = launch(0, COMMANDS[name], cwd=place, timeout=600)
+    again = call(place, COMMANDS[name])
     assert again.returncode == 0, again.stderr
     left = left_in(place / "out")
     assert left.keys() == expected.keys()
