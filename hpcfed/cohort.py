@@ -225,7 +225,7 @@ def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int]
     """Read a JSON list over rounds of lists of whole numbers; check and return those of the recipe's rounds."""
     where = f"{key} {path}"
     try:
-        schedule: Any = parse_json(read_text(path))
+        schedule: Any = parse_json(read_text(path, pipes=True))
     except FileNotFoundError:
         raise InputError(f"{where}: no such file", remedy="check the path in the recipe") from None
     except (OSError, ValueError) as error:

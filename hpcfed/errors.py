@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 600
-"""Longest description or found value in a message, in characters."""
+"""Longest place, description or found value in a message, in characters."""
 
 
 class HpcfedError(Exception):
@@ -25,6 +25,8 @@ class HpcfedError(Exception):
 def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = "") -> str:
     """Join the parts of an error message into one line: ``where: what: expected E, got G; remedy``."""
     what, got = _cut(what), _cut(got)
+    if len(where) > LONGEST:  # of a path, the end says more
+        where = f"{where[:100]}…{where[101 - LONGEST :]}"
     details = ", ".join(part for part in (expected and f"expected {expected}", got and f"got {got}") if part)
     line = ": ".join(part for part in (where, what, details) if part)
     if remedy:
@@ -32,8 +34,8 @@ def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", r
     return visible(" ".join(line.split()))
 
 
-_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, bidirectional controls, and surrogates."""
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and newline, separators of lines, bidirectional controls, and surrogates."""
 
 
 def visible(text: str) -> str:

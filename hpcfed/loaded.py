@@ -13,6 +13,7 @@ from hpcfed.api import trained_module
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
+from hpcfed.io.text import open_file
 from hpcfed.report.read import CLIENTS, RECIPE, read_json
 from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
 
@@ -84,10 +85,16 @@ class LoadedRun:
         """The scores of each client, ``clients.csv``; None if the recipe did not ask for them.
 
         Raises:
-            InputError: pandas is not installed.
+            InputError: pandas is not installed, or the file is damaged.
         """
-        path = self.folder / CLIENTS
-        return _pandas().read_csv(path) if path.exists() else None
+        path, pandas = self.folder / CLIENTS, _pandas()
+        if not path.exists():
+            return None
+        try:
+            with open_file(path) as file:
+                return pandas.read_csv(file)
+        except (OSError, ValueError) as error:  # ValueError: pandas's, too
+            raise InputError("cannot be read", where=str(path), got=str(error)) from error
 
     @cached_property
     def module(self) -> nn.Module:

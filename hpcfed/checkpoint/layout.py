@@ -18,14 +18,15 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.types import State
 
@@ -54,6 +55,46 @@ def unreadable(path: Path, error: OSError) -> HpcfedError:
         return Damaged(f"{path.name} cannot be read: {reason}")
     remedy = "give back the permission, or mend the disk; the same command then goes on from there"
     return EnvironmentFailure("the checkpoint cannot be read", where=str(path), got=reason, remedy=remedy)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Magnitudes(_Section):
+    """State of `hpcfed.reduce.units.Magnitudes`: exponents of two, and a count."""
+
+    spans: dict[str, Annotated[list[Annotated[float, Field(ge=-1100, le=1100)]], Field(min_length=2, max_length=2)]]
+    repeats: int
+
+
+class Stopping(_Section):
+    """State of `hpcfed.stopping.Stopping`."""
+
+    rule: dict[str, Any]
+    reached: int
+    best: float | None
+    since_best: int
+    reason: str | None
+
+
+class Progress(_Section):
+    """The round loop's state besides tensors."""
+
+    totals: dict[str, int]
+    stopping: Stopping
+    magnitudes: Magnitudes
+
+
+class Content(_Section):
+    """What a manifest of this version holds besides its checksum."""
+
+    round: Annotated[int, Field(ge=1)]
+    recipe: str
+    server_hash: str
+    num_clients: int
+    progress: Progress
+    version: int
 
 
 @dataclass(frozen=True)
@@ -97,18 +138,25 @@ class Manifest:
             checksum = content.pop("checksum")
         except OSError as error:
             raise unreadable(path, error) from None
-        except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        except (ValueError, AttributeError, KeyError, TypeError):
             raise Damaged(f"{path.name} is no manifest") from None
         if checksum != _digest(content):
             raise Damaged(f"{path.name} does not match its checksum")
-        if content["version"] != VERSION:
+        if content.get("version") != VERSION:
             raise InputError(
                 "a checkpoint of another version of hpcfed",
                 where=str(path),
                 expected=f"layout {VERSION}",
-                got=str(content["version"]),
+                got=shown(content.get("version")),
                 remedy="go on with that version, or choose another output",
             )
+        try:
+            Content.model_validate(content)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise Damaged(f"{path.name} has the checksum of a manifest, but not its content: {shown(where)}") from None
+        if path.stem != stem(content["round"]):
+            raise Damaged(f"{path.name} is of another round")
         return cls(**content)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
 from hpcfed.checkpoint.writer import manifests
 from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, open_file
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
@@ -134,9 +135,12 @@ def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     manifest = Manifest.read(path)
     server = path.with_suffix(".server")
     try:
-        data = server.read_bytes()
+        with open_file(server) as file:
+            data = file.read()
     except OSError as error:
         raise unreadable(server, error) from None
+    except Malformed as error:
+        raise Damaged(f"{server.name} is {error}") from None
     if xxhash.xxh3_128_hexdigest(data) != manifest.server_hash:
         raise Damaged(f"{server.name} does not match its checksum")
     try:
@@ -163,7 +167,9 @@ def _read_clients(
         return {}
     path = folder / f"{stem(manifest.round)}.clients"
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_file(path) as file:
             return {k: layout.read(file.fileno(), place, k, manifest.round) for place, k in mine}
     except OSError as error:
         raise unreadable(path, error) from None
+    except Malformed as error:
+        raise Damaged(f"{path.name} is {error}") from None

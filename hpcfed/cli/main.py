@@ -8,7 +8,7 @@ import traceback
 import click
 
 from hpcfed import registry
-from hpcfed.errors import HpcfedError, nearest
+from hpcfed.errors import EnvironmentFailure, HpcfedError, nearest, visible
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
 
 SUBCOMMANDS = {
@@ -92,6 +92,11 @@ def _call(args: list[str] | None) -> int:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
         code, message = error.exit_code, f"hpcfed: {error}" if error.exit_code else ""
+    except PermissionError as error:  # of a file that is only looked for, too
+        code, message = 2, f"hpcfed: {visible(str(error.filename))}: Permission denied; check its permissions"
+    except MemoryError:  # a file may claim, or a sparse one have, more than any machine
+        full = EnvironmentFailure("not enough memory", remedy="use a machine with more, or a smaller file or model")
+        code, message = full.exit_code, f"hpcfed: {full}"
     except RuntimeError as error:
         code, message = _of_runtime(error)
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end

@@ -166,7 +166,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: the file does not exist or cannot be read, or holds no YAML mapping.
     """
     try:
-        text = read_text(path, LONGEST)
+        text = read_text(path, LONGEST, pipes=True)
     except FileNotFoundError:
         raise InputError("no such recipe", where=str(path), remedy="check the path") from None
     except (OSError, ValueError) as error:  # ValueError: text that is no path, too

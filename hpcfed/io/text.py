@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import stat
 import warnings
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
@@ -37,7 +36,7 @@ DEEPEST = 64
 MOST_NODES = 50_000
 """Values in a YAML text, aliases expanded; a large recipe has some hundred."""
 LONGEST = 1 << 20
-"""Characters of a YAML text; the largest recipe known has 7,000."""
+"""Characters of a YAML text, with aliases expanded, too; the largest recipe known has 7,000."""
 LARGEST = 1 << 30
 """Bytes of a JSON file: the schedule of a million clients over a hundred rounds."""
 PIECE = 1 << 20
@@ -54,16 +53,14 @@ class Malformed(ValueError):
     """Text that is malformed or exceeds the bounds; the message says where."""
 
 
-def read_text(path: Path, most: int = LARGEST) -> str:
-    """Return the text of a file or a pipe, at most `most` bytes of it.
+def read_text(path: Path, most: int = LARGEST, *, pipes: bool = False) -> str:
+    """Return the text of a file, at most `most` bytes of it; with `pipes`, also of a pipe, such as <(…) in a shell.
 
     Raises:
         OSError: as the system reports it.
         Malformed: it is a device, too large, or not UTF-8.
     """
-    with path.open("rb") as file:
-        if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) and not stat.S_ISFIFO(mode):
-            raise Malformed("neither a file nor a pipe")
+    with open_file(path, pipes=pipes) as file:
         content = bytearray()
         while piece := file.read(PIECE):
             content += piece
@@ -73,6 +70,19 @@ def read_text(path: Path, most: int = LARGEST) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Malformed(f"not UTF-8 text at byte {error.start}") from None
+
+
+def open_file(path: Path, *, pipes: bool = False) -> BinaryIO:
+    """Open a file to read its bytes. In a stranger's folder it may be a device without an end, or a pipe that waits.
+
+    Raises:
+        OSError: as the system reports it.
+        Malformed: it is a device or, without `pipes`, a pipe.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
+        raise Malformed("neither a file nor a pipe" if pipes else "not a file")
+    return path.open("rb")
 
 
 def parse_json(text: str) -> Any:
@@ -164,38 +174,41 @@ def _check_value(value: Any) -> None:
 
 def _check_events(events: Iterable[Event]) -> None:
     """Check version, depth and size before anything is built: with aliases, little text stands for many values."""
-    nodes, depth = 0, 0
-    anchors: dict[str, tuple[int, int]] = {}
-    """Anchor → number of values and of levels in its node."""
-    opened: list[tuple[str | None, int, int]] = []
-    """For each list or mapping that is open: its anchor, the values before it, and its deepest level so far."""
+    nodes, letters, depth = 0, 0, 0
+    anchors: dict[str, tuple[int, int, int]] = {}
+    """Anchor → number of values, of characters and of levels in its node."""
+    opened: list[tuple[str | None, int, int, int]] = []
+    """For each list or mapping that is open: its anchor, values and characters before it, and its deepest level."""
     for event in events:
         if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
             raise Malformed("a YAML version other than 1.2")
         if isinstance(event, CollectionEndEvent):
-            anchor, before, deepest = opened.pop()
+            anchor, before, written, deepest = opened.pop()
             levels = deepest - len(opened)
             if anchor is not None:
-                anchors[anchor] = nodes - before, levels
+                anchors[anchor] = nodes - before, letters - written, levels
             if opened:
-                opened[-1] = *opened[-1][:2], max(opened[-1][2], deepest)
+                opened[-1] = *opened[-1][:3], max(opened[-1][3], deepest)
         elif isinstance(event, NodeEvent):
-            count, levels = 1, 0
+            count, length, levels = 1, len(getattr(event, "value", None) or ""), 0
             if isinstance(event, AliasEvent):
                 if event.anchor not in anchors:
                     raise Malformed(f"line {event.start_mark.line + 1}: alias {event.anchor!r} of nothing before it")
-                count, levels = anchors[event.anchor]
+                count, length, levels = anchors[event.anchor]
             elif isinstance(event, CollectionStartEvent):
-                opened.append((event.anchor, nodes, len(opened) + 1))
+                opened.append((event.anchor, nodes, letters, len(opened) + 1))
             elif event.anchor is not None:
-                anchors[event.anchor] = 1, 0
-            nodes, depth = nodes + count, len(opened) + levels
+                anchors[event.anchor] = 1, length, 0
+            nodes, letters, depth = nodes + count, letters + length, len(opened) + levels
             if opened:
-                opened[-1] = *opened[-1][:2], max(opened[-1][2], depth)
+                opened[-1] = *opened[-1][:3], max(opened[-1][3], depth)
+            line = event.start_mark.line + 1
             if depth > DEEPEST:
-                raise Malformed(f"line {event.start_mark.line + 1}: nested more than {DEEPEST} deep")
+                raise Malformed(f"line {line}: nested more than {DEEPEST} deep")
             if nodes > MOST_NODES:
-                raise Malformed(f"line {event.start_mark.line + 1}: more than {MOST_NODES:,} values")
+                raise Malformed(f"line {line}: more than {MOST_NODES:,} values")
+            if letters > LONGEST:
+                raise Malformed(f"line {line}: texts of more than {LONGEST:,} characters, aliases expanded")
 
 
 def _yaml() -> YAML:

@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, read_text
 
 PREFERRED_SPLITS = ("test", "train")
 MEASURES = ("accuracy", "loss")
+MOST = 1 << 34
+"""Bytes: a million clients over hundreds of evaluations."""
 DIGITS = 18
 """Maximum digits of a round number."""
 
@@ -49,8 +52,8 @@ def read_clients(path: Path) -> Clients | None:
     if not path.exists():
         return None
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, MOST)
+    except (OSError, Malformed) as error:
         raise InputError(f"cannot be read ({error})", where=str(path)) from error
     whole = text[: text.rfind("\n") + 1]
     try:

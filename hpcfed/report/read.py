@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
@@ -203,18 +204,18 @@ def read_code(path: Path) -> dict[str, str]:
 
     Empty if the run has no code of the user, or none was recorded. Raises InputError: the file is damaged.
     """
-    content = read_json(path)
+    try:
+        content = code.Content.model_validate(read_json(path) or code.NOTHING)
+    except ValidationError as error:
+        raise InputError("not a record of code", where=str(path), remedy="restore the run's own file") from error
     hashes: dict[str, list[str]] = {}
     last: dict[str, str] = {}
-    try:
-        for part in [*content["before"], content] if content else []:
-            for source in part["files"].values():
-                name, digest, seen = source["file"], source["hash"][:SHOWN], hashes.setdefault(source["file"], [])
-                if last.get(name) != digest:
-                    seen.append(f"then {digest} from round {part['since']}" if seen else digest)
-                    last[name] = digest
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError("not a record of code", where=str(path), remedy="restore the run's own file") from error
+    for part in [*content.before, content]:
+        for source in part.files.values():
+            digest, seen = source.hash[:SHOWN], hashes.setdefault(source.file, [])
+            if last.get(source.file) != digest:
+                seen.append(f"then {digest} from round {part.since}" if seen else digest)
+                last[source.file] = digest
     return {name: ", ".join(seen) for name, seen in sorted(hashes.items())}
 
 

@@ -14,16 +14,49 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import parse_json, read_text
 from hpcfed.ranks.world import World
 from hpcfed.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
 
 NAME = "code.json"
 FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"
 EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Entry(_Section):
+    """A `Source` in the file."""
+
+    file: str
+    path: str
+    hash: str
+    text: str | None
+
+
+class Part(_Section):
+    """The code of the rounds from `since` on, by module."""
+
+    files: dict[str, Entry]
+    since: int
+
+
+class Content(Part):
+    """The whole file."""
+
+    before: list[Part]
+
+
+NOTHING: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
+"""The content where there is no file."""
 
 
 def references(recipe: Recipe) -> list[str]:
@@ -102,9 +135,11 @@ class CodeRecord:
         here, told = own_code(recipe), []
         for name, then in self._files().items():
             now = here.get(name) or _now(then, recipe.python_path)
+            if now.hash == then.hash:  # "" if it was gone, too, when the code was last accepted
+                continue
             if not now.hash:
                 told.append(f"{then.file} is gone")
-            elif now.hash != then.hash:
+            else:
                 line = then.differs_at(now)
                 told.append(then.file + (f" differs from line {line}" if line else " differs"))
         return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
@@ -122,6 +157,8 @@ class CodeRecord:
                 self._write({"files": _plain(code), "since": 1, "before": []})
             else:
                 self._path.unlink(missing_ok=True)
+            return
+        if not code and not self.exists():
             return
         found = self._read()
         since, then = min(found["since"], done + 1) if self.exists() else done + 1, self._files()
@@ -153,16 +190,15 @@ class CodeRecord:
         """Return the file's content; an empty record if there is no file.
 
         Raises:
-            InputError: it is malformed.
+            InputError: it is malformed, or cannot be read.
         """
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            for entry in content["files"].values():
-                Source(**entry)
-            return {"files": content["files"], "since": content["since"], "before": content["before"]}
+            return Content.model_validate(parse_json(read_text(self._path))).model_dump()
         except FileNotFoundError:
-            return {"files": {}, "since": 1, "before": []}
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return {**NOTHING}
+        except OSError as error:
+            raise InputError("cannot be read", where=str(self._path), got=error.strerror or str(error)) from None
+        except ValueError:  # pydantic's, too
             raise InputError("not a record of code", where=str(self._path), remedy=FRESH) from None
 
     def _write(self, content: Mapping[str, Any]) -> None:

@@ -17,6 +17,8 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
 OF_THE_END = ("result.json", *MODELS, CERTIFICATE, SIGNATURE)
 """Files that a run leaves when it ends."""
+DIGITS = 18
+"""Maximum digits of a round number in ``clients.csv``."""
 
 
 def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = False) -> None:
@@ -54,7 +56,8 @@ def _cut_rounds(path: Path, done: int, state: str | None) -> int:
         )
     members, last = 0, dict[str, Any]()
     for last in parse_rounds(lines, path):  # raises on damage, which would stay for good
-        members += len(last.get("cohort") or ())
+        cohort = last.get("cohort")
+        members += len(cohort) if isinstance(cohort, list) else 0
     if state is not None and last.get("hash") != state:
         what = "the record is of another run than the checkpoint"
         raise InputError(what, where=str(path), expected=f"hash {state}", got=str(last["hash"]), remedy=FRESH)
@@ -68,7 +71,7 @@ def _cut_clients(path: Path, done: int) -> None:
         kept = len(table.readline())
         for row in table:
             round = row.partition(b",")[0]
-            if not (row.endswith(b"\n") and round.isdigit() and int(round) <= done):
+            if not (row.endswith(b"\n") and round.isdigit() and len(round) <= DIGITS and int(round) <= done):
                 break
             kept += len(row)
         table.truncate(kept)

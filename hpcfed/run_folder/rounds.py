@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
-from hpcfed.io.text import parse_json
+from hpcfed.io.text import Malformed, open_file, parse_json
 
 RECORD = "metrics.jsonl"
 METRICS = (
@@ -53,11 +53,14 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
         InputError: there is no such file, or a line of it is damaged; naming the line.
     """
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            content = file.read()
     except FileNotFoundError:
         raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from None
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(path)) from error
+    except Malformed as error:
+        raise InputError(str(error), where=str(path), remedy="restore the run's own record") from None
     *lines, unfinished = content.split(b"\n")
     if unfinished.strip() and _is_json(unfinished):  # only its newline is missing
         lines.append(unfinished)
@@ -140,7 +143,7 @@ def is_own(name: str) -> bool:
 
 def count_rounds(path: Path) -> int:
     """Return the number of rounds in a record, its complete lines; 0 if there is no file."""
-    if not path.exists():
+    if not path.is_file():
         return 0
     with path.open("rb") as record:
         return sum(line.endswith(b"\n") for line in record)

@@ -70,7 +70,7 @@ def read_site(path: Path | None) -> Site:
         if not path.exists():
             return Site()
     try:
-        content = parse_yaml(read_text(path, LONGEST))
+        content = parse_yaml(read_text(path, LONGEST, pipes=True))
     except (OSError, ValueError) as error:
         raise InputError("site file cannot be read", where=str(path), got=str(error), remedy="check the path") from None
     if not isinstance(content or {}, dict):

@@ -11,8 +11,10 @@ a successor ends its job. The files stay, as a log of which job ran what, and wh
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +22,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import psutil
+from pydantic import ConfigDict, TypeAdapter
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
@@ -39,6 +42,9 @@ POLL = 1.0
 DEATHS = 3
 """Deaths of holders after which a run counts as lost: the run itself may kill them."""
 
+NUMBERED = re.compile(r"(.+)\.([1-9][0-9]{0,8})", re.DOTALL)
+"""Name of a claim's file: the run, and the number of the claim."""
+
 DECIDED = ("finished", "diverged", "refused", "failed", "lost")
 """Final endings: the run is not claimed again."""
 AGAIN = ("refused", "failed", "lost")
@@ -51,7 +57,7 @@ class Claim:
 
     Attributes:
         session: the job that made it; the same for all its groups.
-        node, pid, born: the holder's process: node, process number, and start in seconds since 1970.
+        node, pid, born: the holder's process: node, process number, and start in seconds since the node was booted.
         host: the node's host name.
         recipe: digest of the run's recipe.
         taken, ended: times, UTC.
@@ -60,6 +66,7 @@ class Claim:
         seconds: time that the holder spent on the run.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, revalidate_instances="always")
     session: str = ""
     node: str = ""
     pid: int = 0
@@ -71,6 +78,9 @@ class Claim:
     ending: str | None = None
     message: str = ""
     seconds: float = 0.0
+
+
+CLAIM = TypeAdapter(Claim)
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,7 @@ class Claims:
     def __init__(self, folder: Path, session: str):
         self._folder, self.session = folder / "claims", session
         process = psutil.Process()
-        self._me = Claim(
-            session=session, node=_node(), pid=process.pid, born=process.create_time(), host=socket.gethostname()
-        )
+        self._me = Claim(session=session, node=_node(), pid=process.pid, born=_born(process), host=socket.gethostname())
         self._known: dict[Path, Claim] = {}
         self._touched: dict[Path, float] = {}
 
@@ -126,9 +134,8 @@ class Claims:
         except FileNotFoundError:
             names = []
         for name in names:
-            run, _, number = name.rpartition(".")
-            if number.isdigit():
-                numbers.setdefault(run, []).append(int(number))
+            if found := NUMBERED.fullmatch(name):
+                numbers.setdefault(found[1], []).append(int(found[2]))
         return {run: self._standing(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
     def take(self, run: str, digest: str, standing: Standing) -> int | None:
@@ -142,6 +149,7 @@ class Claims:
         except FileExistsError:
             return None
         self._known[self._path(run, number)] = claim
+        self._remove_remains(run, number)
         if standing.deaths >= DEATHS:
             self.end(run, number, "lost", f"its job died {standing.deaths} times")
             return None
@@ -236,12 +244,18 @@ class Claims:
         if known is not None and known.ending is not None:
             return known
         try:
-            content: dict[str, Any] = parse_json(read_text(path))
-            claim = Claim(**content)
+            claim = CLAIM.validate_python(Claim(**parse_json(read_text(path))))
         except (OSError, ValueError, TypeError):
             return Claim()
         self._known[path] = claim
         return claim
+
+    def _remove_remains(self, run: str, number: int) -> None:
+        """Remove what holders of earlier claims on a run left if they were killed while they wrote how it ended."""
+        for path in self._folder.glob(f".{glob.escape(run)}.*.tmp"):
+            found = re.fullmatch(r"\.([1-9][0-9]*)\.[0-9]+\.tmp", path.name[1 + len(run) :], re.ASCII)
+            if found and int(found[1]) < number:
+                path.unlink(missing_ok=True)
 
     def _server_time(self) -> float:
         """Return the time by the clock of the folder's file server."""
@@ -272,9 +286,18 @@ def _lives(pid: int, born: float) -> bool:
     """Return whether the process with this number and start time is alive, and no zombie."""
     try:
         process = psutil.Process(pid)
-        return abs(process.create_time() - born) < 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+        return abs(_born(process) - born) < 1 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError, OverflowError):  # a number that no process has
         return False
+
+
+def _born(process: psutil.Process) -> float:
+    """Return when a process started, in seconds since the node was booted: setting its clock moves all other times."""
+    try:
+        line = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(line.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):  # no Linux, or the process is gone
+        return float(process.create_time())
 
 
 def _now() -> str:

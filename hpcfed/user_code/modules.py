@@ -22,6 +22,8 @@ from typing import Any
 
 import xxhash
 
+from hpcfed.io.text import open_file
+
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages, in any environment."""
 CELLS = ("<ipython-input", "<stdin>")
@@ -196,8 +198,9 @@ def _codes_of(value: Any) -> Iterator[CodeType]:
 def read_source(file: str, path: str) -> Source:
     """Return a source as it is on disk now."""
     try:
-        content = Path(path).read_bytes()
-    except OSError:
+        with open_file(Path(path)) as opened:
+            content = opened.read()
+    except (OSError, ValueError):  # ValueError: no file, or text that is no path
         return Source(file, path, "", None)
     is_text = path.endswith(".py")
     return Source(file, path, xxhash.xxh3_128_hexdigest(content), content.decode(errors="replace") if is_text else None)

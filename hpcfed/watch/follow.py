@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, open_file
 from hpcfed.report.read import RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
@@ -122,10 +123,12 @@ class Followed:
                 self.silent = max(0.0, time.time() - record.stat().st_mtime)
         except OSError as error:
             raise InputError(error.strerror or "cannot be read", where=str(self.folder)) from error
+        except Malformed as error:
+            raise InputError(str(error), where=str(record), remedy="restore the run's own record") from None
         self.status = run_status(read_json(self.folder / "result.json"), self.done) if self.done else "unfinished"
 
     def _read_on(self, record: Path) -> None:
-        with record.open("rb") as file:
+        with open_file(record) as file:
             about = os.fstat(file.fileno())
             if about.st_ino != self._file or about.st_size < self._read:  # resuming has truncated the record
                 self.columns, self._read, self._file = Columns(), 0, about.st_ino

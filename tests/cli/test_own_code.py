@@ -96,6 +96,48 @@ def test_accepted_code_goes_on_and_both_are_recorded(folder, command):
     assert "finished already" in command(["run", "recipe.yaml", "rounds=5"], folder).stdout
 
 
+def test_a_run_without_own_code_leaves_no_record_of_it(folder, command):
+    write_recipe(folder, "plain.yaml", checkpoint={"every": 1})
+    for rounds in (2, 3):
+        assert command(["run", "plain.yaml", f"rounds={rounds}", "-q"], folder).returncode == 0
+    assert not (folder / "run" / "code.json").exists()
+
+
+def test_a_file_that_is_gone_is_accepted_once(folder, command):
+    command(["run", "recipe.yaml", "-q"], folder)
+    (folder / "mine.py").write_text(OWN.replace("from late import GAIN", "GAIN = 2.0"))
+    (folder / "late.py").unlink()
+    assert "late.py is gone" in own_line(command(["run", "recipe.yaml", "rounds=4"], folder).stderr)
+    assert command(["run", "recipe.yaml", "rounds=4", "-q", "--accept-code"], folder).returncode == 0
+    done = command(["run", "recipe.yaml", "rounds=5", "-q"], folder)
+    assert done.returncode == 0, done.stderr
+    assert gains(folder / "run") == [1.5] * 3 + [2.0] * 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["[" * 100_000, '{"files": 1}', '{"files": {}, "since": "1", "before": []}',
+     '{"files": {"mine": {"file": "mine.py", "path": "", "hash": ["a"], "text": null}}, "since": 1, "before": []}'],
+)  # fmt: skip
+def test_a_damaged_record_of_code_is_refused_in_one_line(folder, command, damage):
+    command(["run", "recipe.yaml", "-q"], folder)
+    (folder / "run" / "code.json").write_text(damage)
+    for words in (["run", "recipe.yaml", "rounds=5"], ["report", "run", "--output", "page"]):
+        done = command(words, folder)
+        assert done.returncode == 2
+        assert "code.json: not" in own_line(done.stderr)
+
+
+def test_recorded_paths_are_read_only_if_they_are_files(folder, command):
+    """Of a stranger's folder, they may name what never ends."""
+    command(["run", "recipe.yaml", "-q"], folder)
+    content = recorded(folder / "run")
+    content["files"]["gone"] = {"file": "gone.py", "path": "/dev/zero", "hash": "ab", "text": ""}
+    (folder / "run" / "code.json").write_text(json.dumps(content))
+    done = command(["run", "recipe.yaml", "rounds=5"], folder)
+    assert "gone.py is gone" in own_line(done.stderr)
+
+
 def test_fresh_keeps_the_old_runs_and_what_is_not_ours(folder, command):
     command(["run", "recipe.yaml", "-q"], folder)
     edit(folder)

@@ -114,9 +114,11 @@ MORE: Mapping[str, Wrong] = {
     "set-of-yaml": Wrong("run set.yaml", ("set.yaml", "line 1", "2002:set", "not plain data")),
     "nested-too-deep": Wrong("run deep.yaml", ("deep.yaml", "line 1", "nested more than 64 deep")),
     "many-aliases": Wrong("run aliases.yaml", ("aliases.yaml", "more than 50,000 values")),
+    "aliases-of-a-long-text": Wrong("run long.yaml", ("long.yaml", "texts of more than 1,048,576 characters")),
     "schedule-nested-too-deep": Wrong(RUN + "cohort.schedule=deep.json", ("deep.json", "nested more than 64 deep")),
     "schedule-without-end": Wrong(RUN + "cohort.schedule=/dev/zero", ("/dev/zero", "neither a file nor a pipe")),
     "recipe-without-end": Wrong("run /dev/zero", ("/dev/zero", "neither a file nor a pipe")),
+    "path-without-end": Wrong(RUN + "data=" + "b/" * 2000 + "c.h5", ("…", "b/c.h5", "hpcfed prepare")),
     "name-that-is-no-path": Wrong(RUN + "data=" + "a" * 300, ("aaa", "hpcfed prepare")),
     "unset-variable": Wrong(RUN + "data=$HPCFED_UNSET/a.h5", ("$HPCFED_UNSET", "to be set")),
 }
@@ -168,6 +170,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "deep.yaml").write_text(f"data: {'[' * 5000}{']' * 5000}\n")
     tenfold = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 11))
     (folder / "aliases.yaml").write_text(f"a0: &a0 [1]\n{tenfold}name: *a10\n")
+    (folder / "long.yaml").write_text(f"name: &a {'x' * 900_000}\nobservers: [{'*a, ' * 20_000}]\n")  # 18 GB of text
     (folder / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
     (folder / "outputs.py").write_text(FACTORIES)
     parameters = {"0.weight": (8, 13), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}

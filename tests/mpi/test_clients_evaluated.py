@@ -150,7 +150,7 @@ def model():
 """
 
 
-@pytest.mark.parametrize("damage", ["", "5", "2,0,glo", "9,0,global,train,0.5,0.5,3\n"])
+@pytest.mark.parametrize("damage", ["", "5", "2,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
 def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     """Rows of rounds after it, whole or half, are gone; so it is the table of a run that was never interrupted."""
     changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": {**ALL, "every": 1}}}

@@ -15,6 +15,7 @@ import h5py
 import pytest
 
 import hpcfed
+from hpcfed.checkpoint.layout import _digest
 from hpcfed.data.content import content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, Stopped
 from hpcfed.ranks.world import World
@@ -162,6 +163,18 @@ def another_number(path: Path) -> None:
     path.write_text(path.read_text().replace('"params_up": ', '"params_up": 1'))
 
 
+def forged(path: Path) -> None:
+    """A manifest of other content, with its checksum."""
+    content = json.loads(path.read_text())
+    del content["checksum"], content["progress"]["magnitudes"]["spans"]
+    path.write_text(json.dumps({**content, "checksum": _digest(content)}))
+
+
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
     "server-truncated": ("server", truncate, "does not match its checksum"),
     "server-flipped": ("server", flip, "does not match its checksum"),
@@ -171,6 +184,9 @@ DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
     "clients-lost": ("clients", Path.unlink, "cannot be read"),
     "manifest-truncated": ("json", truncate, "is no manifest"),
     "manifest-changed": ("json", another_number, "does not match its checksum"),
+    "manifest-forged": ("json", forged, "not its content: 'progress.magnitudes.spans'"),
+    "server-endless": ("server", endless, "is not a file"),
+    "clients-endless": ("clients", endless, "is not a file"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,22 @@ def test_damaged_record_is_refused_by_line(tmp_path, damage, message):
                 read(folder)
             assert "\n" not in str(error.value)
             assert len(str(error.value)) < 400 + len(str(folder))
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "clients.csv", "result.json"])
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_what_is_no_file_is_not_read(tmp_path, name, kind):
+    """An archive from anybody may have a link to a device without an end, or a pipe that waits for its writer."""
+    folder = write_run(tmp_path / "run", rows=make_rows(3, "fedavg", 0))
+    (folder / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    for read in (read_run, follow):
+        if read is read_run or name != "clients.csv":
+            with pytest.raises(InputError, match="not a file"):
+                read(folder)
 
 
 def test_folders_that_are_no_runs_are_refused(tmp_path):

@@ -116,6 +116,43 @@ def test_a_holder_on_another_node_is_known_by_its_touch(tmp_path):
     assert stand(near).open
 
 
+def test_a_holder_is_known_whatever_the_clock_is_set_to(tmp_path):
+    """Its start counts from the boot of the node: times since 1970 move with every setting of the clock."""
+    claims = Claims(tmp_path, "one")
+    claims.take("lr=0.0", "digest", stand(claims))
+    (claim,) = read_claims(tmp_path)["lr=0.0"]
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    assert 0 < claim["born"] <= uptime
+    assert stand(Claims(tmp_path, "other")).vouched
+
+
+@pytest.mark.parametrize("changes", [{"pid": "a"}, {"pid": -1}, {"pid": 2**63}, {"born": None}, {"ending": 3}])
+def test_a_claim_that_makes_no_sense_is_one_of_nobody(tmp_path, changes):
+    claims = Claims(tmp_path, "one")
+    claims.take("lr=0.0", "digest", stand(claims))
+    path = tmp_path / "claims" / "lr=0.0.1"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    for name in ("lr=0.0.²", f"lr=0.0.{'9' * 200}", "lr=0.0.٣"):
+        (tmp_path / "claims" / name).touch()
+    other = Claims(tmp_path, "other")
+    assert not stand(other).vouched
+    age(path, LEASE + 5)
+    assert stand(other).open
+    assert stand(other).last == 1
+
+
+def test_what_a_holder_was_writing_when_it_was_killed_is_removed(tmp_path):
+    claims = Claims(tmp_path, "one")
+    claims.take("a[0]", "digest", claims.look([("a[0]", "digest")])["a[0]"])
+    claims.end("a[0]", 1, "stopped")
+    folder = tmp_path / "claims"
+    for name in (".a[0].1.77.tmp", ".a[0].2.77.tmp", ".a[0].b.1.77.tmp", ".a0.1.77.tmp"):
+        (folder / name).touch()
+    assert claims.take("a[0]", "digest", claims.look([("a[0]", "digest")])["a[0]"]) == 2
+    left = {path.name for path in folder.glob(".*")}
+    assert left == {".a[0].2.77.tmp", ".a[0].b.1.77.tmp", ".a0.1.77.tmp"}
+
+
 def test_a_late_ending_of_one_that_seemed_dead_still_counts(tmp_path):
     slow, quick = Claims(tmp_path, "slow"), Claims(tmp_path, "quick")
     assert slow.take("lr=0.0", "digest", stand(slow)) == 1
