@@ -123,31 +123,35 @@ class Training:
 
     def _train_group(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their updates to the buffer, and their next states to `states`."""
-        method, federation, cohort = self._parts.method.local, self._parts.federation, plan.cohort
-        clients = cohort.clients[places].tolist()
+        method, federation, cohort, buffer = self._parts.method.local, self._parts.federation, plan.cohort, self._buffer
+        clients, steps, guessed, counts, factors = (
+            column[places].tolist()
+            for column in (cohort.clients, cohort.steps, cohort.guessed, cohort.counts, plan.factors)
+        )
+        sizes, all_samples = federation.sizes[clients].tolist(), self._parts.shards.clients(clients)
         members, tasks = [], []
-        for place, client, samples in zip(places, clients, self._parts.shards.clients(clients), strict=True):
-            info = ClientInfo(client, int(federation.sizes[client]), federation.mean_size)
+        for row, (client, samples) in enumerate(zip(clients, all_samples, strict=True)):
+            info = ClientInfo(client, sizes[row], federation.mean_size)
             loss = self._parts.loss_of(plan.w, samples) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
             context = RoundContext(*about, Purpose.TILT)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             tilt = method.tilt(plan.w, plan.shared, state, context)
-            steps, guessed = int(cohort.steps[place]), float(cohort.guessed[place])
-            tasks.append(Task(client, samples, tilt, steps, guessed, info, plan.shared, state))
-            members.append((place, about, state))
+            tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state))
+            members.append((about, state))
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
-        for (place, about, state), client, local in zip(members, clients, solved, strict=True):
+        for row, ((about, state), local) in enumerate(zip(members, solved, strict=True)):
+            client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
-            check_update(self._parts.method.name, update, self._buffer.names, self._buffer.scalars, local.delta)
-            added = self._buffer.add(
+            check_update(self._parts.method.name, update, buffer.names, buffer.scalars, local.delta)
+            added = buffer.add(
                 place,
-                float(cohort.counts[place]),
+                counts[row],
                 update.named,
                 scalars=update.scalars,
-                factor=float(plan.factors[place]),
+                factor=factors[row],
                 loss_sum=local.loss_sum,
                 steps=local.steps,
                 skips=self._parts.skips_bad,

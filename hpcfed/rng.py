@@ -54,6 +54,23 @@ def stream(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.r
     return np.random.Generator(np.random.Philox(cast(Any, _key(seed, purpose)), counter=counter))
 
 
+class Streams:
+    """The streams of one (seed, purpose), one at a time: a generator is moved to another address, not made anew.
+
+    That takes a quarter of the time, which small clients notice.
+    """
+
+    def __init__(self, seed: int, purpose: Purpose):
+        self._generator = stream(seed, purpose)
+        self._state: Any = self._generator.bit_generator.state
+
+    def at(self, round: int, client: int) -> np.random.Generator:
+        """Return what ``stream(seed, purpose, round, client)`` does; valid until the next call."""
+        self._state["state"]["counter"][2:] = round, client
+        self._generator.bit_generator.state = self._state
+        return self._generator
+
+
 def torch_seed(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
     """Return a 63-bit seed for torch's generators (initial parameters, dropout), drawn from the stream."""
     return int(stream(seed, purpose, round, client).integers(2**63))

@@ -64,6 +64,6 @@ def visits(
 def _passes(num_samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield the samples in a random order, pass after pass, until they make `steps` minibatches."""
     while steps > 0:
-        visited = rng.permutation(num_samples)[: steps * size]
-        steps -= -(-len(visited) // size)
-        yield visited
+        visited = rng.permutation(num_samples)
+        yield visited if num_samples <= steps * size else visited[: steps * size]
+        steps -= -(-num_samples // size)

@@ -218,11 +218,12 @@ class RoundBuffer:
         Returns:
             Whether it was added.
         """
-        own_scalars = [float((scalars or {})[name]) for name in self._scalars]
-        largest_entries = (float(vectors[name].abs().max()) for name in self._sums)
-        if skips and not all(map(math.isfinite, (*own_scalars, *largest_entries))):
-            self.skip(place)
-            return False
+        own_scalars = [float(scalars[name]) for name in self._scalars] if scalars else []
+        if skips:
+            largest_entries = (float(vectors[name].abs().max()) for name in self._sums)
+            if not all(map(math.isfinite, (*own_scalars, *largest_entries))):
+                self.skip(place)
+                return False
         started = time.perf_counter()
         report = _Report(place, weight, factor, loss_sum, steps, own_scalars)
         if self._at_once > 1:

@@ -22,7 +22,7 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
-from hpcfed.rng import Purpose, stream
+from hpcfed.rng import Purpose, Streams
 from hpcfed.types import LocalResult, Tilt
 
 STACK_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
@@ -61,7 +61,8 @@ class StackedSolver:
         movable: bool,
         elsewhere: bool = False,
     ):
-        self._model, self._section, self._seed, self._elsewhere = model, section, seed, elsewhere
+        self._model, self._section, self._elsewhere = model, section, elsewhere
+        self._streams = Streams(seed, Purpose.BATCHES)
         self._stepping = Stepping(section)
         self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
         self._delta = model.vector.new_zeros(self.together, model.vector.numel())
@@ -134,7 +135,7 @@ class StackedSolver:
         width = max(counts) if batch_size == "full" else min(int(batch_size), max(counts))
         orders, sizes = [], np.zeros((len(rows), max(task.steps for task in rows)), np.int64)
         for row, (task, count) in enumerate(zip(rows, counts, strict=True)):
-            rng = stream(self._seed, Purpose.BATCHES, round, task.client)
+            rng = self._streams.at(round, task.client)
             order, sizes[row, : task.steps] = visits(count, batch_size, task.steps, rng, width)
             orders.append(order)
         return orders, sizes
