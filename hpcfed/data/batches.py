@@ -46,7 +46,10 @@ def visits(
         order[:, :num_samples] = np.arange(num_samples)
         return order, np.full(steps, num_samples)
     size = min(int(batch_size), num_samples)
-    sizes, passes = np.full(steps, size), list(_passes(num_samples, size, steps, rng))
+    sizes = np.full(steps, size)
+    if size == width and num_samples == steps * size:  # one pass without a short minibatch
+        return rng.permutation(num_samples).reshape(steps, size), sizes
+    passes = list(_passes(num_samples, size, steps, rng))
     if passes and size == width and sum(map(len, passes)) == steps * size:  # no minibatch is short
         return np.concatenate(passes).reshape(steps, size), sizes
     order, done = np.zeros((steps, width), np.int64), 0
