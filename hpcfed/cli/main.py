@@ -22,6 +22,7 @@ SUBCOMMANDS = {
     "certify": "Check a run's certificate, and sign it with an SSH key.",
     "verify": "Check a run: its files, and its rounds computed again.",
     "replay": "Train one client of one round of a run again, step by step.",
+    "compare": "Find the round, client and step in which two runs part.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
     "schema": "Print the JSON Schema of a recipe, for editors.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text:
         raise InputError("round", expected=f"1 to {len(run.rows)}, which are recorded", got=str(round))
     parts, _ = assemble(run.recipe, world := World())
     simulation = Simulation(parts)
+    weakref.finalize(simulation, parts.clients.__exit__, None, None, None)  # states that went to disk
     start = max((kept for kept in run.checkpoints if kept < round), default=0)
     if start:
         layout = RecordLayout(parts.method.local.begin(simulation.w))

@@ -13,9 +13,9 @@ from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import read_mapping
 from hpcfed.trail.certificate import Fault
+from hpcfed.trail.differences import TOLERANCE, beyond, in_bits, largest, of_environments
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 from hpcfed.verify.again import Comparing, Judge, Segment, compute, for_verification, prepare, scratch_folder
-from hpcfed.verify.differences import TOLERANCE, beyond, in_bits, largest, of_environments
 from hpcfed.verify.draw import drawn
 from hpcfed.verify.faults import folder_faults, input_faults
 

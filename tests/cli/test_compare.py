@@ -1,0 +1,107 @@
+"""`hpcfed compare` finds the planted round, client and step in which two runs part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+import hpcfed
+from tests.mpi.recipes import METHODS, small, write_small
+
+pytestmark = pytest.mark.one_mpi
+
+LOCAL = {"steps": 4, "batch_size": 10, "lr": 0.1}
+STATEFUL = {"algorithm": {"name": "scaffold", **METHODS["scaffold"]}, "cohort": {"size": 3}, "update_hashes": True}
+
+PLANTED: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
+    "step-size": (
+        {"local": {**LOCAL, "lr_schedule": [{"round": 7, "lr": 0.09999}]}},
+        "part in round 7",
+        "step 1: from the same iterate, minibatch and gradient another iterate",
+    ),
+    "products": (
+        {"local": {**LOCAL, "engine": "sequential"}},
+        "part in round 1",
+        "minibatch and gradient another iterate",
+    ),
+    "batches": ({"seed": {"batches": 1}}, "part in round 1", "step 1: another minibatch: look at seed.batches"),
+    "model": (
+        {"seed": {"model": 1}},
+        "part in round 1",
+        "the models differ before round 1 already: look at seed.model",
+    ),
+    "cohort": ({"seed": {"cohort": 1}}, "part in round 1", "their cohorts differ: look at seed.cohort"),
+    "steps": ({"local": {**LOCAL, "steps": 5}}, "part in round 1", "it takes 4 steps and 5"),
+    "loss": (
+        {"local": {**LOCAL, "weight_decay": 0.001}},
+        "part in round 1",
+        "recipe: local.weight_decay 0.0 there and",
+    ),
+    "server": (
+        {"algorithm": {"name": "scaffold", "server_lr": 1.1}},
+        "part in round 1",
+        "the updates of all clients are the same: the server's step differs",
+    ),
+}
+
+
+def trained(output: str, **changes: Any) -> Path:
+    recipe = {"rounds": 8, "checkpoint": {"every": 3, "keep": 9}, **STATEFUL, **changes}
+    return hpcfed.run(small(output, **recipe), quiet=True).folder
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch) -> Path:
+    """A folder with a federation, and a run of it."""
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path)
+    trained("one")
+    return tmp_path
+
+
+def test_what_was_planted_is_found(two, command):
+    for name, (changes, round, told) in PLANTED.items():
+        trained("other", **changes)
+        done = command(["compare", "one", "other"], two)
+        assert (done.returncode, done.stderr) == (1, ""), name
+        assert round in done.stdout, (name, done.stdout)
+        assert told in done.stdout, (name, done.stdout)
+        shutil.rmtree(two / "other")
+
+
+def test_a_flipped_bit_of_one_client_is_found(two, command):
+    """It takes effect in the first round that visits the sample."""
+    with h5py.File(shutil.copy("small.h5", "flipped.h5"), "r+") as file:
+        row = int(file["train/offsets"][3]) + 5
+        x = file["train/x"][row]
+        x.view("u4")[3] ^= 1 << 16
+        file["train/x"][row] = x
+    for hashes in (True, False):
+        one, other = (
+            trained(f"{data}-{hashes}", data=f"{data}.h5", update_hashes=hashes) for data in ("small", "flipped")
+        )
+        done = command(["compare", one, other], two)
+        assert done.returncode == 1
+        assert "client 3: its data differ, x of its sample 5 first" in done.stdout, done.stdout
+        assert "clients whose updates differ: 1 of 3: 3 (3)\n" in done.stdout
+
+
+def test_the_same_runs_are_the_same(two, command):
+    trained("again", rounds=6, checkpoint={"every": 0}, update_hashes=False)
+    done = command(["compare", "one", "again"], two)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-2:] == [
+        "the same model, bit for bit, in all 6 rounds",
+        "one has 8 rounds, the other 6",
+    ]
+    shutil.move("small.h5", "there.h5")
+    trained("third", data="there.h5", seed={"batches": 3})
+    done = command(["compare", "one", "third"], two)
+    assert (done.returncode, "clients and steps cannot be compared here: " in done.stdout) == (1, True)
+    done = command(["compare", "one", "nowhere"], two)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
