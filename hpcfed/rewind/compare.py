@@ -132,7 +132,7 @@ def _update_hashes(run: Recorded, begun: Entered, round: int) -> list[int]:
     if found is not None:
         return [int(value) for value in found]
     plan = begun.simulation.plan(round)
-    reports = reports_of(begun.parts, begun.initial, plan, range(len(plan.cohort.clients)))
+    reports = reports_of(begun.parts, plan, range(len(plan.cohort.clients)))
     return [reports[client].hash for client in plan.cohort.clients.tolist()]
 
 

@@ -24,7 +24,7 @@ LEVELS = (
     {"setup", "simulation", "stopping"},
     {"checkpoint", "record"},
     {"clock", "doctor", "tools", "trail"},
-    {"loop", "rewind"},
+    {"loop", "rewind", "vectors"},
     {"api", "submit", "sweep", "verify"},
     {"loaded", "reproduce", "scaling"},
     {"cli"},
