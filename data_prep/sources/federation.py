@@ -14,9 +14,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin
-from hpcfed.data.attributes import Attributes
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
 
 SCALED = (
     "x stays scaled by the statistics of each client of this file; to pool or scale otherwise, prepare the raw files"
@@ -33,7 +31,7 @@ def load(raw: Path) -> Dataset:
         x, y = federation.train()
         test_x, test_y = federation.test(0, federation.num_test) if federation.num_test else (None, None)
         clients = np.arange(federation.num_clients)
-        features, scaled = _features(raw, federation.feature_shape)
+        features, scaled = federation.features, federation.statistics is not None
         source = dict(federation.source)
         if scaled:
             source["standardized"] = f"each client of {raw.name} by its own training rows"
@@ -63,14 +61,6 @@ def load(raw: Path) -> Dataset:
 def _rows(path: Path) -> np.ndarray | None:
     with h5py.File(path, "r", locking=False) as file:
         return file["train/row"][:] if "train/row" in file else None
-
-
-def _features(path: Path, shape: tuple[int, ...]) -> tuple[list[str] | None, bool]:
-    """Return the features' names, None if absent, and whether x is scaled by its clients' statistics."""
-    with h5py.File(path, "r", locking=False) as file:
-        names = Attributes(file, lambda what, **_: InputError(what, where=str(path))).json("features")
-        sound = isinstance(names, list) and shape == (len(names),) and all(isinstance(name, str) for name in names)
-        return names if sound else None, "train/mean" in file
 
 
 def _categories(source: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -14,11 +14,21 @@ from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import (
     FIGURE_TYPES,
-    class_counts,
     classes_for_share,
     describe_partition,
     save_figure,
     text_heat_map,
+)
+from hpcfed.data.sites import (
+    LARGE,
+    MOST_LABELS,
+    MOST_SITES,
+    Labels,
+    absences,
+    feature_names,
+    labels_of,
+    mean_differences,
+    site_names,
 )
 from hpcfed.errors import InputError
 from hpcfed.io.console import Console
@@ -44,20 +54,70 @@ def command(file: Path, picture: Path | None, verify: bool) -> None:
         got = picture.suffix or "no ending"
         raise InputError("unknown type of picture", where=str(picture), expected=", ".join(FIGURE_TYPES), got=got)
     with Federation.open(file) as federation:
-        counts = class_counts(federation) if federation.task == "classification" else None
+        labels = labels_of(federation)
         if picture is not None:
-            _draw(federation, counts, picture)
-        console.print(_facts(federation, counts))
+            _draw(federation, labels, picture)
+        console.print(_facts(federation, labels))
         if verify:
             console.print(_verified(federation))
-        if counts is not None:
-            for line in text_heat_map(counts):
+        if 1 < federation.num_clients <= MOST_SITES:
+            console.print(_sites(federation, labels))
+        if labels is not None and not _listed(federation, labels):
+            for line in text_heat_map(labels.counts, site_names(federation)):
                 console.print(line, no_wrap=True, overflow="ignore", crop=False)
+        for absence in absences(federation, labels) if labels is not None else ():
+            console.print(absence, soft_wrap=True)
+        if 1 < federation.num_clients <= MOST_SITES and (shifts := _shifts(federation)) is not None:
+            console.print(shifts[0])
+            console.print(shifts[1], soft_wrap=True)
         if picture is not None:
             console.print(f"picture: {picture}", soft_wrap=True)
 
 
-def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
+def _listed(federation: Federation, labels: Labels | None) -> bool:
+    """Whether the table of sites has the share of each label."""
+    return labels is not None and federation.num_clients <= MOST_SITES and len(labels.names) <= MOST_LABELS
+
+
+def _sites(federation: Federation, labels: Labels | None) -> Table:
+    """Return the table of sites: samples, and the share of each label among those to train on."""
+    table = Table(title="Sites", title_justify="left", box=None)
+    table.add_column("client", overflow="fold")
+    tests = None if federation.test_offsets is None else np.diff(federation.test_offsets)
+    shown = labels if labels is not None and _listed(federation, labels) else None
+    for name in ("train", *(("test",) if tests is not None else ()), *(shown.names if shown else ())):
+        table.add_column(name, justify="right", overflow="fold")
+    for k, name in enumerate(site_names(federation)):
+        row = [name, f"{federation.sizes[k]:,}"] + ([] if tests is None else [f"{tests[k]:,}"])
+        if shown is not None:
+            row += [f"{100 * count / max(federation.sizes[k], 1):.0f} %" if count else "–" for count in shown.counts[k]]
+        table.add_row(*row)
+    return table
+
+
+def _shifts(federation: Federation) -> tuple[Table, str] | None:
+    """Return the table of the features that differ most between sites, and a line on it; None if x has no features."""
+    found = mean_differences(federation)
+    if found is None:
+        return None
+    largest = np.nan_to_num(np.abs(found), nan=0.0).max(axis=0)
+    order = np.argsort(-largest, kind="stable")[:FEW]
+    table = Table(title="Standardised mean differences", title_justify="left", box=None)
+    table.add_column("feature", overflow="fold")
+    names = feature_names(federation)
+    for name in site_names(federation):
+        table.add_column(name, justify="right", overflow="fold")
+    for feature in order.tolist():
+        cells = (f"{value:+.2f}".replace("-", "−") if np.isfinite(value) else "–" for value in found[:, feature])
+        table.add_row(names[feature], *cells)
+    large = int((largest >= LARGE).sum())
+    return (
+        table,
+        f"of a site's training samples from all others'; from {LARGE} large: {large} of {len(largest)} features",
+    )
+
+
+def _facts(federation: Federation, labels: Labels | None) -> Table:
     """Return the table of the file's properties."""
     sizes = federation.sizes
     table = Table(title=f"{federation.name} ({federation.path})", show_header=False, title_justify="left", box=None)
@@ -74,10 +134,18 @@ def _facts(federation: Federation, counts: np.ndarray | None) -> Table:
         table.add_row("", f"{len(empty):,} clients without samples: {names}{more}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
-    if counts is not None:
-        spread = classes_for_share(counts[sizes > 0]).mean() if sizes.any() else 0.0
+    if labels is not None and federation.task == "classification":
+        spread = classes_for_share(labels.counts[sizes > 0]).mean() if sizes.any() else 0.0
         table.add_row("", f"80 % of a client's samples lie in {spread:.2f} classes on average")
-        table.add_row("per class", " ".join(f"{total:,}" for total in counts.sum(axis=0)))
+    if labels is not None:
+        totals = zip(labels.names, labels.counts.sum(axis=0), strict=True)
+        named = labels.names != [str(k) for k in range(len(labels.names))]
+        table.add_row(
+            "per class", (", " if named else " ").join(f"{name} {n:,}" if named else f"{n:,}" for name, n in totals)
+        )
+    if federation.features is not None:
+        more = f" and {len(federation.features) - FEW} more" if len(federation.features) > FEW else ""
+        table.add_row("features", ", ".join(federation.features[:FEW]) + more)
     table.add_row("x", f"{federation.x_dtype} {_shape(federation.feature_shape)}")
     table.add_row("y", f"{federation.y_dtype} {_shape(federation.target_shape)}")
     if federation.normalization is not None:
@@ -116,9 +184,9 @@ def _verified(federation: Federation) -> str:
     return "verified: the data have this hash" if federation.content else f"the data have the hash {found}"
 
 
-def _draw(federation: Federation, counts: np.ndarray | None, picture: Path) -> None:
+def _draw(federation: Federation, labels: Labels | None, picture: Path) -> None:
     try:
-        save_figure(federation, counts, picture)
+        save_figure(federation, labels, picture)
     except OSError as error:
         what = f"can't write the picture ({error.strerror})"
         raise InputError(what, where=str(picture), remedy="choose another place") from error

@@ -73,6 +73,7 @@ class Federation:
         vocabulary: the tokens' meaning, as the writer stored it; None if absent.
         partition, source: provenance, {} if absent.
         normalization: None if x is used as it is (uint8 is still scaled to [0, 1]).
+        features: names of the p features of x (n, p); None without names.
         num_clients, num_samples, num_test: N, n and the size of the test set (0 if absent).
         offsets: (N+1,) int64; the rows of client k are ``offsets[k]:offsets[k+1]``.
         sizes, mean_size: samples per client, (N,) int64, 0 allowed; and their mean.
@@ -102,6 +103,7 @@ class Federation:
         self._read_test()
         self._check_targets()
         self.normalization = self._read_normalization()
+        self.features = self._read_features()
 
     @classmethod
     def open(cls, path: str | Path, access: str = "mmap") -> Federation:
@@ -239,6 +241,25 @@ class Federation:
         self.partition: dict[str, Any] = attrs.json_object("partition") or {}
         self.source: dict[str, Any] = attrs.json_object("source") or {}
         self.vocabulary: Any = attrs.json("vocabulary")
+
+    @property
+    def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Means and deviations, (N, C) each, by which the file scaled each client's x (n, C, …); None if it did not."""
+        mean, std = self._member("train/mean"), self._member("train/std")
+        shape = (self.num_clients, *(self.feature_shape[:1] or (1,)))
+        if (
+            mean is None
+            or std is None
+            or not mean.shape == std.shape == shape
+            or {mean.dtype.kind, std.dtype.kind} != {"f"}
+        ):
+            return None
+        return mean[:], std[:]
+
+    def _read_features(self) -> list[str] | None:
+        names = Attributes(self._file, self._wrong).json("features")
+        sound = isinstance(names, list) and self.feature_shape == (len(names),)
+        return names if sound and all(isinstance(name, str) for name in names) else None
 
     def _read_normalization(self) -> Standardization | None:
         value = Attributes(self._file, self._wrong).json_object("normalization")

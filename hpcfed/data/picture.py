@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from hpcfed.data.federation import Federation
 from hpcfed.data.samples import draw_samples, has_pictures, samples_height
+from hpcfed.data.sites import MOST_LABELS, MOST_SITES, Labels, site_names
 from hpcfed.io.atomic import write_whole
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
 MAX_FIGURE_ROWS = 1000
+MOST_CELLS = 60
+"""Most cells of the picture that show their number of samples."""
+MAX_NAME = 24
+"""Characters shown of a name."""
 LEVELS = (0.0, 0.05, 0.15, 0.35, 0.60)
 """Exclusive lower bounds of the shares of a client's samples shown by `SHADES`; a blank stands for no samples."""
 SHADES = "·░▒▓█"
@@ -26,19 +32,13 @@ FIGURE_3_SHARES = (0.4, 0.6, 0.8)
 FIGURE_TYPES = (".png", ".pdf", ".svg")
 
 
-def class_counts(federation: Federation) -> np.ndarray:
-    """Return the number of each client's samples of each class, (N, K) int64, for a classification."""
-    labels = (federation.client(k)[1] for k in range(federation.num_clients))
-    return np.stack([np.bincount(y, minlength=federation.num_classes or 0) for y in labels])
-
-
 def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
     """Return how many of each client's largest classes hold `share` of its samples, (N,) int64, from counts (N, K)."""
     held = np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1)
     return np.minimum(1 + (held < share * held[:, -1:]).sum(axis=1), counts.shape[1])
 
 
-def text_heat_map(counts: np.ndarray) -> list[Text]:
+def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = ()) -> list[Text]:
     """Return lines of text: clients down, classes across, the share of a client's samples as a shade.
 
     Neighbouring clients and classes are merged if there are too many to fit.
@@ -47,7 +47,10 @@ def text_heat_map(counts: np.ndarray) -> list[Text]:
     cells, classes = _merge(cells.T, MAX_TEXT_COLUMNS)
     cells = cells.T
     shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
-    names = [_span(clients, row) for row in range(len(cells))]
+    merged = len(cells) < len(counts)
+    names = [
+        _span(clients, row) if merged or not client_names else client_names[row][:MAX_NAME] for row in range(len(cells))
+    ]
     margin, width = max(6, *map(len, names)), max(2, len(str(counts.shape[1] - 1)) + 1)
     if width * len(classes[:-1]) > MAX_TEXT_COLUMNS:
         width = 1
@@ -66,11 +69,11 @@ def text_heat_map(counts: np.ndarray) -> list[Text]:
     return lines
 
 
-def save_figure(federation: Federation, counts: np.ndarray | None, path: Path) -> None:
+def save_figure(federation: Federation, labels: Labels | None, path: Path) -> None:
     """Draw clients × classes (if any), the clients' sizes, histograms of both, and a few samples.
 
-    `counts` are (N, K), None without classes; the suffix of `path` sets the type. The histogram of classes is that of
-    FedDyn's Figure 3: in how many classes 40, 60 and 80 % of each client's data lie.
+    Few clients and labels are named; without `labels` their panels are left out. The suffix of `path` sets the type.
+    The histogram of classes is that of FedDyn's Figure 3: in how many classes 40, 60 and 80 % of a client's data lie.
 
     Raises:
         OSError: the file can't be written.
@@ -80,18 +83,19 @@ def save_figure(federation: Federation, counts: np.ndarray | None, path: Path) -
     heights = [5.0, 2.5, *([samples_height(federation)] if has_pictures(federation) else [])]
     figure = Figure(figsize=(8.5, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    _draw_clients(federation, counts, parts[0])
-    _draw_histograms(federation, counts, parts[1])
+    _draw_clients(federation, labels, parts[0])
+    _draw_histograms(federation, None if labels is None else labels.counts, parts[1])
     if len(heights) > 2:
         draw_samples(federation, parts[2])
     figure.suptitle(f"{federation.name}: {describe_partition(federation)}", fontsize=10)
     write_whole(path, _rendered(figure, path.suffix[1:]))
 
 
-def _draw_clients(federation: Federation, counts: np.ndarray | None, figure: SubFigure) -> None:
+def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigure) -> None:
     """Draw clients × classes, and the clients' sizes beside them."""
     from matplotlib.ticker import MaxNLocator
 
+    counts = None if labels is None else labels.counts
     panels = 1 if counts is None else 2
     axes = figure.subplots(1, panels, squeeze=False, sharey=True, width_ratios=[3, 2][-panels:])[0]
     top = federation.num_clients - 0.5
@@ -102,12 +106,22 @@ def _draw_clients(federation: Federation, counts: np.ndarray | None, figure: Sub
         image = axes[0].imshow(shares, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest", extent=extent)
         axes[0].set_xlabel("class")
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        if labels is not None and len(labels.names) <= MOST_LABELS:
+            axes[0].set_xticks(range(len(labels.names)), [name[:MAX_NAME] for name in labels.names])
+        if counts.size <= MOST_CELLS:
+            for (row, column), share in np.ndenumerate(shares):
+                colour = "white" if share > 0.6 else "black"
+                axes[0].text(
+                    column, row, f"{counts[row, column]:,}", ha="center", va="center", color=colour, fontsize=8
+                )
         figure.colorbar(image, ax=axes[0], label="share of the client's samples")
     sizes, edges = _merge(federation.sizes[:, None], MAX_FIGURE_ROWS)
     axes[-1].stairs(sizes[:, 0] / np.diff(edges), edges - 0.5, orientation="horizontal", fill=True, color="0.6")
     axes[-1].set_xlabel("samples per client")
     axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
+    if federation.num_clients <= MOST_SITES:
+        axes[0].set_yticks(range(federation.num_clients), [name[:MAX_NAME] for name in site_names(federation)])
     axes[0].set_ylim(top, -0.5)
 
 

@@ -1,7 +1,7 @@
 """Per-client results: a run's ``clients.csv``, and the distribution over clients at its last evaluation.
 
-The file has one line per round, model, split and client: ``round, client, split, model, loss, accuracy, n``. Other
-columns are ignored, a missing ``split`` or ``model`` counts as one single value, and a half-written line is skipped.
+The file has one line per round, model, split and client: ``round, client, model, split, loss, accuracy, n, name``, and
+the recipe's metrics. A missing ``split`` or ``model`` counts as one single value; a half-written line is skipped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from hpcfed.io.text import Malformed, read_text
 
 PREFERRED_SPLITS = ("test", "train")
 MEASURES = ("accuracy", "loss")
+OTHERS = ("round", "client", "model", "split", "n", "name")
+"""Columns that are no measures."""
 MOST = 1 << 34
 """Bytes: a million clients over hundreds of evaluations."""
 DIGITS = 18
@@ -30,13 +33,17 @@ class Clients:
     """The last evaluation of clients in ``clients.csv``, on `split`: clients' test sets if the file has them.
 
     `values` maps a model (``global``, and others that the recipe asked for) to one value for each of C clients, in
-    their order, (C,) float64: accuracies, or losses for tasks without accuracy.
+    their order, (C,) float64: accuracies, or losses for tasks without accuracy. Of the main model: the clients' `names`
+    and `sizes`, as text, and all its `measures`, (C,) each, nan where undefined.
     """
 
     round: int
     split: str
     measure: str
     values: Mapping[str, np.ndarray]
+    names: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    measures: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def main(self) -> np.ndarray:
@@ -77,7 +84,22 @@ def read_clients(path: Path) -> Clients | None:
         model: _column([row for row in latest if (row.get("model") or "global") == model], measure, path)
         for model in models
     }
-    return Clients(last, split or "all", measure, values)
+    main = "global" if "global" in models else next(iter(models))
+    of_main = [row for row in latest if (row.get("model") or "global") == main]
+    names = tuple(row.get("name") or row.get("client") or "" for row in of_main)
+    sizes = tuple(row.get("n") or "" for row in of_main)
+    own = [name for name in of_main[0] if name and name not in (*OTHERS, *MEASURES)]
+    known = [name for name in MEASURES if any(row.get(name) for row in of_main)]
+    measures = {name: _column(of_main, name, path) for name in [*known, *(n for n in own if _is_number(of_main, n))]}
+    return Clients(last, split or "all", measure, values, names, sizes, measures)
+
+
+def _is_number(rows: Sequence[Mapping[str, str | None]], name: str) -> bool:
+    """Whether a column has a number in some row, and no text or matrix."""
+    cells = [cell for row in rows if (cell := row.get(name))]
+    with suppress(ValueError):
+        return bool([float(cell) for cell in cells])
+    return False
 
 
 def _whole_number(row: Mapping[str, str | None], path: Path, line: int) -> int:

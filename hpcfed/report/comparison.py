@@ -15,7 +15,7 @@ from hpcfed.report.page import Chapter, Picture, render_page
 from hpcfed.report.paired import choose_baseline
 from hpcfed.report.plots import Scene
 from hpcfed.report.read import Run, find_runs, read_run
-from hpcfed.report.sections import CLIENTS, DIFFERENCES, SECTIONS, TIME, Plot, files_of, own_metrics
+from hpcfed.report.sections import CLIENTS, DIFFERENCES, SECTIONS, SITES, TIME, Plot, files_of, own_metrics
 from hpcfed.report.style import PAGE, PAPER, to_files, to_svg
 from hpcfed.report.write import choose_folder, write_report
 
@@ -84,6 +84,7 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
     shown = {
         DIFFERENCES: comparison.differences,
         CLIENTS: tables.clients_table(groups),
+        SITES: tables.sites_table(groups),
         TIME: tables.timing_table(groups),
     }
     chapters: list[Chapter] = []
@@ -96,7 +97,9 @@ def write_comparison(comparison: Comparison, output: Path | None = None, *, figu
             files |= _files([plot for plot, _ in drawn], scene)
         table = shown.get(section)
         if pictures or table:
-            chapters.append(Chapter(section.title, tuple(pictures), table, has_keys=section is not TIME))
+            chapters.append(
+                Chapter(section.title, tuple(pictures), table, has_keys=bool(pictures) and section is not TIME)
+            )
     recipes = tables.recipes_table(groups) if len(groups) > 1 else None
     page = render_page(
         groups,

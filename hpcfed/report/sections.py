@@ -82,6 +82,7 @@ CLIENTS = PageSection(
     "Clients",
     (ClientsPlot("clients", "What each client gets from the last model evaluated, clients in order, worst first."),),
 )
+SITES = PageSection("Clients by name", ())
 TIME = PageSection("Time", (SecondsPlot("seconds", "Where the time of a round goes."),))
 
 
@@ -96,7 +97,7 @@ def own_metrics(runs: Sequence[Run]) -> PageSection:
     return PageSection("Own metrics", tuple(plots))
 
 
-SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, TIME)
+SECTIONS = (ACCURACY, LOSS, TRAINING, DIFFERENCES, CLIENTS, SITES, TIME)
 
 
 def files_of(sections: Sequence[PageSection]) -> tuple[str, ...]:

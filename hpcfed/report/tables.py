@@ -38,6 +38,8 @@ from hpcfed.report.text import (
 from hpcfed.run_folder.rounds import TIMERS
 
 Format = Callable[[Spread], str]
+MOST_SITES, MOST_COLUMNS = 30, 12
+"""Most clients that have a row each, and most columns of measures beside them."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,33 @@ def clients_table(groups: Sequence[Group]) -> Table | None:
     header = ("Method", "Model", "Samples", "Round", "Mean", "Deviation", "Worst tenth", "Best tenth")
     note = "All clients count alike. Tenths: means over the tenth of the clients served worst, and best."
     return Table("Over clients", header, tuple(rows), note)
+
+
+def sites_table(groups: Sequence[Group]) -> Table | None:
+    """One row per client by name, a column for each group and measure of the global model; None for many clients."""
+    measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
+    every = [clients for entry in measured.values() for clients in entry]
+    if not every or len({clients.names for clients in every}) > 1 or len(every[0].names) > MOST_SITES:
+        return None
+    columns = [(label, name) for label, entry in measured.items() if entry for name in entry[0].measures]
+    if len(columns) > MOST_COLUMNS:
+        columns = [(label, entry[0].measure) for label, entry in measured.items() if entry]
+    heads = [name if len(measured) == 1 else f"{label}: {name}" for label, name in columns]
+    rows = [
+        (name, every[0].sizes[k], *(_of_client(measured[label], measure, k) for label, measure in columns))
+        for k, name in enumerate(every[0].names)
+    ]
+    note = f"Of the last model evaluated, on the clients' {every[0].split} samples; – where undefined."
+    return Table("By client", ("Client", "Samples", *heads), tuple(rows), note)
+
+
+def _of_client(measured: Sequence[Clients], measure: str, client: int) -> str:
+    """Return a measure of one client over the runs of a group."""
+    values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
+    what = Criterion(measure, measure, higher_is_better=True)
+    return _cell(
+        spread(value for value in values if math.isfinite(value)), lambda one: criterion_text(one, what), len(values)
+    )
 
 
 def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:

@@ -12,13 +12,16 @@ from typing import Any
 
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, open_file
-from hpcfed.report.read import RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
+from hpcfed.report.clients import Clients, read_clients
+from hpcfed.report.read import CLIENTS, RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
 RECENT = 20
 """Number of last rounds whose mean time predicts the rest."""
 BEFORE = ("logs", "checkpoints")
 """Entries that a run's folder may have before its recipe."""
+LARGEST_TABLE = 1 << 20
+"""Most bytes of a table of clients that is read."""
 SILENCE = 60.0
 """Seconds without a new round, beyond the usual time of a round, after which a run counts as silent."""
 
@@ -93,9 +96,12 @@ class Followed:
     status: str = "unfinished"
     silent: float = 0.0
     """Seconds since the record grew."""
+    clients: Clients | None = None
+    """The last evaluation of clients, if the run measures few of them."""
     _read: int = 0
     _file: int = 0
     _recipe: int = 0
+    _table: int = 0
 
     @property
     def done(self) -> int:
@@ -121,6 +127,7 @@ class Followed:
             if record.exists():
                 self._read_on(record)
                 self.silent = max(0.0, time.time() - record.stat().st_mtime)
+            self._read_clients(self.folder / CLIENTS)
         except OSError as error:
             raise InputError(error.strerror or "cannot be read", where=str(self.folder)) from error
         except Malformed as error:
@@ -138,6 +145,11 @@ class Followed:
         self._read += len(whole)
         for row in parse_rounds(whole.split(b"\n")[:-1], record, first=self.done + 1):
             self.columns.add(numbers_of(row, record))
+
+    def _read_clients(self, table: Path) -> None:
+        about = table.stat() if table.exists() else None
+        if about is not None and about.st_mtime_ns != self._table and about.st_size <= LARGEST_TABLE:
+            self.clients, self._table = read_clients(table), about.st_mtime_ns
 
     def last(self, name: str) -> float:
         """Return the last recorded value of a column, nan without any."""

@@ -24,18 +24,23 @@ CELLS = {"round": 0, "accuracy": 0, "loss": 72, "η_g": 90, "per round": 72, "im
 SIDE_BY_SIDE = 100
 """Width from which two charts stand side by side."""
 CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("train_loss", "training loss"))
+MOST_SITES, MAX_NAME = 12, 20
+"""Most clients that are shown by name, and most characters of a name."""
 LOCAL = ("local_loss", "local training loss")
 
 
 def view(runs: Sequence[Followed], width: int, height: int) -> RenderableType:
     """Return a view of `width` × `height` characters: the charts take the height that the lines below leave."""
-    lines = len(runs) + 3 + (2 if len(runs) == 1 else 0)
+    sites = _sites(runs[0]) if len(runs) == 1 else None
+    lines = len(runs) + 3 + (2 if len(runs) == 1 else 0) + (-(-len(sites) // width) if sites else 0)
     parts: list[RenderableType] = []
     if any(run.done for run in runs):
         parts += [_charts(runs, width, min(max(height - lines - 1, 7), 20)), Text()]
     parts.append(_table(runs, width))
     if len(runs) == 1 and runs[0].done:
         parts += [Text(), _phases(runs[0], width)]
+        if sites:
+            parts.append(sites)
     return Group(*parts)
 
 
@@ -113,6 +118,18 @@ def _phases(run: Followed, width: int) -> RenderableType:
         if share >= 0.005:
             words.append("■ ", colour).append(f"{phase} {100 * share:.0f} %  ", "dim")
     return Group(bar, Text(" " * 17) + words)
+
+
+def _sites(run: Followed) -> Text | None:
+    """Return what few clients get from the last model evaluated, by name; None for many, or without a table."""
+    clients = run.clients
+    if clients is None or len(clients.names) > MOST_SITES:
+        return None
+    words = Text().append("clients  ", "dim")
+    for name, value in zip(clients.names, clients.main.tolist(), strict=True):
+        text = f"{100 * value:.1f} %" if clients.measure == "accuracy" else f"{value:.4g}"
+        words.append(f"{name[:MAX_NAME]} ").append(f"{text}  ", "bold")
+    return words
 
 
 def _colour(number: int) -> str:

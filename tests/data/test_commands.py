@@ -40,7 +40,12 @@ def test_prepare_and_inspect_images(tmp_path: Path) -> None:
         assert federation.content in said
     assert "not the published files of Fashion-MNIST" in said
     shown = hpcfed("inspect", path, "--verify", "--picture", picture)
-    for part in ("min 10, median 10, max 10", "dirichlet-client, clients 6, alpha 0.5", "verified", "client  0 1 2 3"):
+    for part in (
+        "min 10, median 10, max 10",
+        "dirichlet-client, clients 6, alpha 0.5",
+        "verified",
+        "Sites",
+    ):
         assert part in shown
     assert "\x1b" not in shown
     assert picture.read_bytes().startswith(PNG)
@@ -129,3 +134,38 @@ def test_preparation_does_without_torch_and_mpi() -> None:
     listing = "import sys, hpcfed.cli.prepare, hpcfed.cli.inspect; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "mpi4py.MPI", "matplotlib", "sklearn"} & set(ended.stdout.split())
+
+
+def of_sites(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """A federation of three named sites, the last without class b and with another second feature."""
+    rng = np.random.default_rng(0)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    found = {}
+    for site, count in (("Aachen", 40), ("Bern", 20), ("Chur", 12)):
+        x = rng.normal(size=(count, 2)) * [1.0, 3.0] + [0.0, 20.0 if site == "Chur" else 10.0]
+        labels = ["a"] * count if site == "Chur" else ["a", "b"] * (count // 2)
+        rows = [f"{one:.6f},{two:.6f},{label}" for (one, two), label in zip(x, labels, strict=True)]
+        (raw / f"{site}.csv").write_text("\n".join(["age,dose,outcome", *rows]) + "\n")
+        found[site] = np.array([[float(cell) for cell in row.split(",")[:2]] for row in rows])
+    hpcfed("prepare", "own", "--raw", raw, "--target", "outcome", "--standardize", "client", "-o", tmp_path / "own.h5")
+    return tmp_path / "own.h5", found
+
+
+def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path) -> None:
+    """The shifts are those of the files' own units, though each site is scaled by itself."""
+    path, x = of_sites(tmp_path)
+    said = hpcfed("inspect", path, "--picture", tmp_path / "own.png")
+    table = [line.split() for line in said.split("Sites")[1].splitlines()[1:5]]
+    assert [" ".join(row) for row in table] == [
+        "client train a b", "Aachen 40 50 % 50 %", "Bern 20 50 % 50 %", "Chur 12 100 % –",
+    ]  # fmt: skip
+    assert "no training sample of b: Chur" in said
+    header, first, _ = (line.split() for line in said.split("Standardised mean differences")[1].splitlines()[1:4])
+    assert (header, first[0]) == (["feature", *x], "dose")
+    for site, cell in zip(x, first[1:], strict=True):
+        own, others = x[site][:, 1], np.concatenate([x[name][:, 1] for name in x if name != site])
+        expected = (own.mean() - others.mean()) / np.sqrt((own.var() + others.var()) / 2)
+        assert float(cell.replace("−", "-")) == pytest.approx(expected, abs=0.006)
+    assert "from 0.8 large: 1 of 2 features" in said
+    assert (tmp_path / "own.png").stat().st_size > 10_000

@@ -15,7 +15,8 @@ import numpy as np
 from data_prep.own import write_federation
 from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation
-from hpcfed.data.picture import class_counts, text_heat_map
+from hpcfed.data.picture import text_heat_map
+from hpcfed.data.sites import absences, labels_of, mean_differences, site_names
 from tests.fuzz.mutations import SIZES, Rng
 
 LAYOUTS = ("ours", "flat", "ours", "chunked", "ours", "tokens")
@@ -163,8 +164,12 @@ def read_all(path: Path) -> int:
             total += int(np.isfinite(x.sum(dtype=np.float64))) + len(federation.client_name(k))
         for part in federation.test(0, federation.num_test):
             assert len(part) == federation.num_test
-        if federation.task == "classification":
-            text_heat_map(class_counts(federation))
+        labels, names = labels_of(federation), site_names(federation)
+        if labels is not None:
+            text_heat_map(labels.counts, names)
+            list(absences(federation, labels))
+        if federation.num_clients < 100:
+            mean_differences(federation)
     return total
 
 

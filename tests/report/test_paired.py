@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report import compare
+from hpcfed.report import compare, make_report
 from hpcfed.report.clients import Fairness, read_clients
 from hpcfed.report.measure import core_hours
 from hpcfed.report.paired import difference, difference_curve, pairs, student
 from hpcfed.report.read import read_run
-from hpcfed.report.tables import clients_table, timing_table
+from hpcfed.report.tables import clients_table, sites_table, timing_table
 from tests.report.conftest import write_clients, write_run
 
 
@@ -117,3 +117,24 @@ def test_tenths_are_rounded_up_and_follow_what_is_better():
     assert Fairness.of(values, higher_is_better=True).worst_tenth == 0.5
     assert Fairness.of(values, higher_is_better=False).worst_tenth == 9.5
     assert Fairness.of(values, higher_is_better=True).std == pytest.approx(math.sqrt(10))
+
+
+def test_sites_have_rows_by_name_with_each_measure(tmp_path):
+    """Over seeds; a value that is undefined at a site is left out, and a matrix has no column."""
+    folders = [write_run(tmp_path / f"run-{seed}", seed=seed) for seed in (0, 1)]
+    for seed, folder in enumerate(folders):
+        lines = [
+            "round,client,model,split,loss,accuracy,n,name,auroc,confusion-matrix",
+            f'2,0,global,test,0.5,{0.5 + 0.2 * seed},10,"Bern, city",{0.25 + 0.5 * seed},"[[1, 2], [3, 4]]"',
+            '2,1,global,test,0.5,0.75,5,Chur,,"[[5, 0], [0, 0]]"',
+        ]
+        (folder / "clients.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    table = sites_table(compare(folders).groups)
+    assert table.header == ("Client", "Samples", "accuracy", "loss", "auroc")
+    assert table.rows == (
+        ("Bern, city", "10", "60.00 ± 14.14 %", "0.5", "0.5 ± 0.3536"),
+        ("Chur", "5", "75.00 %", "0.5", "–"),
+    )
+    page = make_report(folders, tmp_path / "report", figures=False).read_text()
+    assert "Clients by name" in page
+    assert "Bern, city" in page

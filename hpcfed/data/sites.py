@@ -1,0 +1,113 @@
+"""Sites by name: sizes and label shares of a federation of few clients, absent classes, and shifts of features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.data.federation import Federation
+
+MOST_SITES, MOST_LABELS = 30, 10
+"""Most clients and labels that are listed one by one."""
+LARGE = 0.8
+"""A standardised mean difference from which a shift is large: Cohen, "Statistical power analysis", 1988."""
+NAMED = 6
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Samples by label: `counts` (N, K) of training samples, by client and name."""
+
+    names: list[str]
+    counts: np.ndarray
+
+
+def labels_of(federation: Federation) -> Labels | None:
+    """Return the labels of targets with one label a sample, events and censored times included; None for others."""
+    column = {"classification": None, "multi-label": 0, "survival": 0}
+    if federation.task not in column or (federation.task == "multi-label" and federation.num_classes != 1):
+        return None
+    classes = 2 if federation.task != "classification" else federation.num_classes or 0
+    place = column[federation.task]
+    targets = (federation.client(k)[1] for k in range(federation.num_clients))
+    each = (y if place is None else y[:, place].astype(np.int64) for y in targets)
+    return Labels(class_names(federation), np.stack([np.bincount(y, minlength=classes) for y in each]))
+
+
+def class_names(federation: Federation) -> list[str]:
+    """Return the names of the labels, their numbers where the file has none."""
+    if federation.task == "survival":
+        return ["censored", "event"]
+    count = 2 if federation.task == "multi-label" and federation.num_classes == 1 else federation.num_classes or 0
+    names = federation.source.get("classes")
+    if isinstance(names, list) and len(names) == count and all(isinstance(name, str) for name in names):
+        return [" ".join(name.split()) for name in names]
+    return [str(k) for k in range(count)]
+
+
+def site_names(federation: Federation) -> list[str]:
+    """Return the clients' names, (N,), in one line each; their numbers where a file has none of its own."""
+    names = [" ".join(name.split()) for name in federation.client_names()]
+    digits = len(str(federation.num_clients - 1))
+    given = [f"client-{k:0{digits}}" for k in range(federation.num_clients)]
+    return [str(k) for k in range(federation.num_clients)] if names == given else names
+
+
+def absences(federation: Federation, labels: Labels) -> Iterator[str]:
+    """Yield a line for each label that clients with samples lack."""
+    names, filled = site_names(federation), np.flatnonzero(labels.counts.sum(axis=1))
+    if federation.num_clients > MOST_SITES or len(labels.names) > MOST_LABELS:
+        lacking = int((labels.counts[filled] == 0).any(axis=1).sum())
+        if lacking:
+            yield f"{lacking:,} of {len(filled):,} clients lack training samples of some label"
+        return
+    for label, name in enumerate(labels.names):
+        without = [names[k] for k in filled if not labels.counts[k, label]]
+        if len(without) == len(filled):
+            yield f"no client has a training sample of {name}"
+        elif without:
+            more = f" and {len(without) - NAMED:,} more" if len(without) > NAMED else ""
+            yield f"no training sample of {name}: {', '.join(without[:NAMED])}{more}"
+
+
+def mean_differences(federation: Federation) -> np.ndarray | None:
+    """Return each client's standardised mean difference of each feature from all others, (N, p); nan without samples.
+
+    (mean of the client − mean of the others) / √((variance + variance of the others) / 2), over training samples, in
+    the units before the file scaled each client by itself; 0 where both are constant and equal, inf where they differ.
+    Reference: Austin, "Balance diagnostics for comparing the distribution of baseline covariates", 2009, section 3.
+
+    None for samples that are no vectors of numbers.
+    """
+    if len(federation.feature_shape) != 1 or federation.task == "next-token":
+        return None
+    statistics = federation.statistics
+    sums = np.zeros((3, federation.num_clients, federation.feature_shape[0]))
+    for k in range(federation.num_clients):
+        x = federation.client(k)[0].astype(np.float64)
+        if statistics is not None:
+            x = x * statistics[1][k] + statistics[0][k]
+        if len(x):
+            mean = x.mean(axis=0)
+            sums[:, k] = np.full(len(mean), len(x)), mean, ((x - mean) ** 2).sum(axis=0)
+    count, mean, square = sums
+    with np.errstate(all="ignore"):
+        others = np.array([_merged(*np.delete(sums, k, axis=1)) for k in range(federation.num_clients)])
+        spread = np.sqrt((square / count + others[:, 1]) / 2)
+        gap = mean - others[:, 0]
+        found = np.where(np.abs(gap) <= 1e-6 * np.abs(mean), 0.0, gap / spread)
+    return np.where(count > 0, found, np.nan)
+
+
+def _merged(count: np.ndarray, mean: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and variance of several groups together, (p,) each, from their counts, means and squares (G, p)."""
+    total = count.sum(axis=0)
+    joint = (count * mean).sum(axis=0) / total
+    return joint, (square + count * (mean - joint) ** 2).sum(axis=0) / total
+
+
+def feature_names(federation: Federation) -> Sequence[str]:
+    """Return the names of the features, (p,); their numbers where the file has none."""
+    return federation.features or [str(k) for k in range(federation.feature_shape[0])]
