@@ -168,7 +168,7 @@ class Evaluator:
         sums, outputs = np.zeros((len(self.sums), 2)), []
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)
-            sums += [measure(output, y) for measure in self.sums.values()]
+            sums += np.reshape([measure(output, y) for measure in self.sums.values()], sums.shape)  # or of none
             if self.whole:
                 outputs.append(output.cpu())
         return sums, torch.cat(outputs) if outputs else torch.empty(0)
