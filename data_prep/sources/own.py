@@ -69,6 +69,22 @@ def load(
         EnvironmentFailure: the machine fails to read one.
     """
     raw = Path(raw)
+    dataset = _load(raw, task, target, client_column, categorical, exclude, missing, partition)
+    if dataset.task == "classification" and dataset.num_classes == 1:
+        raise InputError("all samples are of one class", where=str(raw), remedy="name another --target")
+    return dataset
+
+
+def _load(
+    raw: Path,
+    task: str,
+    target: str | None,
+    client_column: str | None,
+    categorical: str | None,
+    exclude: str | None,
+    missing: str,
+    partition: str | None,
+) -> Dataset:
     asked = Asked(task, target, client_column, _listed(categorical), _listed(exclude), missing)
     with reading(raw):
         if raw.is_file():

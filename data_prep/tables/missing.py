@@ -78,10 +78,11 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
         training: (n,) bool, the rows that clients train on.
 
     Raises:
-        InputError: a feature has no value in any training row.
+        InputError: a feature has no value in any training row, or a client has only missing values.
     """
     if not dataset.fill:
         return dataset
+    _refuse_empty(dataset)
     rows = np.flatnonzero(training)
     values = _typical(dataset.x, rows, dataset.fill)
     for start, end in dataset.categories:
@@ -104,6 +105,21 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     remark = f"filled by the most frequent level of the training rows: {', '.join(levels)}"
     remarks = (*dataset.remarks, remark) if levels else dataset.remarks
     return replace(dataset, x=x, test_x=test_x, fill="", source=source, remarks=remarks)
+
+
+def _refuse_empty(dataset: Dataset) -> None:
+    """Refuse a client all of whose values are missing: what would fill them are other clients' data."""
+    if dataset.owner is None:
+        return
+    block = rows_per_block(dataset.x.shape[1:], dataset.x.dtype)
+    starts = range(0, len(dataset.x), block)
+    known = np.concatenate([~np.isnan(dataset.x[start : start + block]).all(axis=1) for start in starts])
+    sizes, whole = np.bincount(dataset.owner), np.bincount(dataset.owner[known], minlength=dataset.owner.max() + 1)
+    empty = np.flatnonzero((sizes > 0) & (whole == 0))
+    if len(empty):
+        k = int(empty[0])
+        name = str(k) if dataset.clients is None else dataset.clients[k]
+        raise InputError(f"client {name!r} has only missing values", got=f"{sizes[k]:,} rows", remedy="leave it out")
 
 
 def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import hpcfed
+from data_prep.finish import finish
 from data_prep.sources import own
 from data_prep.split import split
 from data_prep.write import write
@@ -394,3 +395,28 @@ def test_arrays_that_lie_or_hold_objects(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(InputError, match=r"a.npz: damaged"):
         own.load(tmp_path)
+
+
+def test_a_client_of_missing_values_and_data_of_one_class_are_refused(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "east.csv").write_text("age,dose,y\n1,2,a\n2,3,b\n")
+    (raw / "west.csv").write_text("age,dose,y\n,?,a\nNA,,b\n")
+    dataset = own.load(raw, missing="mean")
+    done = split(dataset, None, None, 0, {})
+    with pytest.raises(InputError, match=r"client 'west' has only missing values: got 2 rows; leave it out"):
+        finish(dataset, done, "none")
+    (raw / "west.csv").write_text("age,dose,y\n3,4,a\n")
+    (raw / "east.csv").write_text("age,dose,y\n1,2,a\n")
+    with pytest.raises(InputError, match=r"raw: all samples are of one class"):
+        own.load(raw)
+
+
+def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
+    x = np.ones((2, 3))
+    for y, says in (([[1, 4], [0, -1]], "got time -1"), ([[2, 4], [0, 1]], "got event 2"), ([[1], [0]], "shape")):
+        with pytest.raises(InputError, match=says):
+            hpcfed.write_federation(tmp_path / "s.h5", {"a": (x, np.array(y, float))}, task="survival")
+    hpcfed.write_federation(tmp_path / "s.h5", {"a": (x, np.array([[1, 4.0], [0, 0]]))}, task="survival")
+    with Federation.open(tmp_path / "s.h5") as federation:
+        assert (federation.task, federation.num_classes, federation.target_shape) == ("survival", None, (2,))
