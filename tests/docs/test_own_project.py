@@ -49,6 +49,19 @@ def test_the_page_leads_from_tables_to_a_figure(environment: dict[str, str], tmp
     assert {row["server_lr"] for row in fedavg} == {1}
     assert all(row["delta_sq"] ** 0.5 * row["server_lr"] < 0.3001 for row in bounded)
     assert min(row["server_lr"] for row in bounded) < 1
+    check_baselines(tmp_path)
+
+
+def check_baselines(project: Path) -> None:
+    """Each takes the gradient steps that the page says; metrics are there by hospital."""
+    for name in ("pooled", "alone", "cyclic"):
+        rows = [json.loads(line) for line in (project / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        assert rows[-1]["gradients"] == 15 * 20, name
+        assert rows[-1]["test_accuracy"] > 0.6
+    clients = (project / "runs" / "metrics" / "clients.csv").read_text().splitlines()
+    assert clients[0].endswith("n,name,auroc,balanced-accuracy")
+    assert "hospital-11" in clients[-1]
+    assert "hospital-03" in (project / "baselines" / "report.html").read_text()
 
 
 def check_federations(project: Path) -> None:
