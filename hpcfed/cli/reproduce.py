@@ -113,7 +113,8 @@ def _list(places: Places) -> None:
     for one in experiments().values():
         waits = list(dict.fromkeys(lacking(one, places).values()))
         click.echo(f"{one.name:<24} {one.title}")
-        click.echo(f"{'':<24} shows   {', '.join(f'{one.paper}-{item}' for item in one.shows)}")
+        if one.shows:
+            click.echo(f"{'':<24} shows   {', '.join(f'{one.paper}-{item}' for item in one.shows)}")
         click.echo(f"{'':<24} full    {one.cost.full}")
         if one.small:
             click.echo(f"{'':<24} small   {one.cost.small}: {one.small.says}")
@@ -137,6 +138,8 @@ def _chosen(
 
     images = places.has_raw("cifar10")
     found = [experiment.at(scale, images=images) for experiment in find(name)]
+    if cases and any(one.measure.kind == "sites" for one in found):
+        raise InputError(f"--case: the table of {name} is of all its cases", remedy="choose by --method")
     limited = [experiment.limited(list(cases)) for experiment in found]
     kept = [experiment for experiment in limited if experiment.cases]
     known_cases = [case for experiment in found for case in experiment.cases]

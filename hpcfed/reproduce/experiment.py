@@ -17,6 +17,7 @@ from hpcfed.errors import InputError
 PAPERS = {
     "fedexp": "Jhunjhunwala, Wang, Joshi, FedExP, ICLR 2023",
     "feddyn": "Acar et al., FedDyn, ICLR 2021",
+    "flamby": "Ogier du Terrail et al., FLamby, NeurIPS Datasets and Benchmarks 2022",
     "gel": "Boukhari et al., GeL, arXiv 2110.11486 v3",
 }
 WHOLE = ("model", "algorithm")
@@ -70,7 +71,7 @@ class Case(Section):
         only: the methods of this case; default: all.
         targets: of the measured column.
         paper: method → the paper's numbers: one per target, or the final value, or the base-10 logarithms of the tuned
-            values.
+            values, or mean ± deviation on each test set.
         paper_beyond: method → the paper's percentage points for `Measure.beyond`.
     """
 
@@ -108,7 +109,8 @@ class Measure(Section):
 
     Attributes:
         kind: ``rounds`` to the targets; ``final``: the mean over the `last` evaluations; ``best``: the best evaluation;
-            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6). Without runs:
+            ``tuned``: the grid's value with the best such mean; ``projections``: FedExP's condition (6); ``sites``: the
+            last model on each site's test set and on all, of cases ``sites`` and ``pooled``. Without runs:
             ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
             guesses; ``dynamics``, the terms of FedDyn's lemmas, of rounds trained for the table.
         column: of the record.
@@ -122,7 +124,7 @@ class Measure(Section):
         cells: the column in the heat maps of two grids; default: the measured one.
     """
 
-    kind: Literal["rounds", "final", "best", "tuned", "projections", "classes", "coefficients", "dynamics"]
+    kind: Literal["rounds", "final", "best", "tuned", "projections", "sites", "classes", "coefficients", "dynamics"]
     column: str = "test_accuracy"
     last: int = 1
     window: int = 1

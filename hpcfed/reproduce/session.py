@@ -19,6 +19,7 @@ from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
 from hpcfed.reproduce.measure import read_settings
 from hpcfed.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.reproduce.projections import compare_projections
+from hpcfed.reproduce.sites import compare_sites
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
 from hpcfed.sweep.run import Redo, run_sweep, stand
@@ -130,7 +131,9 @@ class ReproduceSession:
         else:
             measured = read_settings(experiment, self._layout(experiment))
             pictures = draw(experiment, measured, folder / "figures")
-            if experiment.measure.kind == "projections":
+            if experiment.measure.kind == "sites":
+                table = compare_sites(experiment, measured, self.places)
+            elif experiment.measure.kind == "projections":
                 table, more = compare_projections(experiment, measured, self.places, folder / "figures")
                 pictures += more
             else:

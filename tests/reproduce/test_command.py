@@ -77,7 +77,7 @@ def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_
     asked = ["reproduce", "mine/short.yaml", "--output", "out", "--method", "last"]
     refused = command(asked, tmp_path)
     assert refused.returncode == 2
-    assert "paper: expected one of feddyn, fedexp, gel, got 'mine'" in refused.stderr
+    assert "paper: expected one of feddyn, fedexp, flamby, gel, got 'mine'" in refused.stderr
     copy.write_text("paper: fedexp\nname: short\n" + copy.read_text())
     done = command(asked, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -97,6 +97,7 @@ def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_
         (["fedexp-figure2", "--method", "fedexp"], "no method 'fedexp'; did you mean 'fedavg'"),
         (["feddyn-table5", "--case", "iid-1"], "no data"),
         (["fedexp-figure2", "--table"], "nothing has been run"),
+        (["flamby-heart", "--case", "sites"], "choose by --method"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(command, tmp_path, arguments, words):

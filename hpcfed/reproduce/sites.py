@@ -1,0 +1,131 @@
+"""Final models on every site's test set and on all of them, beside the published means (``measure.kind: sites``).
+
+An experiment has a case ``sites``, whose clients have test sets, and a case ``pooled``, whose common test set is that
+of all sites, scaled as its training data are. Every model, wherever it was trained, is measured on all of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hpcfed.data.cache import Samples
+from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.evaluation.metrics import whole_metrics
+from hpcfed.loaded import load
+from hpcfed.models.losses import ACCURACY
+from hpcfed.report.group import ABSENT
+from hpcfed.report.measure import Spread, spread
+from hpcfed.report.tables import Table
+from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.inputs import Places
+from hpcfed.reproduce.measure import Measured
+
+SITES, POOLED = "sites", "pooled"
+FAR = 2.0
+"""Standard errors of the difference of two means beyond which it is marked."""
+MARK = "*"
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The test sets by name, in the order of the columns, and the metric: output and target → a number."""
+
+    sets: dict[str, Samples]
+    metric: Callable[[Tensor, Tensor], float]
+
+    def measure(self, module: nn.Module) -> list[float]:
+        """Return a module's value on each test set, (columns,)."""
+        with torch.no_grad():
+            return [self.metric(module(x), y) for x, y in self.sets.values()]
+
+
+def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: Places) -> Table:
+    """Return the table, a row a method and a row with its published numbers."""
+    tests = _tests(experiment, places)
+    percent = experiment.measure.column.endswith("accuracy")
+    rows = []
+    for one in measured:
+        values = [tests.measure(load(run.folder).module) for run in one.runs.values() if _is_trained(run.status)]
+        ours = [spread(column) for column in zip(*values, strict=True)] or [None] * len(tests.sets)
+        theirs = [_parsed(text) for text in experiment.cases[one.setting.case].paper.get(one.setting.method, [])]
+        theirs += [None] * (len(ours) - len(theirs))
+        sizes = [len(y) for _, y in tests.sets.values()]
+        marks = [MARK if _far(a, b, n) else "" for a, b, n in zip(ours, theirs, sizes, strict=True)]
+        rows.append((one.title, *(_text(value, percent) + mark for value, mark in zip(ours, marks, strict=True))))
+        if any(theirs):
+            rows.append(("published", *(_text(value, percent) for value in theirs)))
+    unit = "Accuracy in %" if percent else experiment.measure.column.removeprefix("test_").capitalize()
+    words = (
+        f"{unit} of the last model, ± one standard deviation over seeds (n − 1). {MARK}: the means differ by more "
+        f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
+    )
+    head = ("Method", *(f"{name} ({len(y)})" for name, (_, y) in tests.sets.items()))
+    return Table(experiment.title, head, tuple(rows), " ".join(filter(None, [words, experiment.note])))
+
+
+def _is_trained(status: str) -> bool:
+    return status == "finished"
+
+
+def _tests(experiment: Experiment, places: Places) -> Tests:
+    with (
+        Federation.open(places.federation(experiment.cases[SITES].data, 0)) as sites,
+        Federation.open(places.federation(experiment.cases[POOLED].data, 0)) as pooled,
+    ):
+        of_sites, of_all = (Shards(one, torch.float32, torch.device("cpu"), 1 << 30) for one in (sites, pooled))
+        found = {name: of_sites.client_test(k) for k, name in enumerate(sites.client_names())}
+        found["all sites"] = of_all.test_chunk(0, pooled.num_test)
+        return Tests(found, _metric(experiment.measure.column.removeprefix("test_"), sites))
+
+
+def _metric(name: str, federation: Federation) -> Callable[[Tensor, Tensor], float]:
+    """Return a metric as a function of output and target."""
+    if name == "accuracy":
+        right = ACCURACY[federation.task]
+
+        def accuracy(output: Tensor, target: Tensor) -> float:
+            total, count = right(output, target)
+            return total / count
+
+        return accuracy
+    metric = whole_metrics({name: name}, federation.task, federation.num_classes, ())[name]
+
+    def value(output: Tensor, target: Tensor) -> float:
+        number, defined = metric.cells(output, target)[0]
+        return float(number) if defined else math.nan
+
+    return value
+
+
+def _parsed(text: object) -> Spread | None:
+    """Return published mean and deviation, ``0.7308 ± 0.0192``, of five seeds; its deviation divides by n."""
+    if text is None:
+        return None
+    mean, _, std = str(text).partition("±")
+    return Spread(float(mean), float(std or 0) * math.sqrt(SEEDS / (SEEDS - 1)), SEEDS)
+
+
+SEEDS = 5
+"""Seeds of the published means."""
+
+
+def _far(ours: Spread | None, theirs: Spread | None, size: int) -> bool:
+    """Whether two means differ by more than `FAR` standard errors, and by more than one sample in `size`."""
+    if ours is None or theirs is None or math.isnan(ours.mean):
+        return False
+    error = math.sqrt(sum((one.std or 0.0) ** 2 / one.count for one in (ours, theirs)))
+    return abs(ours.mean - theirs.mean) > max(FAR * error, 1 / size + 1e-9)
+
+
+def _text(value: Spread | None, percent: bool) -> str:
+    if value is None:
+        return ABSENT
+    factor, digits = (100, 1) if percent else (1, 3)
+    deviation = "" if value.std is None else f" ± {factor * value.std:.{digits}f}"
+    return f"{factor * value.mean:.{digits}f}{deviation}"

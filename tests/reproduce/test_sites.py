@@ -1,0 +1,74 @@
+"""The table of sites: models on each site's test set and on all, beside published means."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hpcfed.reproduce.sites import _far, _parsed
+from safetensors.numpy import load_file
+
+from data_prep.sources.flamby import HOSPITALS
+from hpcfed.report.measure import Spread
+from hpcfed.reproduce.catalogue import experiments
+from tests.data.test_flamby import heart_rows
+
+
+def test_models_are_measured_on_every_sites_tests_and_on_all(command, tmp_path: Path) -> None:
+    """FLamby's own experiment on small files; the numbers are computed here from the saved models."""
+    raw = tmp_path / "raw" / "FLamby" / "fed_heart_disease"
+    raw.mkdir(parents=True)
+    for seed, name in enumerate(HOSPITALS):
+        rows = heart_rows(20 + 10 * seed, seed)
+        (raw / f"processed.{name}.data").write_text("".join(",".join(row) + "\n" for row in rows))
+    asked = ["reproduce", "flamby-heart", "--raw", "raw", "--output", "out", "--seeds", "2", "--rounds", "2"]
+    done = command([*asked, "--method", "fedavg", "--method", "pooled"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "out" / "flamby-heart" / "table.md").read_text().splitlines()
+    table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if row.startswith("|")]
+    assert [row[0] for row in table if row[1] != "–"] == ["Method", "---", "FedAvg", "published", "pooled", "published"]
+    (sites,) = [path for path in (tmp_path / "out" / "data").glob("*.h5") if "iid" not in path.name]
+    (pooled,) = [path for path in (tmp_path / "out" / "data").glob("*.h5") if "iid" in path.name]
+    models = [load_file(tmp_path / f"out/flamby-heart/sweep/runs/sites.fedavg.{k}/model.safetensors") for k in (0, 1)]
+    with h5py.File(sites) as own, h5py.File(pooled) as of_all:
+        ends = own["test/offsets"][:]
+        scale = {name: np.array(values) for name, values in json.loads(of_all.attrs["normalization"]).items()}
+        tests = [(own["test/x"][a:b], own["test/y"][a:b]) for a, b in itertools.pairwise(ends)]
+        tests.append(((of_all["test/x"][:] - scale["mean"]) / scale["std"], of_all["test/y"][:]))
+    for cell, (x, y) in zip(table[2][1:], tests, strict=True):
+        right = [100 * np.mean((x @ model["weight"].T + model["bias"] > 0) == (y > 0)) for model in models]
+        assert cell.rstrip("*") == f"{np.mean(right):.1f} ± {np.std(right, ddof=1):.1f}"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "size", "far"),
+    [
+        (Spread(0.70, 0.02, 5), "0.75 ± 0.02", 100, True),
+        (Spread(0.70, 0.05, 5), "0.75 ± 0.05", 100, False),  # within two standard errors
+        (Spread(0.70, 0.0, 5), "0.75 ± 0.0", 16, False),  # less than one of sixteen patients
+        (None, "0.75 ± 0.0", 16, False),
+    ],
+)
+def test_a_mark_means_two_standard_errors_and_a_patient(ours, theirs, size, far):
+    assert _far(ours, _parsed(theirs), size) == far
+
+
+def test_published_deviations_are_of_samples():
+    parsed = _parsed("0.7 ± 0.02")
+    assert parsed is not None
+    assert parsed.std == pytest.approx(
+        np.std([0.68, 0.68, 0.70, 0.72, 0.72], ddof=1) / np.std([0.68, 0.68, 0.7, 0.72, 0.72]) * 0.02
+    )
+
+
+def test_each_method_has_its_published_means():
+    """Of every test set; all but the method that FLamby calls Cyclic and does not run."""
+    for name, columns in (("flamby-heart", 5), ("flamby-tcga", 7)):
+        one = experiments()[name]
+        published = {method: numbers for case in one.cases.values() for method, numbers in case.paper.items()}
+        assert one.methods.keys() - published.keys() == {"travelling"}
+        assert {len(numbers) for numbers in published.values()} == {columns}
