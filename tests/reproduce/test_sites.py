@@ -9,12 +9,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hpcfed.reproduce.sites import _far, _parsed
 from safetensors.numpy import load_file
 
 from data_prep.sources.flamby import HOSPITALS
 from hpcfed.report.measure import Spread
 from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.sites import _far, _parsed
 from tests.data.test_flamby import heart_rows
 
 
