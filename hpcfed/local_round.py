@@ -15,6 +15,8 @@ from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import is_fault, is_full
+from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.rng import Purpose
 from hpcfed.round_checks import LOWER, check_update, whereabouts
@@ -68,6 +70,7 @@ class Training:
 
     def __init__(self, parts: Parts, buffer: RoundBuffer):
         self._parts, self._buffer = parts, buffer
+        self._most = len(parts.federation.sizes)
         self._moves = Moves(parts.clients, parts.method.local.begin(parts.initial_w), parts.world)
 
     def __call__(self, plan: RoundPlan) -> tuple[Mapping[int, State], HpcfedError | None]:
@@ -100,7 +103,7 @@ class Training:
         mine = [place for place, rank in enumerate(plan.ranks) if rank == self._parts.world.rank]
         if engine.group_size == 1:  # else groups must stay as they were cut
             mine.sort(key=lambda place: clients[place] in arriving)
-        groups = deque(mine[first : first + engine.together] for first in range(0, len(mine), engine.together))
+        groups = deque(_cut(mine, min(engine.together, self._most)))
         while groups:
             group = groups.popleft()
             self._parts.watch.stage(f"round {plan.round}, client {clients[group[0]]}: training")  # a name costs a read
@@ -110,16 +113,28 @@ class Training:
                 self._train_group(plan, group, states)
             except Exception as error:  # errors of a user's model, a device or a data file must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
-                if len(left) > 1 and engine.group_size == 1:
-                    groups.extendleft([place] for place in reversed(left))  # one by one, to tell which
+                if len(left) > 1 and engine.group_size == 1 and not self._buffer.is_torn:
+                    groups = deque([*_cut(left, self._smaller(error, len(left), plan.round)), *groups])
                     continue
                 explained = self._explain(error, plan.round, clients[left[0]])
-                if not self._parts.skips_bad or isinstance(error, InputError):
+                lasting = isinstance(error, InputError) or is_fault(error) or self._buffer.is_torn
+                if is_fault(error):
+                    self._buffer.abandon(explained)
+                if not self._parts.skips_bad or lasting:
                     self._buffer.fail(left[0])
                     return explained
                 for place in left:
                     self._buffer.skip(place)
         return None
+
+    def _smaller(self, error: Exception, size: int, round: int) -> int:
+        """Return the size of the groups in which clients are trained again that failed as a group of `size`."""
+        if not is_full(error):
+            return 1  # to tell which of them fails
+        self._most = size // 2
+        said = "round %d: the device's memory is full with %d clients at a time; %d at a time from here on, same bits"
+        log.warning(said, round, size, self._most)
+        return self._most
 
     def _train_group(self, plan: RoundPlan, places: Sequence[int], states: dict[int, State]) -> None:
         """Train some clients, add their updates to the buffer, and their next states to `states`."""
@@ -146,6 +161,10 @@ class Training:
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
             check_update(self._parts.method.name, update, buffer.names, buffer.scalars, local.delta)
+            next_state = None
+            if method.stateful:  # before the sum: what fails can then be trained again
+                following = RoundContext(*about, Purpose.NEXT_STATE)
+                next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
             added = buffer.add(
                 place,
                 counts[row],
@@ -159,11 +178,8 @@ class Training:
             if not added:
                 log.warning("%s: skipped, its update is not finite", whereabouts(federation, plan.round, client))
                 continue
-            if method.stateful:
-                following = RoundContext(*about, Purpose.NEXT_STATE)
-                next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
-                if next_state is not None:
-                    states[client] = next_state
+            if next_state is not None:
+                states[client] = next_state
 
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
@@ -172,9 +188,16 @@ class Training:
         log.error("%s: training raised", place, exc_info=error)
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")
+        if is_fault(error):
+            return fault(error, place)
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)
         if failure := blamed(error, place, remedy):
             return failure
         if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
             return Diverged(what, where=place, remedy=LOWER)
         return EnvironmentFailure(what, where=place, remedy=remedy)
+
+
+def _cut(places: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Cut places into groups of at most `size`."""
+    return [places[first : first + size] for first in range(0, len(places), size)]

@@ -17,7 +17,7 @@ from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
 from hpcfed.parts import Parts
-from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.ranks.devices import DeviceSlot, device_faults
 from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
@@ -48,7 +48,7 @@ def train(
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
     """
-    with folder.held(world), own_log(folder, world), catch_signals(world) as caught:
+    with folder.held(world), own_log(folder, world), catch_signals(world) as caught, device_faults(world):
         parts, evaluator = assemble(recipe, world, device_slot)
         observers = Observers(recipe, world)
         with parts.clients:

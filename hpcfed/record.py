@@ -25,6 +25,7 @@ from hpcfed.evaluation.evaluate import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.cpu import cpu_model
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
@@ -194,7 +195,7 @@ def environment(world: World, device: torch.device, reduction: str) -> dict[str,
     exact = reduction == "exact"
     here = {
         "host": platform.node(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }

@@ -23,7 +23,8 @@ from hpcfed.data.staging import open_federation
 from hpcfed.errors import InputError
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
-from hpcfed.ranks.devices import DeviceSlot, take_device_slot
+from hpcfed.ranks.accelerators import accelerator
+from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -146,7 +147,7 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
     if recipe.local.matmul != "auto":
         return recipe.local.matmul
     ours = spec is not None and spec.stacks and not any(hindrances.values())
-    return "onednn" if ours and recipe.device != "cuda" and onednn.is_faster() else "blas"
+    return "onednn" if ours and recipe.device in ("auto", "cpu") and onednn.is_faster() else "blas"
 
 
 def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None) -> tuple[Parts, Evaluator]:
@@ -160,7 +161,8 @@ def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None
     """
     own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
-    assembled = world.together(lambda: own_code_named()(_assemble)(recipe, federation, world, own))
+    checked = own_code_named()(device_faults(world)(_assemble))
+    assembled = world.together(lambda: checked(recipe, federation, world, own))
     check_hosts(recipe, world)
     keep_freed_memory()  # only now: the memory for sorting a large index went back to the system
     return assembled
@@ -336,9 +338,7 @@ def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | N
 
 def _room(device: torch.device, sharing: int) -> int:
     """Return a rank's share, in bytes, of a device's free memory, for `sharing` ranks."""
-    import torch
-
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = psutil.virtual_memory().available if device.type == "cpu" else accelerator(device).free_bytes(device)
     return int(free // sharing)
 
 

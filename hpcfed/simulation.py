@@ -19,6 +19,7 @@ from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
@@ -156,6 +157,7 @@ class Simulation:
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
             sums = self._buffer.reduce(self._state_hash(), trained - started, asks=asks, written=written)
+        failure = failure or self._buffer.failure
         reduced, local = time.perf_counter(), sums.local_seconds
         check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)
         waited = float(local.max() - local[self._world.rank])
@@ -192,8 +194,8 @@ class Simulation:
             effective_steps=effective_steps,
             common_steps=common_to_all(effective_steps),
             factors=factors,
-            w=self.w.to(self._device),
-            shared={name: tensor.to(self._device, self._dtype) for name, tensor in self.shared.items()},
+            w=upload(self.w, self._device),
+            shared={name: upload(tensor.to(self._dtype), self._device) for name, tensor in self.shared.items()},
             touched=self.touched,
         )
 

@@ -130,7 +130,7 @@ class LocalResult:
     Attributes:
         delta: Δ_i = w − y_i, (d,), in the run's dtype. The solver's buffer: valid until its next solve.
         steps: τ_i, minibatch steps; one gradient each, but two with a tilt's radius, and any number by an own step.
-        loss_sum: sum over those steps of the minibatch loss, before the tilt.
+        loss_sum: sum over those steps of the minibatch loss, before the tilt; on a device a scalar tensor of its own.
         lr: η_l of the round.
         effective_steps: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods without
             ``uses_effective_steps``, and for client optimizers that have none (Adam, Yogi).
@@ -138,7 +138,7 @@ class LocalResult:
 
     delta: Tensor
     steps: int
-    loss_sum: float
+    loss_sum: float | Tensor
     lr: float
     effective_steps: float | None = None
 

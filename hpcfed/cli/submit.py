@@ -120,8 +120,10 @@ def submit_job(
 
     cluster = read_site(Path(site) if site else None)
     options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
-    if recipe.device == "cuda" and not any(key.startswith(("gpu", "gres")) for key in {**cluster.options, **options}):
-        raise InputError("device: cuda", where=words[1], expected="GPUs", got="none", remedy="add --gpus-per-node")
+    asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in {**cluster.options, **options})
+    if recipe.device not in ("auto", "cpu") and not asks_for_gpus:
+        what, remedy = f"device: {recipe.device}", "add --gpus-per-node"
+        raise InputError(what, where=words[1], expected="GPUs", got="none", remedy=remedy)
     job = Job(
         name=recipe.name,
         output=output,

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcfed.config.recipe import Augment
+from hpcfed.ranks.accelerators import upload
 
 
 def augmented(x: Tensor, section: Augment, rng: np.random.Generator) -> Tensor:
@@ -32,6 +33,6 @@ def augmented(x: Tensor, section: Augment, rng: np.random.Generator) -> Tensor:
     images = functional.pad(x.reshape(len(x), -1, height, width), (pad, pad, pad, pad))
     sample = torch.arange(len(x), device=x.device)[:, None, None, None]
     channel = torch.arange(images.shape[1], device=x.device)[:, None, None]
-    row = torch.from_numpy(rows).to(x.device)[:, None, :, None]
-    column = torch.from_numpy(columns).to(x.device)[:, None, None, :]
+    row = upload(torch.from_numpy(rows), x.device)[:, None, :, None]
+    column = upload(torch.from_numpy(columns), x.device)[:, None, None, :]
     return images[sample, channel, row, column].reshape(x.shape)

@@ -7,13 +7,14 @@ bf16-mixed   products in bfloat16, all that adds up and the weights in float32
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 
 from hpcfed.errors import InputError
+from hpcfed.ranks.accelerators import accelerator
 
 
 def computing(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
@@ -23,18 +24,9 @@ def computing(precision: str, device: torch.device) -> Callable[[], AbstractCont
         InputError: the device knows no such precision.
     """
     if precision == "tf32":
-        if device.type != "cuda":
+        if device.type == "cpu" or not accelerator(device).has_tf32:
             raise InputError("precision: tf32", expected="a GPU", got=f"device {device.type}", remedy="use float32")
-        return _tf32
+        return accelerator(device).in_tf32
     if precision == "bf16-mixed":
         return partial(torch.autocast, device.type, torch.bfloat16)
     return nullcontext
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -29,6 +29,7 @@ from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
+from hpcfed.ranks.accelerators import accelerator, generator
 from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
 
@@ -146,7 +147,7 @@ class SequentialSolver:
         self._stepping = Stepping(section)
         self._seed = seed
         self._of_batches, self._of_model = streams
-        self._generator = _torch_generator(model.vector.device) if draws else None
+        self._generator = generator(model.vector.device) if draws else None
         self._delta = torch.empty_like(model.vector)
         self._optimizer = optimizer_for(section, model.vector)
 
@@ -203,8 +204,7 @@ class SequentialSolver:
                 seen(task.client, len(losses), y)
         self._model.check_buffers()
         torch.sub(w, y, out=self._delta)
-        loss_sum = float(torch.stack(losses).sum(dtype=torch.float64)) if losses else 0.0
-        return LocalResult(self._delta, task.steps, loss_sum, lr)
+        return LocalResult(self._delta, task.steps, _summed(losses), lr)
 
     def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory."""
@@ -243,24 +243,18 @@ class SequentialSolver:
         self._optimizer.step(y, g, lr)
 
 
+def _summed(losses: list[Tensor]) -> float | Tensor:
+    """Return the sum of losses; a scalar on their device, not waited for, if that is not the CPU."""
+    if not losses:
+        return 0.0
+    total = torch.stack(losses).sum(dtype=torch.float64)
+    return float(total) if total.device.type == "cpu" else total
+
+
 def _compiled(model: FlatModel) -> Callable[[Tensor], Tensor]:
-    """Return the forward pass, compiled; on a GPU as graphs of kernels, each launched as one (CUDA graphs)."""
-    if model.vector.device.type != "cuda":
-        return torch.compile(model.module)
-    graphed = torch.compile(model.module, mode="reduce-overhead")
-
-    def forward(x: Tensor) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
-        return graphed(x)
-
-    return forward
-
-
-def _torch_generator(device: torch.device) -> torch.Generator:
-    """Return the generator that modules on a device draw from."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
+    """Return the forward pass, compiled; on a GPU as graphs of kernels, each launched as one."""
+    device = model.vector.device
+    return torch.compile(model.module) if device.type == "cpu" else accelerator(device).compiled(model.module)
 
 
 def start_of(tilt: Tilt, w: Tensor) -> Tensor:

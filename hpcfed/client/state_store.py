@@ -20,8 +20,10 @@ from types import TracebackType
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.ranks.accelerators import is_full, upload
 from hpcfed.types import State
 
 TIERS = ("device", "host", "disk")
@@ -61,8 +63,12 @@ class ClientStates:
         """Return a client's state, vectors (d,) on the device; None before its first participation."""
         for tier in self._tiers:
             if client in tier:
-                return {name: tensor.to(self._device) for name, tensor in tier[client].items()}
+                return {name: self._there(tensor) for name, tensor in tier[client].items()}
         return None
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        """Return a state's vector on the device."""
+        return upload(tensor, self._device) if tensor.device.type == "cpu" else tensor
 
     def commit(self, states: Mapping[int, State]) -> None:
         """Keep the next states of the round's clients in place of the old.
@@ -120,7 +126,10 @@ class _Memory(OrderedDict[int, State]):
 
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
         """Copy a state, in place of the client's old one; return those that no longer fit, until the next call."""
-        kept = self._spare.pop() if self._spare else _like(state, self._where)
+        kept = self._spare.pop() if self._spare else self._taken(state)
+        if kept is None:
+            self.forget(client)
+            return [(client, state)]
         for name, tensor in state.items():
             kept[name].copy_(tensor)
         self.forget(client)
@@ -132,6 +141,16 @@ class _Memory(OrderedDict[int, State]):
             moved.append((oldest, self[oldest]))
             self.forget(oldest)
         return moved
+
+    def _taken(self, state: State) -> State | None:
+        """Return new memory for a state; None if a device has less than it said, and from then on."""
+        try:
+            return _like(state, self._where)
+        except RuntimeError as error:
+            if not is_full(error):
+                raise
+        self._room = 0
+        return None
 
     def forget(self, client: int) -> None:
         if client in self:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hpcfed.data.cache import Samples
+from hpcfed.ranks.accelerators import upload
 
 GATHERED_BYTES = 1 << 18
 """Most bytes of minibatches gathered in one call: few calls, and the data still in the CPU's cache when used."""
@@ -26,7 +27,7 @@ def minibatches(samples: Samples, batch_size: int | str, steps: int, rng: np.ran
     size = int(batch_size)
     together = max(1, GATHERED_BYTES // max(1, size * x[0].nbytes))
     for visited in _passes(len(y), size, steps, rng):
-        order = torch.from_numpy(visited).to(x.device)
+        order = upload(torch.from_numpy(visited), x.device)
         for first in range(0, len(order), size * together):
             part = order[first : first + size * together]
             x_part, y_part = x.index_select(0, part), y.index_select(0, part)

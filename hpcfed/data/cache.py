@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.ranks.accelerators import upload
+
 Samples = tuple[Tensor, Tensor]
 """x (n, …) and y (n, …), of the dtypes of `hpcfed.data.shards.types_of`."""
 Key = tuple[str, int]
@@ -71,5 +73,5 @@ def aligned(rows: Tensor, sizes: np.ndarray) -> tuple[list[Tensor], int]:
         return list(rows.split(sizes.tolist())), rows.nbytes
     places = np.arange(len(rows)) + np.repeat(np.cumsum(gaps) - gaps, sizes)
     spread = rows.new_zeros(int(room.sum()), *rows.shape[1:])
-    spread.index_copy_(0, torch.from_numpy(places).to(rows.device), rows)
+    spread.index_copy_(0, upload(torch.from_numpy(places), rows.device), rows)
     return list(spread.split(np.column_stack((sizes, gaps)).ravel().tolist())[::2]), spread.nbytes

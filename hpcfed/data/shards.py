@@ -12,6 +12,7 @@ from torch import Tensor
 from hpcfed.data.cache import Held, Key, Samples, aligned
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
+from hpcfed.ranks.accelerators import upload
 
 SMALL = 1 << 16
 """Most bytes in the file of a client that is read and prepared together with others, which is faster."""
@@ -142,7 +143,7 @@ class Shards:
         """
         copy = torch.empty(array.shape, dtype=torch.uint8 if array.dtype == np.uint8 else dtype)
         copy.numpy()[...] = array
-        return copy.to(self._device).to(dtype)
+        return upload(copy, self._device).to(dtype)
 
     def _per_channel(self, federation: Federation) -> tuple[Tensor, Tensor] | None:
         """Return mean and std, shaped to broadcast along axis 1 of (n, C, …)."""

@@ -16,6 +16,7 @@ import psutil
 from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
 from hpcfed.doctor.launch import LauncherJob, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.ranks.accelerators import VISIBLE, accelerator, build
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot, visible_devices
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
         rank=world.rank,
         host=world.hosts[world.rank],
         versions=_versions(recorded),
-        torch_build=_torch_build(),
+        torch_build=build(),
         cpu=recorded["cpu"],
         instructions=recorded["per_rank"][world.rank]["instructions"],
         cores=_cores(),
@@ -169,7 +170,7 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
         gpu=_gpu(device_slot),
         gpu_driver=DRIVER.exists(),
         mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)).exists(),
-        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        cuda_visible_devices=os.environ.get(VISIBLE),
     )
 
 
@@ -180,22 +181,12 @@ def _versions(recorded: Mapping[str, Any]) -> dict[str, str | None]:
     return {**own, **recorded["packages"], "hdf5": h5py.version.hdf5_version}
 
 
-def _torch_build() -> str:
-    import torch
-
-    if torch.version.cuda:
-        return f"CUDA {torch.version.cuda}"
-    return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"
-
-
 def _gpu(device_slot: DeviceSlot) -> Gpu | None:
     if device_slot.index is None:
         return None
-    import torch
-
-    properties = torch.cuda.get_device_properties(device_slot.index)
-    visible = visible_devices()
-    return Gpu(properties.name, visible[device_slot.index], properties.total_memory, len(visible))
+    device, visible = device_slot.device, visible_devices(device_slot.kind)
+    kind = accelerator(device)
+    return Gpu(kind.name(device), visible[device_slot.index], kind.total_bytes(device), len(visible))
 
 
 def _cores() -> tuple[int, ...]:

@@ -7,19 +7,24 @@ share a device.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.accelerators import ACCELERATORS, USUAL, VISIBLE, is_fault, is_full
 from hpcfed.ranks.world import World
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("hpcfed")
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Identifies a node independently of its name; the same in all containers of a node."""
@@ -27,10 +32,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Seen:
-    """A rank's row of the table: its node, and the names of the devices it sees, in its own numbering."""
+    """A rank's row of the table: its node, the names of the devices it sees, in its own numbering, and their kind."""
 
     node: str
     devices: tuple[str, ...] = ()
+    kind: str = USUAL
 
 
 @dataclass(frozen=True)
@@ -41,18 +47,20 @@ class DeviceSlot:
         index: of its device among those it sees; None for the CPU.
         sharing: ranks on that device, itself included; for the CPU, ranks on the node.
         neighbours: ranks on the node, itself included.
+        kind: of its device, if that is not the CPU.
     """
 
     index: int | None
     sharing: int
     neighbours: int
+    kind: str = USUAL
 
     @property
     def device(self) -> torch.device:
         """The device, as torch names it on this rank."""
         import torch
 
-        return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
+        return torch.device("cpu") if self.index is None else torch.device(self.kind, self.index)
 
 
 def assign(table: Sequence[Seen]) -> list[DeviceSlot]:
@@ -75,6 +83,7 @@ def assign(table: Sequence[Seen]) -> list[DeviceSlot]:
             index=index,
             sharing=on_node[seen.node] if index is None else taken[seen.node, seen.devices[index]],
             neighbours=on_node[seen.node],
+            kind=seen.kind,
         )
         for seen, index in zip(table, chosen, strict=True)
     ]
@@ -84,7 +93,7 @@ def names(visible: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
     """Return a name for each device that a rank sees, equal on all ranks that see it.
 
     Args:
-        visible: the rank's CUDA_VISIBLE_DEVICES.
+        visible: the rank's `VISIBLE`.
         uuids: as torch reports them. A MIG slice may report its GPU's, so its name in `visible` (MIG-…) is preferred.
     """
     entries = [entry.strip() for entry in (visible or "").split(",")]
@@ -94,12 +103,9 @@ def names(visible: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def visible_devices() -> tuple[str, ...]:
-    """Return the name of each device that this rank sees (see `names`)."""
-    import torch
-
-    uuids = [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
-    return names(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+def visible_devices(kind: str = USUAL) -> tuple[str, ...]:
+    """Return the name of each device of a kind that this rank sees (see `names`)."""
+    return names(os.environ.get(VISIBLE), ACCELERATORS[kind].uuids())
 
 
 def take_device_slot(wanted: str, world: World) -> DeviceSlot:
@@ -109,7 +115,7 @@ def take_device_slot(wanted: str, world: World) -> DeviceSlot:
         wanted: the recipe's ``device``.
 
     Raises:
-        InputError: ``cuda`` was asked for and some rank sees no GPU.
+        InputError: a GPU was asked for and some rank sees none.
         EnvironmentFailure: a rank cannot use the GPU it would get.
     """
     device_slot = assign(world.gather(world.together(lambda: _look(wanted, world))))[world.rank]
@@ -138,50 +144,69 @@ def takes_gpu_memory(wanted: str, device: torch.device, world: World) -> bool:
     return wanted == "mpi" or world.reads_gpu_memory is True
 
 
+@contextmanager
+def device_faults(world: World) -> Iterator[None]:
+    """Turn an error of this rank's device into one line that names the rank.
+
+    Raises:
+        EnvironmentFailure: the device's memory is full, or the device failed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_fault(error):
+            raise
+        log.error("the device failed", exc_info=error)
+        raise fault(error, _place(world)) from error
+
+
+def fault(error: BaseException, where: str) -> EnvironmentFailure:
+    """Return the one-line error for an error of a device."""
+    got = str(error).partition("\n")[0]
+    if is_full(error):
+        remedy = "take a smaller local.batch_size or evaluate.batch_size, client_state: host, or fewer ranks per GPU"
+        return EnvironmentFailure("the device's memory is full", where=where, got=got, remedy=remedy)
+    remedy = "look at the host's GPU (nvidia-smi, dmesg); the same command goes on from the last checkpoint"
+    return EnvironmentFailure("the device failed", where=where, got=got, remedy=remedy)
+
+
 def _look(wanted: str, world: World) -> Seen:
     node = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else socket.gethostname()
     if wanted == "cpu":
         return Seen(node)
-    import torch
-
-    if not torch.cuda.is_available():
-        if wanted == "cuda":
-            raise InputError(
-                "device: cuda",
-                where=_place(world),
-                expected="a GPU",
-                got="none that torch sees",
-                remedy="set device: cpu, or check the driver and the job's --gpus-per-node",
-            )
-        return Seen(node)
     try:
-        return Seen(node, visible_devices())
+        for kind in ACCELERATORS if wanted == "auto" else (wanted,):
+            if seen := visible_devices(kind):
+                return Seen(node, seen, kind)
     except RuntimeError as error:
         raise _unusable(error, world) from None
+    if wanted != "auto":
+        raise InputError(
+            f"device: {wanted}",
+            where=_place(world),
+            expected="a GPU",
+            got="none that torch sees",
+            remedy="set device: cpu, or check the driver and the job's --gpus-per-node",
+        )
+    return Seen(node)
 
 
 def _prepare(device_slot: DeviceSlot, world: World) -> None:
     if device_slot.index is None:
         return
-    import torch
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
-        torch.cuda.set_device(device_slot.index)
-        torch.cuda.mem_get_info()  # the first call that needs the device itself
+        ACCELERATORS[device_slot.kind].take(device_slot.index)
     except RuntimeError as error:
         raise _unusable(error, world) from None
 
 
 def _unusable(error: RuntimeError, world: World) -> EnvironmentFailure:
-    """Return the error for a failure in CUDA itself: a GPU in exclusive mode, an outdated driver."""
+    """Return the error for a failure of the device itself: a GPU in exclusive mode, an outdated driver."""
     return EnvironmentFailure(
         "torch cannot use the GPU that a run would give to this rank",
         where=_place(world),
         got=str(error).partition("\n")[0],
-        remedy="check nvidia-smi there, or hide the GPUs (export CUDA_VISIBLE_DEVICES=)",
+        remedy=f"check nvidia-smi there, or hide the GPUs (export {VISIBLE}=)",
     )
 
 

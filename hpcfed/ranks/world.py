@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.output import Output
+from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
 from hpcfed.ranks.threads import start
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ T = TypeVar("T")
 LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_RANKID")
 """Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
 KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
-GPU_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
-"""Variables that make Cray MPICH and MVAPICH2 accept CUDA memory."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -53,7 +52,7 @@ class World:
         return self.rank == 0
 
     reads_gpu_memory: bool | None = None
-    """Whether MPI accepts buffers in CUDA memory; None if unknown."""
+    """Whether MPI accepts buffers in a GPU's memory; None if unknown."""
 
     def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         """Replace a buffer of int64 or float32 by its sum over ranks: one Allreduce."""
@@ -244,17 +243,17 @@ class MpiWorld(World):
 
 
 def _reads_gpu_memory(mpi: Any) -> bool | None:
-    """Return whether an MPI accepts CUDA memory, None if unknown.
+    """Return whether an MPI accepts a GPU's memory, None if unknown.
 
-    Sources: MPI 4.1's info key, the variables `GPU_SWITCHES`, ``MPIX_Query_cuda_support`` of MPICH and Open MPI.
+    Sources: MPI 4.1's info key, the variables `MPI_SWITCHES`, and `MPI_QUERY` of MPICH and Open MPI.
     """
     info = mpi.COMM_WORLD.Get_info()
-    if "cuda" in (info.get("mpi_memory_alloc_kinds") or ""):
+    if MPI_KIND in (info.get("mpi_memory_alloc_kinds") or ""):
         return True
-    if any(os.environ.get(name) == "1" for name in GPU_SWITCHES):
+    if any(os.environ.get(name) == "1" for name in MPI_SWITCHES):
         return True
     try:
-        return bool(ctypes.CDLL(mpi.__file__).MPIX_Query_cuda_support())
+        return bool(getattr(ctypes.CDLL(mpi.__file__), MPI_QUERY)())
     except (OSError, AttributeError):
         return None
 

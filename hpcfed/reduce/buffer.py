@@ -18,16 +18,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import HpcfedError
+from hpcfed.ranks.accelerators import accelerator, is_fault
+from hpcfed.ranks.devices import fault
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
-from hpcfed.reduce.rows import rows_of
+from hpcfed.reduce.rows import Number, Numbers, rows_of
 from hpcfed.reduce.units import Units
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.types import DELTA
@@ -92,7 +95,7 @@ class _Report(NamedTuple):
     place: int
     weight: float
     factor: float
-    loss_sum: float
+    loss_sum: Number
     steps: int
     scalars: Sequence[float]
 
@@ -110,6 +113,7 @@ class RoundBuffer:
         hashes_updates: whether the hash of each client's update travels in its slot.
 
     Attributes:
+        is_torn: whether an update was added in part: the round cannot go on.
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
             ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
     """
@@ -128,7 +132,7 @@ class RoundBuffer:
         self._hashes_updates = hashes_updates
         self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
         self._kind, self._sum_on_device = KINDS[kind], sum_on_device
-        self._piece_bytes = PIECE_BYTES if device.type == "cuda" and sum_on_device is None else 0
+        self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
         self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
         self._host, self._num_words, self._most_words = self._memory, 0, 0
         self._sums: dict[str, ExactSum | FastSum] = {}
@@ -136,6 +140,8 @@ class RoundBuffer:
         self._scalars: tuple[str, ...] = ()
         self._parts: list[Tensor] = []
         self._at_once, self._waiting = rows_of(num_entries), list[_Report]()
+        self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
+        self.is_torn, self._failure = False, cast("HpcfedError | None", None)
         self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty(0, RANK_SLOT)
         self.seconds: dict[str, float] = {}
@@ -150,7 +156,7 @@ class RoundBuffer:
             self._sums, self._parts = {}, []
         self._most_words = max(each)
         words = vectors + clients + ranks
-        self._memory = _at_least(self._memory, words, pinned=self._device.type == "cuda")
+        self._memory = _at_least(self._memory, words, self._device, on_host=True)
         self._host = self._memory[:words]
         if self._device.type == "cpu" and self._sum_on_device is None:  # then clients add into the buffer itself
             self._device_memory = self._memory
@@ -167,6 +173,8 @@ class RoundBuffer:
         self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(units), len(self._scalars)))
         self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
         self._waiting.clear()
+        self._unread.clear()
+        self.is_torn, self._failure = False, None
         self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
     def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
@@ -206,7 +214,7 @@ class RoundBuffer:
         *,
         scalars: Mapping[str, float] | None = None,
         factor: float = 1.0,
-        loss_sum: float,
+        loss_sum: Number,
         steps: int,
         skips: bool = False,
     ) -> bool:
@@ -225,6 +233,7 @@ class RoundBuffer:
                 self.skip(place)
                 return False
         started = time.perf_counter()
+        self.is_torn = True  # until the update is added whole
         report = _Report(place, weight, factor, loss_sum, steps, own_scalars)
         if self._at_once > 1:
             for name, total in self._sums.items():
@@ -237,7 +246,8 @@ class RoundBuffer:
                 total.add(vectors[name], weight * factor if name == DELTA else weight)
                 for name, total in self._sums.items()
             ]
-            self._fill([report], [(np.array([squared]), np.array([largest])) for squared, largest in added])
+            self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
+        self.is_torn = False
         if self._hashes_updates:
             self._clients["hash"][place] = hash_of_update(vectors, self.names, own_scalars)
         self._clients["status"][place] = DONE
@@ -251,11 +261,35 @@ class RoundBuffer:
         weights = np.array([report.weight for report in self._waiting])
         factors = np.array([report.factor for report in self._waiting])
         added = [total.add_rows(weights * factors if name == DELTA else weights) for name, total in self._sums.items()]
-        self._fill(self._waiting, added)
+        self._fill(list(self._waiting), added)
         self._waiting.clear()
 
-    def _fill(self, reports: Sequence[_Report], added: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fill in the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
+    def _fill(self, reports: list[_Report], added: list[tuple[Numbers, Numbers]]) -> None:
+        """Fill in the scalars of updates; a device's are read all together, before the reduction."""
+        if self._device.type == "cpu":
+            self._write(reports, added)
+        else:
+            self._unread.append((reports, added))
+
+    def _read_back(self) -> None:
+        """Fill in the scalars that wait; those on a device come in one copy."""
+        there = [
+            number
+            for reports, added in self._unread
+            for number in (*(one for pair in added for one in pair), *(report.loss_sum for report in reports))
+            if isinstance(number, Tensor)
+        ]
+        if there:
+            read = torch.cat([number.reshape(-1).double() for number in there]).cpu().numpy()
+            pieces = iter(np.split(read, np.cumsum([number.numel() for number in there])[:-1]))
+        for reports, added in self._unread:
+            pairs = [tuple(next(pieces) if isinstance(one, Tensor) else one for one in pair) for pair in added]
+            losses = [next(pieces)[0] if isinstance(each.loss_sum, Tensor) else each.loss_sum for each in reports]
+            self._write([each._replace(loss_sum=loss) for each, loss in zip(reports, losses, strict=True)], pairs)
+        self._unread.clear()
+
+    def _write(self, reports: Sequence[_Report], added: Sequence[Sequence[Numbers]]) -> None:
+        """Write the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
         columns = zip(*reports, strict=True)
         places, _, factors, loss_sums, steps, scalars = (list(column) for column in columns)
         slots = self._clients
@@ -279,10 +313,31 @@ class RoundBuffer:
         """Say that this rank could not train the client at this place."""
         self._clients["status"][place] = FAILED
 
+    @property
+    def failure(self) -> HpcfedError | None:
+        """Why this rank's device takes no part in the open round's reduction; None if it does."""
+        return self._failure
+
+    def abandon(self, failure: HpcfedError) -> None:
+        """Take part in the open round's reduction without this rank's device, which can do nothing more."""
+        self._failure = failure
+
     def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
-        """Sum the buffer over all ranks: the round's one Allreduce."""
+        """Sum the buffer over all ranks: the round's one Allreduce.
+
+        Raises:
+            HpcfedError: this rank's device failed, and sums do not go through MPI.
+        """
         started = time.perf_counter()
-        self._add_waiting()
+        if self._failure is None:
+            try:
+                self._add_waiting()
+                self._read_back()
+            except RuntimeError as error:  # the first wait after the clients' work: here a device's errors show
+                if not is_fault(error):
+                    raise
+                self.abandon(fault(error, f"rank {self._world.rank} on {self._world.hosts[self._world.rank]}"))
+                self._clients["status"][self._clients["status"] == DONE] = FAILED
         self.seconds["pack"] += time.perf_counter() - started
         self._ranks[self._world.rank] = state_hash, asks, written, local_seconds
         tail = self._host[self._num_words :].numpy()
@@ -317,6 +372,9 @@ class RoundBuffer:
 
     def _reduce_whole(self, host: Sequence[Tensor], summed: Mapping[str, Tensor]) -> None:
         """Sum the whole buffer over ranks by one Allreduce, and read its vectors."""
+        if self._failure is not None:
+            self._reduce_without_device()
+            return
         started = time.perf_counter()
         for total in self._sums.values():
             total.settle()
@@ -324,9 +382,9 @@ class RoundBuffer:
         size, vectors = self._host.numel(), self._num_words
         if self._sum_on_device is not None:
             whole = self._device_memory[:size]
-            whole[vectors:].copy_(self._host[vectors:])
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # MPI knows nothing of torch's stream
+            whole[vectors:].copy_(self._host[vectors:], non_blocking=True)
+            if self._device.type != "cpu":
+                accelerator(self._device).synchronize(self._device)  # MPI knows nothing of torch's stream
             self._sum_on_device(whole)
             self._host.copy_(whole)
         else:
@@ -339,6 +397,18 @@ class RoundBuffer:
         self.seconds["pack"] += packed - started
         self.seconds["allreduce"] += reduced - packed
         self.seconds["unpack"] += time.perf_counter() - reduced
+
+    def _reduce_without_device(self) -> None:
+        """Add nothing to the other ranks' sums, so that they end with this rank's failure.
+
+        Raises:
+            HpcfedError: the failure, if the sums do not go through MPI.
+        """
+        assert self._failure is not None
+        if self._sum_on_device not in (None, self._world.sum_in_place):
+            raise self._failure
+        self._host[: self._num_words].zero_()
+        self._world.sum_in_place(self._host.numpy())
 
     def _reduce_in_pieces(self, host: Sequence[Tensor], summed: Mapping[str, Tensor], piece: int) -> None:
         """Sum the vectors over ranks and read them, `piece` entries at a time, while those that follow are copied."""
@@ -362,21 +432,30 @@ class RoundBuffer:
 
     def _arrival(self, i: int, first: int, last: int, host: Sequence[Tensor]) -> Callable[[], None]:
         """Return what makes the entries ``first:last`` of vector `i` ready on the host; a GPU's begin to be copied."""
+        if self._failure is not None:
+            host[i][:, first:last].zero_()
+            return lambda: None
         total = self._sums[self.names[i]]
-        if self._device.type != "cuda":
+        if self._device.type == "cpu":
             return partial(total.settle, first, last)
         total.settle(first, last)
         for row, own in zip(host[i], self._parts[i], strict=True):
             row[first:last].copy_(own[first:last], non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(self._device))
-        return copied.synchronize
+        return accelerator(self._device).mark(self._device)
 
 
-def _at_least(memory: Tensor, words: int, device: torch.device | None = None, *, pinned: bool = False) -> Tensor:
-    """Return `memory` where it holds that many words, else new memory that does."""
+def _at_least(memory: Tensor, words: int, device: torch.device, *, on_host: bool = False) -> Tensor:
+    """Return `memory` where it holds that many words, else new memory that does: a device's, or the host's for it."""
     if memory.numel() >= words:
         return memory
-    if pinned or (device is not None and device.type != "cpu"):
-        return torch.empty(words, dtype=memory.dtype, device=device, pin_memory=pinned)
-    return torch.from_numpy(np.empty(words, memory.numpy().dtype))  # numpy asks for huge pages: fewer for MPI to map
+    if device.type == "cpu":
+        room = np.empty(words, memory.numpy().dtype)  # numpy asks for huge pages: fewer for MPI to map
+        return torch.from_numpy(room)
+    if on_host:
+        return accelerator(device).page_locked(words, memory.dtype)
+    return torch.empty(words, dtype=memory.dtype, device=device)
+
+
+def _several(number: Number) -> Numbers:
+    """Return a scalar as (1,)."""
+    return number.unsqueeze(0) if isinstance(number, Tensor) else np.array([number])

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.devices import DeviceSlot, takes_gpu_memory
 from hpcfed.ranks.world import World
 
@@ -42,9 +43,7 @@ def device_sum(wanted: str, device_slot: DeviceSlot, world: World) -> SumInPlace
         got = f"{device_slot.sharing} ranks on one"
         remedy = "start a rank for each GPU, or set gpu_reduce: auto"
         raise InputError("gpu_reduce: nccl", expected="a GPU for each rank", got=got, remedy=remedy)
-    from torch import distributed
-
-    if not distributed.is_nccl_available():
+    if not accelerator(device_slot.device).has_distributed():
         raise InputError("gpu_reduce: nccl", expected="a torch with NCCL", got="none", remedy="set gpu_reduce: auto")
     return DistributedSum(world, device_slot.device)
 
@@ -83,18 +82,18 @@ class DistributedSum:
     def _join(self) -> None:
         from torch import distributed
 
-        world, on_gpu = self._world, self._device.type == "cuda"
+        world, on_gpu = self._world, self._device.type != "cpu"
         host = world.hosts[0] if len(set(world.hosts)) > 1 else "127.0.0.1"
         store = None
         if world.is_root:
             store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=START)
         port = world.broadcast(store.port if store is not None else 0)
         distributed.init_process_group(
-            "nccl" if on_gpu else "gloo",
+            accelerator(self._device).summed_by if on_gpu else "gloo",
             store=store or distributed.TCPStore(host, port, is_master=False, timeout=START),
             rank=world.rank,
             world_size=world.size,
             timeout=FOR_EVER,
-            device_id=self._device if on_gpu else None,
+            device_id=accelerator(self._device).group_device(self._device) if on_gpu else None,
         )
         atexit.register(distributed.destroy_process_group)

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.reduce.rows import Rows
+from hpcfed.ranks.accelerators import upload
+from hpcfed.reduce.rows import Number, Numbers, Rows
 from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch for any model
@@ -61,11 +62,13 @@ class ExactSum:
         self._biased = 0
         self._empty = True
 
-    def add(self, vector: Tensor, weight: float) -> tuple[float, float]:
-        """Add ``weight·vector``; return the vector's squared norm, and its largest magnitude.
+    def add(self, vector: Tensor, weight: float) -> tuple[Number, Number]:
+        """Add ``weight·vector``; return the vector's squared norm, and its largest magnitude, on its device.
 
         Both are NaN or infinite where the vector is; the sum is then meaningless, and the caller must say so.
         """
+        if vector.device.type != "cpu":
+            return self._add_unseen(vector, weight)
         low, high = torch.aminmax(vector)
         largest = max(-float(low), float(high))
         small = abs(weight) * largest < SMALL * self._units[0]  # false for NaN, too
@@ -80,9 +83,11 @@ class ExactSum:
         self._empty = False
         return squared, largest
 
-    def add_rows(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def add_rows(self, weights: np.ndarray) -> tuple[Numbers, Numbers]:
         """Add the first of `rows` by weights (n,); return squared norms and largest magnitudes, (n,), as `add` does."""
         rows = self.rows.first(len(weights))
+        if rows.device.type != "cpu":
+            return self._add_unseen_rows(rows, weights)
         low, high = (ends.cpu().numpy() for ends in torch.aminmax(rows, dim=1))
         largest = np.maximum(-low, high)
         if not (np.abs(weights) * largest < SMALL * self._units[0]).all():
@@ -102,6 +107,32 @@ class ExactSum:
                 rows.sub_(rounded.sub_(BIAS)).mul_(self._units[word] / self._units[word + 1])
         self._empty = False
         return squared, largest
+
+    def _add_unseen(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """Add a device's vector as `add` does a host's, without waiting for its size: to the same integers."""
+        low, high = torch.aminmax(vector)
+        scaled = self._scaled.copy_(vector)
+        squared = torch.dot(scaled, scaled)
+        self._add_block(0, scaled.mul_(weight / self._units[0]), small=False)
+        self._empty = False
+        return squared, torch.maximum(-low, high)
+
+    def _add_unseen_rows(self, rows: Tensor, weights: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Add a device's rows as `add_rows` does a host's, without waiting for their sizes: to the same integers."""
+        low, high = torch.aminmax(rows, dim=1)
+        squared = torch.stack([torch.dot(row, row) for row in rows])
+        rows.mul_(upload(torch.from_numpy(weights / self._units[0]), rows.device).unsqueeze(1))
+        rounded, last = torch.empty_like(rows), len(self._units) - 1
+        for word, integers in enumerate(self.integers):
+            total = torch.round(rows, out=rounded).to(torch.int64).sum(0)
+            if self._empty:
+                integers.copy_(total)
+            else:
+                integers.add_(total)
+            if word < last:
+                rows.sub_(rounded).mul_(self._units[word] / self._units[word + 1])
+        self._empty = False
+        return squared, torch.maximum(-low, high)
 
     def _add_block(self, start: int, scaled: Tensor, small: bool) -> None:
         """Add a block in units of the coarsest word; what a word leaves over goes to the next."""

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.reduce.rows import Rows
+from hpcfed.ranks.accelerators import upload
+from hpcfed.reduce.rows import Number, Numbers, Rows
 from hpcfed.reduce.units import Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and squares summed in float32 over no more than these
@@ -48,11 +49,13 @@ class FastSum:
         self.floats = floats
         self._empty = True
 
-    def add(self, vector: Tensor, weight: float) -> tuple[float, float]:
+    def add(self, vector: Tensor, weight: float) -> tuple[Number, Number]:
         """Add ``weight·vector``; return the vector's squared norm, and a bound on its largest magnitude, the norm.
 
         The norm is right to some 1e-6 of itself. Both are NaN or infinite where the vector is.
         """
+        if vector.device.type != "cpu":
+            return self._add_unseen(vector, weight)
         squared = 0.0
         for start in range(0, vector.numel(), self._block):
             piece, total = vector[start : start + self._block], self.floats[0, start : start + self._block]
@@ -66,19 +69,31 @@ class FastSum:
             squared = float(vector.double().square_().sum())
         return squared, math.sqrt(squared)
 
-    def add_rows(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def add_rows(self, weights: np.ndarray) -> tuple[Numbers, Numbers]:
         """Add the first of `rows` by weights (n,); return squared norms and bounds, (n,), as `add` does."""
         rows, total = self.rows.first(len(weights)), self.floats[0]
-        squared = torch.stack([torch.dot(row, row) for row in rows]).double().cpu().numpy()
-        added = torch.mv(rows.T, torch.from_numpy(weights).to(rows))
+        dots = torch.stack([torch.dot(row, row) for row in rows])
+        added = torch.mv(rows.T, upload(torch.from_numpy(weights), rows.device).to(rows.dtype))
         if self._empty:
             total.copy_(added)
         else:
             total.add_(added)
         self._empty = False
+        if rows.device.type != "cpu":
+            return _unseen_norms(dots, rows)
+        squared = dots.double().numpy()
         for row in np.flatnonzero(~((SQUARES[0] < squared) & (squared < SQUARES[1]))):
             squared[row] = float(rows[row].double().square_().sum())
         return squared, np.sqrt(squared)
+
+    def _add_unseen(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """Add a device's vector as `add` does a host's, without waiting for its norm."""
+        if self._empty:
+            torch.mul(vector, weight, out=self.floats[0])
+        else:
+            self.floats[0].add_(vector, alpha=weight)
+        self._empty = False
+        return _unseen_norms(torch.dot(vector, vector), vector)
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
         """Make the entries ``first:last`` of the sum of no vectors 0."""
@@ -109,3 +124,11 @@ class FastSum:
     def read_slots(words: np.ndarray, slots: np.ndarray) -> None:
         """Read them back, (n,) from (4n,)."""
         slots.view(np.uint16)[:] = words
+
+
+def _unseen_norms(squared: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return squared norms in float64, and norms, from float32 dot products where these can hold them."""
+    holds = (squared > SQUARES[0]) & (squared < SQUARES[1])
+    exact = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64).square()
+    right = torch.where(holds, squared.double(), exact)
+    return right, right.sqrt()

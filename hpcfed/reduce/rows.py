@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+Number = float | Tensor
+"""A scalar; on a device one that nothing has waited for."""
+Numbers = np.ndarray | Tensor
+"""Scalars, (n,)."""
 MOST_ROWS, ROWS_BYTES = 64, 1 << 20
 ALIGNED = 16
 """Entries to which rows are padded, since the last bits of a dot product may depend on where in memory it begins."""

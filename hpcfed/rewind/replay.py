@@ -21,6 +21,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss, loss_for
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import generator
 from hpcfed.rewind.capture import Reported, reports_of
 from hpcfed.rewind.enter import Entered, entered
 from hpcfed.rng import Purpose, stream, torch_seed
@@ -245,33 +246,21 @@ class _Draws:
     """Random numbers of the torch modules on a device, from a seed of their own."""
 
     def __init__(self, seed: int, device: torch.device):
-        self._device = device
-        self._state = self._get()
+        self._generator = generator(device)
+        self._state = self._generator.get_state()
         with self.here():
-            if device.type == "cuda":
-                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-            else:
-                torch.default_generator.manual_seed(seed)
+            self._generator.manual_seed(seed)
 
     @contextmanager
     def here(self) -> Iterator[None]:
         """Let modules draw from these numbers within the block, and from where they were after it."""
-        before = self._get()
-        self._set(self._state)
+        before = self._generator.get_state()
+        self._generator.set_state(self._state)
         try:
             yield
         finally:
-            self._state = self._get()
-            self._set(before)
-
-    def _get(self) -> Tensor:
-        return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
-
-    def _set(self, state: Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
+            self._state = self._generator.get_state()
+            self._generator.set_state(before)
 
 
 def _batches(recipe: Recipe, parts: Parts, client: int, round: int, steps: int) -> Iterator[Samples]:

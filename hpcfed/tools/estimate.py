@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.cohort import Cohort, Cohorts
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import Diverged, InputError
 from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.placement import homes, spread
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import KINDS
@@ -178,13 +178,13 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
         evaluated = min(_seconds(lambda: evaluator(model, test=True, train=False)) for _ in range(2))
     device = parts.model.vector.device
     measured = StepTimes(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "one core",
+        device="one core" if device.type == "cpu" else accelerator(device).name(device),
         clients=clients,
         sample_seconds=fmean(timed[1:] or timed),
         server_seconds=fmean(server[1:] or server),
         evaluate_seconds=evaluated,
         host_bytes=psutil.Process().memory_info().rss,
-        device_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        device_bytes=None if device.type == "cpu" else accelerator(device).peak_bytes(device),
     )
     return measured, num_vectors
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
+from hpcfed.ranks.accelerators import is_fault
 from hpcfed.user_code.modules import is_own
 
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
@@ -93,4 +94,4 @@ def blamed(error: Exception, where: str = "", remedy: str = "correct it there") 
 def _is_of_the_machine(error: Exception) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, OF_THE_USER)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OF_THE_MACHINE)
+    return isinstance(error, RuntimeError) and (any(words in str(error) for words in OF_THE_MACHINE) or is_fault(error))

@@ -22,11 +22,12 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.accelerators import accelerator, upload
 from hpcfed.rng import Purpose, Streams
 from hpcfed.types import LocalResult, Tilt
 
-STACK_BYTES = {"cpu": 4 << 20, "cuda": 1 << 30}
-"""Parameters of the clients that are trained together: on a CPU, what its caches still hold."""
+STACK_BYTES = 4 << 20
+"""Parameters of the clients that are trained together on a CPU: what its caches still hold."""
 MOST = 256
 """Clients trained together at most."""
 TRIED = 64
@@ -64,7 +65,7 @@ class StackedSolver:
         self._model, self._section, self._elsewhere = model, section, elsewhere
         self._streams = Streams(seed, Purpose.BATCHES)
         self._stepping = Stepping(section)
-        self.together = max(1, min(MOST, STACK_BYTES[model.vector.device.type] // model.vector.nbytes))
+        self.together = max(1, min(MOST, _stack_bytes(model.vector.device) // model.vector.nbytes))
         self._delta = model.vector.new_zeros(self.together, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
         self._descent: Descent
@@ -83,7 +84,11 @@ class StackedSolver:
         for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
             row = list(alike)
             for first in range(0, len(row), self.together):
-                yield from self._solve(w, row[first : first + self.together], round, seen)
+                try:
+                    yield from self._solve(w, row[first : first + self.together], round, seen)
+                except RuntimeError:  # a device's memory may be full: a smaller group then starts without these
+                    self._rooms.clear()
+                    raise
 
     @torch.no_grad()
     def _solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> list[LocalResult]:
@@ -104,7 +109,7 @@ class StackedSolver:
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
-        each = zip(places, rows, self._delta[:size].unbind(), _sums(losses.double().cpu().numpy(), rows), strict=True)
+        each = zip(places, rows, self._delta[:size].unbind(), _sums(losses, rows), strict=True)
         of_place = {place: LocalResult(delta, task.steps, loss_sum, lr) for place, task, delta, loss_sum in each}
         return [of_place[place] for place in range(size)]
 
@@ -160,7 +165,7 @@ class StackedSolver:
         for first in range(0, steps, chunk):
             count = min(chunk, steps - first)
             if not (full and first):  # else all samples are the same ones in every step
-                visited = _visited(orders, first, count).to(x.device)
+                visited = upload(_visited(orders, first, count), x.device)
                 for task, places, into in zip(rows, visited.unbind(), slots, strict=False):
                     own = min(count, task.steps - first)
                     if own < count:
@@ -196,7 +201,7 @@ class StackedSolver:
             numbers = torch.randn(count, *part.shape[1:], generator=draws, dtype=part.dtype)
             return numbers.to(part.device)
 
-        def solved(tasks: Sequence[Task]) -> list[tuple[Tensor, float]]:
+        def solved(tasks: Sequence[Task]) -> list[tuple[Tensor, float | Tensor]]:
             return [(local.delta.clone(), local.loss_sum) for local in self._solve(w, tasks, 0)] if tasks else []
 
         if torch.get_num_threads() > 1:  # which share an operation out by its size
@@ -222,6 +227,11 @@ def _single(
             yield first + step, (x[:, step : step + 1], y[:, step : step + 1])
 
 
+def _stack_bytes(device: torch.device) -> int:
+    """Return how many bytes of parameters are best trained together."""
+    return STACK_BYTES if device.type == "cpu" else accelerator(device).stack_bytes
+
+
 def _order(task: Task) -> tuple[int, int]:
     """What clients are stacked by: those that work longest first, and next to each other those of the same size."""
     return -task.steps, task.samples[1].shape[0]
@@ -239,12 +249,17 @@ def _visited(orders: Sequence[np.ndarray], first: int, count: int) -> Tensor:
     return torch.from_numpy(visited.reshape(len(active), -1))
 
 
-def _sums(losses: np.ndarray, rows: Sequence[Task]) -> list[float]:
-    """Return the sum of each client's losses, (R, most steps), over the steps it took; those of most come first."""
-    sums: list[float] = []
+def _sums(losses: Tensor, rows: Sequence[Task]) -> list[float | Tensor]:
+    """Return the sum of each client's losses, (R, most steps), over the steps it took; those of most come first.
+
+    On a device they are scalars there, which nothing has waited for.
+    """
+    on_host = losses.device.type == "cpu"
+    each, sums = losses.double(), list[float | Tensor]()
     for steps, alike in groupby(rows, key=lambda task: task.steps):
         first, last = len(sums), len(sums) + len(list(alike))
-        sums += losses[first:last, :steps].sum(axis=1).tolist()
+        own = each[first:last, :steps]
+        sums += own.numpy().sum(axis=1).tolist() if on_host else own.sum(1).unbind()
     return sums
 
 

@@ -19,6 +19,7 @@ from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.solver import Stepping, Task
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
+from hpcfed.ranks.accelerators import upload
 
 
 class EqualBatches(NamedTuple):
@@ -187,7 +188,7 @@ class FusedDescent:
                 stack.sub_(constant, alpha=self._lr)
         for part, z in outputs.items():  # of many steps at once, for no step waits for its loss
             rows = slice(part.first, part.last)
-            steps = slice(None) if len(z) == len(parts) else list(z)
+            steps = slice(None) if len(z) == len(parts) else upload(torch.tensor(list(z)), y.device)
             targets = y[rows, steps, : part.size]
             of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
             losses[rows, steps] = of_part.view(-1, len(z))

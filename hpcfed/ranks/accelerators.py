@@ -1,0 +1,253 @@
+"""What devices beside the CPU can do: the one module that calls `torch.cuda`.
+
+The rest of the package asks an `Accelerator` for memory, streams, names and deterministic kernels, and never which kind
+of device it is. CUDA is the one kind that runs know; builds of torch for ROCm answer to the same calls. The tests add a
+strict kind that lives in the host's memory (tests/device), so a line that works there relies on nothing but this page.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable that numbers a process's GPUs."""
+MPI_KIND, MPI_QUERY = "cuda", "MPIX_Query_cuda_support"
+"""How an MPI says that it accepts a GPU's memory: in its info key ``mpi_memory_alloc_kinds``, and by a function."""
+MPI_SWITCHES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
+"""Variables that make Cray MPICH and MVAPICH2 accept a GPU's memory."""
+
+
+class Accelerator(ABC):
+    """A kind of device beside the CPU.
+
+    Attributes:
+        kind: torch's name of it; also the recipe's ``device``.
+        summed_by: the backend of torch.distributed that sums its memory over ranks.
+        stack_bytes: parameters of the clients that are best trained together on it.
+        has_tf32: whether it multiplies in TensorFloat-32.
+    """
+
+    kind: str
+    summed_by: str
+    stack_bytes: int = 1 << 30
+    has_tf32: bool = False
+
+    @abstractmethod
+    def uuids(self) -> list[str]:
+        """Return a name for each device that this process sees, the same in every process that sees it."""
+
+    @abstractmethod
+    def take(self, index: int) -> None:
+        """Make a device the current one and its kernels deterministic; the first call that needs the device itself.
+
+        Raises:
+            RuntimeError: it cannot be used.
+        """
+
+    @abstractmethod
+    def name(self, device: torch.device) -> str:
+        """Return the name of its model."""
+
+    @abstractmethod
+    def total_bytes(self, device: torch.device) -> int:
+        """Return the size of its memory."""
+
+    @abstractmethod
+    def free_bytes(self, device: torch.device) -> int:
+        """Return what of its memory no process uses."""
+
+    @abstractmethod
+    def peak_bytes(self, device: torch.device) -> int:
+        """Return the most that this process's tensors have taken of it at a time."""
+
+    @abstractmethod
+    def synchronize(self, device: torch.device) -> None:
+        """Wait until the device has done all that it was asked for."""
+
+    @abstractmethod
+    def mark(self, device: torch.device) -> Callable[[], None]:
+        """Return what waits until the device has done all that it was asked for so far, but nothing later."""
+
+    @abstractmethod
+    def page_locked(self, entries: int, dtype: torch.dtype) -> Tensor:
+        """Return host memory (entries,) that the device copies from and to by itself."""
+
+    @abstractmethod
+    def locked_copy(self, tensor: Tensor) -> Tensor:
+        """Return a host tensor's copy in page-locked memory, used again once the device has read it."""
+
+    @abstractmethod
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return the generator that modules on the device draw from."""
+
+    @abstractmethod
+    def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Return a forward pass, compiled into graphs of kernels, each launched as one."""
+
+    @abstractmethod
+    def in_tf32(self) -> AbstractContextManager[None]:
+        """Multiply in TensorFloat-32 meanwhile; for those that have it."""
+
+    def group_device(self, device: torch.device) -> torch.device | None:
+        """Return the device to which torch.distributed binds its group of ranks; None if `summed_by` takes any."""
+        return device
+
+    def has_distributed(self) -> bool:
+        """Whether this build of torch has `summed_by`."""
+        from torch import distributed
+
+        return bool(distributed.is_backend_available(self.summed_by))
+
+
+class Cuda(Accelerator):
+    """NVIDIA's GPUs, and AMD's in a build of torch for ROCm."""
+
+    kind = "cuda"
+    summed_by = "nccl"
+    has_tf32 = True
+
+    def uuids(self) -> list[str]:
+        """Return UUIDs as torch reports them; those of a GPU's slices (MIG) may be the GPU's."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return []
+        return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+
+    def take(self, index: int) -> None:
+        import torch
+
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        self._allow_tf32(False)
+        torch.cuda.set_device(index)
+        torch.cuda.mem_get_info()
+
+    def name(self, device: torch.device) -> str:
+        import torch
+
+        return torch.cuda.get_device_name(device)
+
+    def total_bytes(self, device: torch.device) -> int:
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+
+    def free_bytes(self, device: torch.device) -> int:
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+
+    def peak_bytes(self, device: torch.device) -> int:
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+
+    def synchronize(self, device: torch.device) -> None:
+        import torch
+
+        torch.cuda.synchronize(device)
+
+    def mark(self, device: torch.device) -> Callable[[], None]:
+        import torch
+
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return event.synchronize
+
+    def page_locked(self, entries: int, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        return torch.empty(entries, dtype=dtype, pin_memory=True)
+
+    def locked_copy(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory()
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        import torch
+
+        return torch.cuda.default_generators[device.index or 0]
+
+    def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        import torch
+
+        graphed = torch.compile(module, mode="reduce-overhead")  # CUDA graphs
+
+        def forward(x: Tensor) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
+            return graphed(x)
+
+        return forward
+
+    @contextmanager
+    def in_tf32(self) -> Iterator[None]:
+        self._allow_tf32(True)
+        try:
+            yield
+        finally:
+            self._allow_tf32(False)
+
+    @staticmethod
+    def _allow_tf32(allowed: bool) -> None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
+ACCELERATORS: dict[str, Accelerator] = {kind.kind: kind for kind in (Cuda(),)}
+"""By their kinds, the one that ``device: auto`` takes first."""
+USUAL = next(iter(ACCELERATORS))
+FAULTS = ("CUDA error", "cuDNN error", "HIP error", "NCCL error")
+"""Words in errors of devices, which torch before 2.8 raises as a RuntimeError."""
+
+
+def accelerator(device: torch.device) -> Accelerator:
+    """Return what a device that is not the CPU can do."""
+    return ACCELERATORS[device.type]
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a host tensor on a device, which copies it while the host goes on; on a CPU the tensor itself."""
+    if device.type == "cpu":
+        return tensor
+    return accelerator(device).locked_copy(tensor).to(device, non_blocking=True)
+
+
+def generator(device: torch.device) -> torch.Generator:
+    """Return the generator that modules on a device, the CPU too, draw from."""
+    import torch
+
+    return torch.default_generator if device.type == "cpu" else accelerator(device).generator(device)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a device's memory is full."""
+    import torch
+
+    return isinstance(error, torch.cuda.OutOfMemoryError)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an error is a device's own, its memory's end included, and not of what it was asked to compute."""
+    import torch
+
+    if is_full(error) or isinstance(error, getattr(torch, "AcceleratorError", ())):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in FAULTS)
+
+
+def build() -> str:
+    """Return what this build of torch is for: ``CUDA 12.8``, ``ROCm 6.4`` or ``CPU``."""
+    import torch
+
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else "CPU"

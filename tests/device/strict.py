@@ -1,0 +1,517 @@
+"""A device that is none, and stricter than a GPU: tensors ``stub:0``, ``stub:1``, … whose memory is the host's.
+
+Operations run on the CPU's kernels, so results have the CPU's bits. What a GPU forbids, or lets pass at times, is
+refused here at once:
+
+- tensors of two devices never meet, but for host scalars; ``.numpy()`` and buffers of the host's are refused;
+- a copy to page-locked memory that nobody waited for is not there yet: the memory holds `POISON` until then;
+- page-locked memory that is being copied from must not change before the copy is waited for;
+- MPI may read a device's memory only after a synchronisation, and only if it is said to know such memory;
+- nothing runs on a device that was not taken (`Accelerator.take`); what would not fit its memory raises as CUDA does.
+
+Each device counts operators that would launch kernels, synchronisations, and the bytes of each copy from and to the
+host. An operator of torch is a kernel or more on a GPU: the counts are lower bounds there, alike for all programs.
+Autograd works on ``stub:0`` alone, since torch takes a device written in Python for one of its kind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from hpcfed.ranks.accelerators import Accelerator
+
+KIND = "stub"
+POISON = 0xA5
+"""Every byte of page-locked memory that a copy has not reached."""
+UNLIMITED = 1 << 40
+aten = torch.ops.aten
+ALLOCATES = {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
+READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
+"""Operators whose result the host waits for."""
+SIZED_BY_VALUES = {
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.repeat_interleave.Tensor,
+}
+"""Operators whose result's shape the host waits for."""
+
+
+@dataclass
+class Counts:
+    """What a device was asked for since the counts began.
+
+    Attributes:
+        kernels: operators that launch kernels.
+        waits: synchronisations of the host with the device.
+        up, down: bytes of each copy from the host, and to it.
+    """
+
+    kernels: int = 0
+    waits: int = 0
+    up: list[int] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)
+
+
+class Memory:
+    """A piece of a device's memory; gives its bytes back when the last tensor in it is gone."""
+
+    def __init__(self, device: StubDevice, storage: torch.UntypedStorage):
+        self.device, self.storage, self.nbytes = device, storage, storage.nbytes()
+        device.allocated += self.nbytes
+        device.peak = max(device.peak, device.allocated)
+
+    def __del__(self) -> None:
+        self.device.allocated -= self.nbytes
+
+
+class StubDevice:
+    """One device: its memory's size and use, its counts, copies under way, and after how many kernels it fails."""
+
+    def __init__(self, index: int):
+        self.index, self.limit, self.allocated, self.peak = index, UNLIMITED, 0, 0
+        self.counts, self.fails_after = Counts(), UNLIMITED
+        self.taken = False
+        self.late: RuntimeError | None = None
+        self.busy = False
+        self.generator = torch.Generator()
+        self.pending: list[Callable[[], None]] = []
+        self.pieces: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+
+    def piece(self, inner: Tensor) -> Memory:
+        """Return the piece of memory that a tensor lies in.
+
+        Raises:
+            OutOfMemoryError: it is new and does not fit.
+        """
+        storage = inner.untyped_storage()
+        found = self.pieces.get(storage._cdata)
+        if found is None:
+            if self.allocated + storage.nbytes() > self.limit:
+                asked, free = storage.nbytes(), self.limit - self.allocated
+                has = f"{KIND}:{self.index} has a total capacity of {self.limit} bytes of which {free} bytes are free."
+                text = f"Tried to allocate {asked} bytes. {has}"
+                self.fail(torch.cuda.OutOfMemoryError(f"{KIND} out of memory. {text}"))
+            found = self.pieces[storage._cdata] = Memory(self, storage)
+        return found
+
+    def fail(self, error: RuntimeError) -> None:
+        """Raise an error; where autograd's own thread would have to, the next operator raises it: that thread aborts.
+
+        An exception there passes through torch's guard of a Python device, which ends the process.
+        """
+        if not isinstance(threading.current_thread(), threading._DummyThread):
+            raise error
+        self.late = error
+
+    def launch(self) -> None:
+        self.counts.kernels += 1
+        self.busy = True
+
+    def wait(self, number: int | None = None) -> None:
+        """Wait for the first copies under way, or for everything."""
+        self.counts.waits += 1
+        if number is None:
+            self.busy = False
+        arriving, self.pending[:number] = self.pending[:number], []
+        for arrive in arriving:
+            arrive()
+
+    def check(self) -> None:
+        if not self.taken:
+            raise AssertionError(f"{KIND}:{self.index} is used before it was taken")
+        if self.late is not None and not isinstance(threading.current_thread(), threading._DummyThread):
+            late, self.late = self.late, None
+            raise late
+        if self.counts.kernels >= self.fails_after:
+            self.fail(torch.AcceleratorError(f"{KIND} error: unspecified launch failure"))
+
+
+class Stub(Accelerator):
+    """The devices of this process, as the package sees them.
+
+    Attributes:
+        devices: those in use, `visible` of them.
+        mpi_reads_it: whether MPI knows their memory.
+        says_free: what every device says is free; None: what is.
+    """
+
+    kind, summed_by = KIND, "gloo"
+    says_free: int | None
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self, visible: int = 1) -> None:
+        """Forget counts, limits and copies under way; show so many devices."""
+        self.visible, self.mpi_reads_it, self.stack_bytes = visible, False, 1 << 16
+        self.devices = {index: StubDevice(index) for index in range(8)}
+        self.locked: dict[int, Tensor] = {}
+        self.says_free = None
+
+    def __getitem__(self, device: torch.device | int | None) -> StubDevice:
+        return self.devices[device if isinstance(device, int) else (device and device.index) or 0]
+
+    def uuids(self) -> list[str]:
+        return [f"STUB-{index}" for index in range(self.visible)]
+
+    def take(self, index: int) -> None:
+        self[index].taken = True
+
+    def name(self, device: torch.device) -> str:
+        return "a stub"
+
+    def total_bytes(self, device: torch.device) -> int:
+        return self[device].limit
+
+    def free_bytes(self, device: torch.device) -> int:
+        return self.says_free or self[device].limit - self[device].allocated
+
+    def peak_bytes(self, device: torch.device) -> int:
+        return self[device].peak
+
+    def synchronize(self, device: torch.device) -> None:
+        self[device].wait()
+
+    def mark(self, device: torch.device) -> Callable[[], None]:
+        own = self[device]
+        last = own.pending[-1] if own.pending else None
+
+        def wait() -> None:
+            own.wait(own.pending.index(last) + 1 if last in own.pending else 0)
+
+        return wait
+
+    def page_locked(self, entries: int, dtype: torch.dtype) -> Tensor:
+        memory = torch.empty(entries, dtype=dtype)
+        if entries:
+            memory.view(torch.uint8).fill_(POISON)
+        self.locked[memory.untyped_storage()._cdata] = memory
+        return memory
+
+    def locked_copy(self, tensor: Tensor) -> Tensor:
+        memory = self.page_locked(tensor.numel(), tensor.dtype).view(tensor.shape)
+        return memory.copy_(tensor)
+
+    def is_locked(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self.locked
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        return self[device].generator
+
+    def compiled(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return module
+
+    def group_device(self, device: torch.device) -> None:
+        return None
+
+    def in_tf32(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+STUB = Stub()
+
+
+class StubTensor(torch.Tensor):
+    """A tensor in the memory of a stub."""
+
+    _inner: Tensor
+    _piece: Memory
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, index: int) -> StubTensor:
+        piece = STUB[index].piece(inner)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=f"{KIND}:{index}",
+        )
+        made._inner, made._piece = inner, piece
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self, **_: Any) -> str:  # without an operator, for errors
+        return f"StubTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, StubTensor)
+        assert (other.shape, other.stride()) == (self.shape, self.stride())
+        self._inner, self._piece = other._inner, other._piece
+
+    def data_ptr(self) -> int:
+        """An address that no host tensor has."""
+        return (self.device.index + 1 << 56) + self._inner.data_ptr()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        own = STUB[self.device]
+        if not STUB.mpi_reads_it:
+            raise BufferError(f"MPI cannot read the memory of {self.device}")
+        if own.busy or own.pending:
+            raise BufferError(f"{self.device} has not finished what MPI is to read")
+        return self._inner.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._inner.__dlpack_device__()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        special = SPECIAL.get(func)
+        if special is not None:
+            return special(*args, **(kwargs or {}))
+        return run(func, args, kwargs or {})
+
+
+def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an operator whose tensors all lie on one device."""
+    outer: dict[int, StubTensor] = {}
+    strangers: list[Tensor] = []
+    bare_args = [_bare(arg, outer, strangers) for arg in args]
+    bare_kwargs = {name: _bare(value, outer, strangers) for name, value in kwargs.items()}
+    found = {tensor.device.index for tensor in outer.values()}
+    if len(found) != 1 or any(tensor.dim() for tensor in strangers):
+        others = {str(tensor.device) for tensor in (*outer.values(), *strangers)}
+        raise RuntimeError(f"{func}: Expected all tensors to be on the same device, but found {sorted(others)}")
+    index = found.pop()
+    own = STUB[index]
+    own.check()
+    if (device := bare_kwargs.get("device")) is not None:
+        if device.type != KIND or device.index not in (None, index):
+            raise RuntimeError(f"{func}: a tensor on {KIND}:{index} asks for one on {device}")
+        bare_kwargs["device"] = torch.device("cpu")
+    with _seeded(func, own, bare_kwargs):
+        result = func(*bare_args, **bare_kwargs)
+    _count(func, own, result, outer, bare_args)
+    return _dressed(result, outer, index)
+
+
+def _bare(value: Any, outer: dict[int, StubTensor], strangers: list[Tensor]) -> Any:
+    """Return an argument with the tensors in it as the host's, which are kept in `outer` by their identity."""
+    if isinstance(value, StubTensor):
+        outer[id(value._inner)] = value
+        return value._inner
+    if isinstance(value, Tensor):
+        strangers.append(value)
+    elif isinstance(value, (list, tuple)):
+        return [_bare(entry, outer, strangers) for entry in value]
+    return value
+
+
+def _dressed(value: Any, outer: dict[int, StubTensor], index: int) -> Any:
+    """Return a result with the tensors in it as the device's: arguments as they are, others new."""
+    if isinstance(value, Tensor):
+        same = outer.get(id(value))
+        if same is None:
+            return StubTensor(value, index)
+        if same.shape != value.shape:
+            raise NotImplementedError("an operator that changes a tensor's shape in place")
+        return same
+    if isinstance(value, (list, tuple)):
+        return type(value)(_dressed(entry, outer, index) for entry in value)
+    return value
+
+
+def _count(func: Any, own: StubDevice, result: Any, outer: dict[int, StubTensor], args: Sequence[Any]) -> None:
+    """Count what an operator does on a device."""
+    if func in READS or func in SIZED_BY_VALUES or _picks_by_mask(func, args):
+        own.launch()
+        own.counts.down.append(8)
+        own.wait()
+        return
+    if func in ALLOCATES:
+        return
+    if func._schema.is_mutable:
+        own.launch()
+        return
+    pieces = {tensor._inner.untyped_storage()._cdata for tensor in outer.values()}
+    results = result if isinstance(result, (list, tuple)) else [result]
+    if any(isinstance(one, Tensor) and one.untyped_storage()._cdata not in pieces for one in results):
+        own.launch()
+
+
+def _picks_by_mask(func: Any, args: Sequence[Any]) -> bool:
+    if func not in (aten.index.Tensor, aten.index_put_.default):
+        return False
+    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+@contextmanager
+def _seeded(func: Any, own: StubDevice, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Let an operator that draws do so from the device's generator."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        yield
+        return
+    kwargs.pop("generator", None)
+    kept = torch.get_rng_state()
+    torch.set_rng_state(own.generator.get_state())
+    try:
+        yield
+    finally:
+        own.generator.set_state(torch.get_rng_state())
+        torch.set_rng_state(kept)
+
+
+def copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy within a device, between two, or from and to the host."""
+    target, origin = isinstance(to, StubTensor), isinstance(source, StubTensor)
+    for tensor in (to, source):
+        if isinstance(tensor, StubTensor):
+            STUB[tensor.device].check()
+    if target and origin:
+        own = STUB[to.device]
+        to._inner.copy_(source._inner)
+        own.launch()
+        if to.device != source.device:
+            STUB[source.device].launch()
+    elif target:
+        _up(to, source, non_blocking)
+    else:
+        _down(to, source, non_blocking)
+    return to
+
+
+def _up(to: StubTensor, source: Tensor, non_blocking: bool) -> None:
+    own = STUB[to.device]
+    to._inner.copy_(source)
+    own.counts.up.append(source.nbytes)
+    own.busy = True
+    if not (non_blocking and STUB.is_locked(source)):
+        own.wait()
+        return
+    before = source.clone()
+
+    def arrive() -> None:
+        if not torch.equal(source, before):
+            raise AssertionError("page-locked memory changed while the device copied from it")
+
+    own.pending.append(arrive)
+
+
+def _down(to: Tensor, source: StubTensor, non_blocking: bool) -> None:
+    own = STUB[source.device]
+    own.counts.down.append(source.nbytes)
+    if not (non_blocking and STUB.is_locked(to)):
+        own.wait()
+        to.copy_(source._inner)
+        return
+    now = source._inner.clone()
+    to.view(torch.uint8).fill_(POISON) if to.is_contiguous() else None
+    own.busy = True
+    own.pending.append(lambda: to.copy_(now))
+
+
+def _to_copy(
+    source: StubTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    **others: Any,
+) -> Tensor:
+    """Convert within a device, or copy to the host or another one."""
+    own = STUB[source.device]
+    own.check()
+    if device is None or device == source.device:
+        own.launch()
+        kwargs = {"dtype": dtype, **{name: value for name, value in others.items() if name == "memory_format"}}
+        return StubTensor(aten._to_copy.default(source._inner, **kwargs), source.device.index)
+    if device.type == KIND:
+        made = StubTensor(source._inner.to(dtype or source.dtype, copy=True), device.index or 0)
+        own.launch()
+        STUB[device].launch()
+        return made
+    own.counts.down.append(source.nbytes)
+    own.wait()  # the host's memory is pageable here
+    return source._inner.to(dtype or source.dtype, copy=True)
+
+
+SPECIAL: dict[Any, Callable[..., Any]] = {aten.copy_.default: copy_, aten._to_copy.default: _to_copy}
+
+
+def _empty(size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    STUB[device].check()
+    return StubTensor(torch.empty(size, dtype=dtype or torch.get_default_dtype()), (device and device.index) or 0)
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
+) -> Any:
+    STUB[device].check()
+    made = torch.empty_strided(size, stride, dtype=dtype or torch.get_default_dtype())
+    return StubTensor(made, (device and device.index) or 0)
+
+
+def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
+    return copy_(to, source, non_blocking)
+
+
+def _arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    STUB[device].launch()
+    return StubTensor(torch.arange(start, end, step, dtype=dtype), (device and device.index) or 0)
+
+
+def _randperm(n: int, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    STUB[device].launch()
+    return StubTensor(torch.randperm(n, generator=STUB[device].generator), (device and device.index) or 0)
+
+
+class _Module:
+    """``torch.stub``: what torch itself asks a device's module."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return len(STUB.devices)
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        for device in STUB.devices.values():
+            device.generator.manual_seed(seed)
+
+
+_LOCK = threading.Lock()
+_LIBRARY: list[torch.library.Library] = []
+
+
+def register() -> Stub:
+    """Make torch know the device, once in a process; return it."""
+    with _LOCK:
+        if not _LIBRARY:
+            _setup_privateuseone_for_python_backend(KIND, backend_module=_Module())
+            library = torch.library.Library("aten", "IMPL")
+            library.impl("empty.memory_format", _empty, "PrivateUse1")
+            library.impl("empty_strided", _empty_strided, "PrivateUse1")
+            library.impl("_copy_from", _copy_from, "PrivateUse1")
+            library.impl("arange", lambda end, **options: _arange(0, end, **options), "PrivateUse1")
+            library.impl("randperm", _randperm, "PrivateUse1")
+            library.impl("arange.start", _arange, "PrivateUse1")
+            library.impl("arange.start_step", _arange, "PrivateUse1")
+            _LIBRARY.append(library)
+    return STUB

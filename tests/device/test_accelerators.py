@@ -1,0 +1,137 @@
+"""What is asked of devices stands in one module, and what that asks of CUDA is what torch documents."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.ranks.accelerators import Cuda, is_full, upload
+
+PACKAGE = Path(hpcfed.__file__).parent
+WORDS_OF_USERS = {"config/recipe.py", "cli/bench.py"}
+"""Where ``cuda`` is what a user writes."""
+
+DOCUMENTED: dict[str, Any] = {
+    # torch.cuda, https://pytorch.org/docs/2.4 to 2.13: parameters by name, with their defaults
+    "is_available": lambda: True,
+    "device_count": lambda: 2,
+    "set_device": lambda device: None,
+    "get_device_name": lambda device=None: "NVIDIA H100",
+    "get_device_properties": lambda device=None: SimpleNamespace(uuid=f"u-{device}", total_memory=80, name="NVIDIA"),
+    "mem_get_info": lambda device=None: (50, 80),
+    "max_memory_allocated": lambda device=None: 7,
+    "synchronize": lambda device=None: None,
+    "current_stream": lambda device=None: f"the stream of {device}",
+}
+
+
+class FakeEvent:
+    """``torch.cuda.Event``."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        self.asked: list[object] = []
+
+    def record(self, stream: object = None) -> None:
+        self.asked.append(stream)
+
+    def synchronize(self) -> None:
+        assert self.asked, "waited for before it was recorded"
+        self.asked.append("waited")
+
+
+class FakeCuda:
+    """``torch.cuda`` as documented: any other name, or any other argument, is an error; `calls` has what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.events: list[FakeEvent] = []
+        self.default_generators = (torch.Generator(), torch.Generator())
+        self.OutOfMemoryError = torch.cuda.OutOfMemoryError
+
+    def __getattr__(self, name: str) -> Any:
+        function = DOCUMENTED[name]
+
+        def called(*args: object, **kwargs: object) -> object:
+            self.calls.append((name, *args))
+            return function(*args, **kwargs)
+
+        return called
+
+    def Event(self, **options: bool) -> FakeEvent:
+        self.events.append(FakeEvent(**options))
+        return self.events[-1]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda mode, *, warn_only=False: fake.calls.append((mode,))
+    )
+    return fake
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_fake_is_as_this_torch_has_it(name: str) -> None:
+    own, theirs = (
+        list(inspect.signature(each).parameters.values()) for each in (DOCUMENTED[name], getattr(torch.cuda, name))
+    )
+    assert [(one.name, one.default) for one in own] == [(one.name, one.default) for one in theirs][: len(own)]
+    assert all(more.default is not inspect.Parameter.empty for more in theirs[len(own) :])
+
+
+def test_names_memory_and_generators_of_cuda(cuda: FakeCuda) -> None:
+    kind, second = Cuda(), torch.device("cuda", 1)
+    assert kind.uuids() == ["u-0", "u-1"]
+    assert (kind.name(second), kind.total_bytes(second), kind.free_bytes(second)) == ("NVIDIA H100", 80, 50)
+    assert kind.peak_bytes(second) == 7
+    assert kind.generator(second) is cuda.default_generators[1]
+    kind.synchronize(second)
+    assert cuda.calls[-1] == ("synchronize", second)
+
+
+def test_a_device_of_cuda_is_taken_and_its_kernels_are_deterministic(cuda: FakeCuda, monkeypatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    Cuda().take(1)
+    assert cuda.calls == [(True,), ("set_device", 1), ("mem_get_info",)]
+    assert not torch.backends.cuda.matmul.allow_tf32
+    with Cuda().in_tf32():
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_mark_waits_for_the_stream_of_its_device(cuda: FakeCuda) -> None:
+    wait = Cuda().mark(torch.device("cuda", 1))
+    assert cuda.events[0].asked == ["the stream of cuda:1"]
+    wait()
+    assert cuda.events[0].asked[1:] == ["waited"]
+
+
+def test_only_a_full_device_is_full() -> None:
+    assert is_full(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert not is_full(RuntimeError("CUDA error: unspecified launch failure"))
+
+
+def test_a_cpu_is_its_own_device() -> None:
+    tensor = torch.ones(3)
+    assert upload(tensor, torch.device("cpu")) is tensor
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_cuda_is_named_in_one_module(path: Path) -> None:
+    """``torch.cuda``, ``torch.backends.cuda``, ``is_cuda``, ``pin_memory`` and ``"cuda"`` stand there alone."""
+    where = path.relative_to(PACKAGE).as_posix()
+    if where == "ranks/accelerators.py" or where in WORDS_OF_USERS:
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        assert getattr(node, "attr", "") not in ("cuda", "is_cuda", "cudnn", "pin_memory"), f"line {node.lineno}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert node.value.partition(":")[0] != "cuda", f"line {node.lineno}"

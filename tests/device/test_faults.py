@@ -1,0 +1,101 @@
+"""Devices that are full or fail: smaller groups, another memory, or one line and exit code 4 on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.client.state_store import ClientStates
+from hpcfed.errors import EnvironmentFailure
+from tests.device.strict import KIND, Stub
+from tests.mpi.recipes import small, write_small
+from tests.mpi.test_same_result import left_by
+
+pytestmark = pytest.mark.one_mpi
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """A folder with a federation of eight clients; the working folder of all ranks."""
+    world.on_root(lambda: write_small(shared_tmp, 8, samples=300))
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def run(name: str, world, **changes: Any) -> hpcfed.Result:
+    return hpcfed.run(
+        small(name, **{"rounds": 2, "device": "auto", "placement": "static", **changes}), world=world, quiet=True
+    )
+
+
+def peak_of(stub: Stub, world, **changes: Any) -> int:
+    """The most bytes that a run takes of each rank's device, all that is tried out before the first round known."""
+    for attempt in range(2):
+        stub.reset()
+        run(f"measured-{attempt}", world, **changes)
+    return stub[0].peak
+
+
+@pytest.mark.serial
+def test_clients_that_do_not_fit_together_are_trained_in_smaller_groups(stub, world, folder) -> None:
+    large = {"local": {"steps": 12, "batch_size": 150, "lr": 0.1}, "evaluate": {"every": 0}}
+    peak = peak_of(stub, world, **large)
+    stub.reset()
+    stub[0].limit = peak * 7 // 8  # most of it is the clients' minibatches
+    assert left_by(run("full", world, **large)) == left_by(run("cpu", world, device="cpu", **large))
+    said = (folder / "full" / "logs" / f"rank-{world.rank}.log").read_text()
+    assert "the device's memory is full with" in said
+    assert "Traceback" not in said
+
+
+ALONE = {"steps": 3, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
+
+
+@pytest.mark.serial
+def test_a_client_that_does_not_fit_alone_ends_the_run(stub, world, folder) -> None:
+    peak = peak_of(stub, world, local=ALONE, evaluate={"every": 0})
+    stub.reset()
+    stub[0].limit = peak * 7 // 8
+    with pytest.raises(EnvironmentFailure, match="the device's memory is full: got stub out of memory"):
+        run("full", world, local=ALONE, on_bad_client="skip", evaluate={"every": 0})
+
+
+def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
+    for device in stub.devices.values():
+        device.limit = 1000
+    with pytest.raises(EnvironmentFailure, match="the device's memory is full: got stub out of memory"):
+        run("full", world)
+
+
+@pytest.mark.parametrize("way", ["host", "host in pieces", "through MPI"])
+def test_a_device_that_fails_in_a_round_ends_the_run_on_every_rank(way, stub, world, folder, monkeypatch) -> None:
+    if way == "host in pieces":
+        monkeypatch.setattr("hpcfed.reduce.buffer.PIECE_BYTES", 512)
+    stub.mpi_reads_it = way == "through MPI"
+    monkeypatch.setattr(world, "reads_gpu_memory", way == "through MPI")
+    run("measured", world, rounds=1, local=ALONE)
+    needed = stub[0].counts.kernels
+    stub.reset()
+    stub.mpi_reads_it = way == "through MPI"
+    if world.rank == world.size - 1:
+        stub[0].fails_after = needed
+    with pytest.raises(EnvironmentFailure, match="the device failed: got stub error"):
+        run("lost", world, rounds=9, local=ALONE, on_bad_client="skip", evaluate={"every": 0})
+
+
+def test_a_state_for_which_a_device_has_no_room_goes_to_the_host(stub) -> None:
+    stub[0].taken = True
+    device = torch.device(KIND, 0)
+    with ClientStates("device", device, {"device": 1 << 30, "host": 1 << 30}) as states:
+        given = {client: {"c": torch.full((100,), float(client), device=device)} for client in range(4)}
+        stub[0].limit = stub[0].allocated + 2 * 400
+        states.commit(given)
+        assert sorted(states) == [0, 1, 2, 3]
+        assert stub[0].allocated == stub[0].limit
+        stub[0].limit += 4000
+        found = {client: states.get(client) for client in range(4)}
+        assert all(found[client]["c"].cpu().tolist() == [float(client)] * 100 for client in range(4))
