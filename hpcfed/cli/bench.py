@@ -72,6 +72,13 @@ def command() -> None:
     metavar="COMMAND",
     help='Your own loop; its last line is a JSON object with "ms_med" (and "cpu_ms_med").',
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "auto", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="Of all contenders but your own loop; auto: the GPU, if there is one.",
+)
 @json_file
 def rounds_command(
     workloads: tuple[str, ...],
@@ -81,6 +88,7 @@ def rounds_command(
     ranks: tuple[int, ...],
     apart: bool,
     own_loop: str | None,
+    device: str,
     json_file: Path | None,
 ) -> None:
     """Time rounds of WORKLOADS (default: all) beside a bare PyTorch loop, and say where their time goes.
@@ -101,8 +109,8 @@ def rounds_command(
         _print(f"{work.letter}: {work.title}, {work.clients} clients × {work.samples}, cohort {work.cohort}")
         with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
             folder = Path(scratch)
-            write_workload(name, folder)
-            contenders = [bare(name, folder, rounds, warm_up)]
+            write_workload(name, folder, device)
+            contenders = [bare(name, folder, rounds, warm_up, device)]
             contenders += [ours(folder, rounds, warm_up, count) for count in ranks]
             contenders += [ours_apart(folder, rounds, warm_up, count) for count in ranks if apart and count > 1]
             if own_loop is not None:

@@ -1,10 +1,10 @@
 """The bare PyTorch loop that a round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
 
-Usage: bare.py (mlp | cnn | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS]
+Usage: bare.py (mlp | cnn | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
 
 FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median
 milliseconds of a round after the warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the rounds'
-number. It uses nothing of hpcfed.
+number. DEVICE is cpu, or auto or cuda for a GPU. It uses nothing of hpcfed.
 """
 
 import copy
@@ -47,7 +47,7 @@ MODELS = {"mlp": (perceptron, 50), "cnn": (convolutional, 50), "logistic": (lamb
 def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size: int) -> None:
     """One epoch over a client's samples, in a random order."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
-    order = torch.randperm(len(y))
+    order = torch.randperm(len(y), device=y.device)
     for start in range(0, len(y), batch_size):
         batch = order[start : start + batch_size]
         optimizer.zero_grad()
@@ -74,26 +74,31 @@ def train_round(server: nn.Module, model: nn.Module, clients: list, cohort: list
             parameter.copy_(added / total)
 
 
-def main(name: str, folder: str, rounds: int = 25, warm_up: int = 5) -> None:
+def main(name: str, folder: str, rounds: str = "25", warm_up: str = "5", device: str = "cpu") -> None:
     """Run the loop and print the seconds of a round."""
     build, batch_size = MODELS[name]
+    counted, left_out = int(rounds), int(warm_up)
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    place = torch.device("cuda" if on_gpu else "cpu")
     torch.manual_seed(0)
-    server = build()
+    server = build().to(place)
     model = copy.deepcopy(server)
     with h5py.File(Path(folder) / "federation.h5") as file:
-        x, y = torch.from_numpy(file["train/x"][()]), torch.from_numpy(file["train/y"][()]).long()
+        x, y = (torch.from_numpy(file[f"train/{part}"][()]).to(place) for part in "xy")
         bounds = file["train/offsets"][()].tolist()
-    clients = [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
+    clients = [(x[a:b], y[a:b].long()) for a, b in pairwise(bounds)]
     cohorts = json.loads((Path(folder) / "cohorts.json").read_text())
     seconds, of_cpu = [], []
-    for cohort in cohorts[: rounds + warm_up]:
+    for cohort in cohorts[: counted + left_out]:
         started, worked = time.perf_counter(), time.process_time()
         train_round(server, model, clients, cohort, batch_size)
+        if on_gpu:
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
         of_cpu.append(time.process_time() - worked)
-    times = {"ms_med": 1e3 * median(seconds[warm_up:]), "cpu_ms_med": 1e3 * median(of_cpu[warm_up:])}
-    print(json.dumps({**times, "rounds": rounds, "torch": torch.__version__}))
+    times = {"ms_med": 1e3 * median(seconds[left_out:]), "cpu_ms_med": 1e3 * median(of_cpu[left_out:])}
+    print(json.dumps({**times, "rounds": counted, "torch": torch.__version__}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5]))
+    main(*sys.argv[1:6])

@@ -99,7 +99,7 @@ class Timing:
         return median(ratios) if ratios else None
 
 
-def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
+def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu") -> Contender:
     """Return the repository's bare training loop as a contender.
 
     Raises:
@@ -108,7 +108,7 @@ def bare(workload: str, folder: Path, rounds: int, warm_up: int) -> Contender:
     if not BARE.is_file():
         raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
     model = workload.partition("-")[0]
-    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up)]
+    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up), device]
     return own("bare", command)
 
 

@@ -64,8 +64,8 @@ WORKLOADS = {
 }
 
 
-def write_workload(name: str, folder: Path) -> None:
-    """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of a workload into an empty folder."""
+def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
+    """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of a workload, for a device, into a folder."""
     work = WORKLOADS[name]
     rng = np.random.Generator(np.random.Philox(1234))
     count = work.clients * work.samples
@@ -85,5 +85,6 @@ def write_workload(name: str, folder: Path) -> None:
         "local": {"epochs": 1, "batch_size": work.batch_size, "lr": 0.1, "weight_decay": 1e-4},
         "algorithm": {"name": "fedavg"},
         "evaluate": {"every": 0},
+        "device": device,
     }
     write_whole(folder / "recipe.yaml", dump_yaml(recipe))

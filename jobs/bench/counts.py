@@ -1,0 +1,101 @@
+"""What a round asks of a GPU: kernels, synchronisations and bytes, counted on a device that is none.
+
+    python -m jobs.bench.counts [mlp] [cnn] [logistic]
+
+The tests' strict device (tests/device/strict.py) runs everything on the CPU and counts operators that launch kernels on
+a GPU, waits of the host for the device, and the bytes of each copy. Counted is the third round of each workload of
+`hpcfed bench`, by each engine, beside the bare loop's: data are on the device by then. Prints one table a workload; `d`
+in it is a copy as large as the model's vector or larger.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import torch
+
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import InputError
+from hpcfed.ranks.accelerators import ACCELERATORS, Accelerator
+from hpcfed.ranks.world import World
+from hpcfed.setup import assemble, resolve
+from hpcfed.simulation import Simulation
+from hpcfed.tools.bench.workloads import write_workload
+from jobs.bench import bare
+from tests.device.strict import KIND, STUB, Counts, register
+
+ROUND = 3
+
+
+def of_hpcfed(recipe: Path, *overrides: str) -> tuple[Counts, int]:
+    """Return what a recipe's third round asks of the device, and the bytes of the model's vector."""
+    STUB.reset()
+    STUB.stack_bytes = Accelerator.stack_bytes
+    parts, _ = assemble(resolve(load_recipe(recipe, ["device=auto", f"rounds={ROUND}", *overrides])), World())
+    simulation = Simulation(parts)
+    with parts.clients:
+        for number in range(1, ROUND + 1):
+            STUB[0].counts = Counts()
+            simulation.round(number)
+    return STUB[0].counts, parts.model.vector.nbytes
+
+
+def of_bare(name: str, folder: Path) -> Counts:
+    """Return what the bare loop's third round asks of the device."""
+    STUB.reset()
+    STUB.take(0)
+    device = torch.device(KIND, 0)
+    build, batch_size = bare.MODELS[name]
+    server = build().to(device)
+    model = build().to(device)
+    with h5py.File(folder / "federation.h5") as file:
+        x, y = torch.from_numpy(file["train/x"][()]).to(device), torch.from_numpy(file["train/y"][()]).long().to(device)
+        bounds = file["train/offsets"][()].tolist()
+    clients = [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
+    for cohort in json.loads((folder / "cohorts.json").read_text())[:ROUND]:
+        STUB[0].counts = Counts()
+        bare.train_round(server, model, clients, cohort, batch_size)
+    return STUB[0].counts
+
+
+def row(name: str, counts: Counts, d: int) -> str:
+    """Return a line of the table."""
+    large = [sum(size >= d for size in sizes) for sizes in (counts.up, counts.down)]
+    up, down = (f"{len(sizes)} ({sum(sizes):,} B)" for sizes in (counts.up, counts.down))
+    return f"| {name} | {counts.kernels:,} | {counts.waits} | {up} | {down} | {large[0]} + {large[1]} |"
+
+
+def table(name: str, folder: Path) -> Iterator[str]:
+    """Yield the lines of a workload's table."""
+    write_workload(name, folder)
+    recipe = folder / "recipe.yaml"
+    yield f"| {name} | operators | waits | copies up | copies down | of size d, up + down |"
+    yield "|---|---|---|---|---|---|"
+    ours, d = of_hpcfed(recipe, "local.engine=sequential")
+    yield row("bare loop", of_bare(name, folder), d)
+    yield row("sequential", ours, d)
+    try:
+        yield row("batched", *of_hpcfed(recipe, "local.engine=batched"))
+    except InputError as error:
+        yield f"| batched | {error} | | | | |"
+
+
+def main(names: list[str]) -> None:
+    register()
+    ACCELERATORS.clear()
+    ACCELERATORS[KIND] = STUB
+    for name in names or ["mlp", "cnn", "logistic"]:
+        with tempfile.TemporaryDirectory() as scratch:
+            for line in table(name, Path(scratch)):
+                print(line, flush=True)
+        print()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
