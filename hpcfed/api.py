@@ -12,7 +12,9 @@ from hpcfed.config.factory import named_code
 from hpcfed.config.load import given_twice, load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
 from hpcfed.ranks.world import World, connect
+from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -136,15 +138,24 @@ class Result:
         return trained_module(self.recipe, self.folder / "model.safetensors")
 
 
-def trained_module(recipe: Recipe, weights: Path) -> nn.Module:
-    """Build a resolved recipe's module with the parameters of a file, on the CPU, ready for evaluation.
+def trained_module(recipe: Recipe, weights: Path, client: int | None = None) -> nn.Module:
+    """Build a resolved recipe's module with the parameters of a run's file, on the CPU, ready for evaluation.
+
+    Its private parameters and buffers, if it has any, are those of a client; the initial ones without `client`, or
+    where the client was never drawn.
 
     Raises:
-        InputError: the federation, which defines the shapes, is missing, or the file is another module's.
+        InputError: the federation, which defines the shapes, is missing, it has no such client, or a file is another
+            module's.
     """
     import torch
 
     trained = recipe.model_copy(update={"model": recipe.model.model_copy(update={"init": weights})})
     with Federation.open(recipe.data) as federation:
+        if client is not None and not 0 <= client < federation.num_clients:
+            raise InputError("client", expected=f"0 to {federation.num_clients - 1}", got=str(client))
         model = build_model(trained, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
+    own = weights.parent / (INITIAL if client is None else private_file(client))
+    if model.own:
+        model.load_private_file(own if own.exists() else weights.parent / INITIAL)
     return model.module.eval()

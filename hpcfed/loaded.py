@@ -111,14 +111,22 @@ class LoadedRun:
         other = "model-evaluated.safetensors"
         return self._module(other) if (self.folder / other).exists() else self.module
 
-    def _module(self, name: str) -> nn.Module:
+    def module_of(self, client: int) -> nn.Module:
+        """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.
+
+        Raises:
+            InputError: as `module` does, or the federation has no such client.
+        """
+        return self._module("model.safetensors", client)
+
+    def _module(self, name: str, client: int | None = None) -> nn.Module:
         if not (self.folder / name).exists():
             raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
         if self.recipe.model.factory is not None:
             places = ", ".join(map(str, self.recipe.python_path))
             what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
             warnings.warn(what, stacklevel=4)
-        return trained_module(self.recipe, self.folder / name)
+        return trained_module(self.recipe, self.folder / name, client)
 
 
 def _pandas() -> Any:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from hpcfed.client.averaged_buffers import AveragedBuffers
+from hpcfed.client.private_parts import private_part
 from hpcfed.client.solver import Task
 from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
@@ -19,7 +21,7 @@ from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.rng import Purpose
-from hpcfed.round_checks import LOWER, check_update, whereabouts
+from hpcfed.round_checks import LOWER, check_own, check_update, whereabouts
 from hpcfed.run_folder.outcome import see_log
 from hpcfed.types import ClientInfo, RoundContext, State
 from hpcfed.user_code.blame import blamed
@@ -66,10 +68,11 @@ class Training:
     Args:
         parts: of the simulation.
         buffer: takes the updates.
+        averaged: the module's averaged buffers, which are among them.
     """
 
-    def __init__(self, parts: Parts, buffer: RoundBuffer):
-        self._parts, self._buffer = parts, buffer
+    def __init__(self, parts: Parts, buffer: RoundBuffer, averaged: AveragedBuffers):
+        self._parts, self._buffer, self._averaged = parts, buffer, averaged
         self._most = len(parts.federation.sizes)
         self._moves = Moves(parts.clients, parts.method.local.begin(parts.initial_w), parts.world)
 
@@ -147,20 +150,23 @@ class Training:
         members, tasks = [], []
         for row, (client, samples) in enumerate(zip(clients, all_samples, strict=True)):
             info = ClientInfo(client, sizes[row], federation.mean_size)
-            loss = self._parts.loss_of(plan.w, samples) if method.loss_at_w else None
+            state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
+            own = private_part(state)
+            loss = self._parts.loss_of(plan.w, samples, own) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
             context = RoundContext(*about, Purpose.TILT)
-            state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             tilt = method.tilt(plan.w, plan.shared, state, context)
-            tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state))
+            tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own))
             members.append((about, state))
+        names = self._parts.method.reported(plan.alike)
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         for row, ((about, state), local) in enumerate(zip(members, solved, strict=True)):
             client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
-            check_update(self._parts.method.name, update, buffer.names, buffer.scalars, local.delta)
+            check_update(self._parts.method.name, update, names, method.scalars, local.delta)
+            check_own(local.own)
             next_state = None
             if method.stateful:  # before the sum: what fails can then be trained again
                 following = RoundContext(*about, Purpose.NEXT_STATE)
@@ -168,8 +174,8 @@ class Training:
             added = buffer.add(
                 place,
                 counts[row],
-                update.named,
-                scalars=update.scalars,
+                {**update.named, **self._averaged.changes(local.buffers)},
+                scalars={**update.scalars, **self._averaged.counts(local.buffers)},
                 factor=factors[row],
                 loss_sum=local.loss_sum,
                 steps=local.steps,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hpcfed import models
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.clock import ENDING, Clock
 from hpcfed.config.recipe import Recipe
@@ -89,6 +90,9 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{idle}; the result is the same"
     if recipe.local.step is not None:
         yield f"local.step: {recipe.local.step} trains one client after another (local.engine: sequential)"
+    if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
+        what = f"parameters ({recipe.parameters.given})"
+        yield f"clients are trained one after another, since the batched engine takes no {what}"
     if recipe.evaluate.every and not parts.federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"
     if late := [entry.round for entry in recipe.local.lr_schedule if entry.round > recipe.rounds]:
@@ -179,6 +183,7 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
         )
     models = session.parts.model, simulation.w, simulation.evaluated()
     session.parts.world.on_root(lambda: session.recorder.keep_models(*models))
+    session.parts.world.together(lambda: session.recorder.keep_private(session.parts))
 
 
 @contextmanager

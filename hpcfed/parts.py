@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hpcfed.client.private_parts import PrivateParts
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
 from hpcfed.cohort import Cohorts
@@ -17,7 +18,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
-from hpcfed.types import Method
+from hpcfed.types import Method, State
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Parts:
     placement: Placement
     clients: ClientStates
     """States of clients that have taken part: of those at home here, or trained here last."""
+    private: PrivateParts
+    """Their private parts among them."""
     evaluate_model: str
     skips_bad: bool
     """Whether a round goes on without a client whose training failed, instead of ending the run."""
@@ -50,6 +53,6 @@ class Parts:
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     seed: int
     """The recipe's ``seed.batches``, of the methods' random streams too."""
-    loss_of: Callable[[Tensor, Samples], float]
-    """f_i of a model, (d,), and all of a client's samples."""
+    loss_of: Callable[[Tensor, Samples, State], float]
+    """f_i of a model, (d,), all of a client's samples, and its private part."""
     world: World

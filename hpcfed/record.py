@@ -20,6 +20,7 @@ import psutil
 import torch
 from safetensors.torch import save
 
+from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.evaluation.evaluate import Value
 from hpcfed.evaluation.per_client import ClientScores
@@ -28,6 +29,7 @@ from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.cpu import cpu_model
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
@@ -43,8 +45,9 @@ PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
 class Recorder:
     """Writes ``metrics.jsonl`` on rank 0, a line a round, and ``clients.csv``; on other ranks it writes nothing.
 
-    ``params_up`` and ``params_down`` count parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of what is
-    sent: parameters × bytes of the run's dtype × vectors of the round, and 8 bytes for each reported scalar.
+    ``params_up`` and ``params_down`` count shared parameters as the papers do. ``bytes_up`` and ``bytes_down`` are of
+    what is sent: parameters × bytes of the run's dtype × vectors of the round, 8 bytes for each reported scalar, and
+    averaged buffers once in each direction.
     ``gradients`` counts minibatch steps: one with SAM's radius, or of the user's own, counts once.
 
     Args:
@@ -58,6 +61,7 @@ class Recorder:
         self._up, self._down = local.sent * size, local.received * size
         self._vector_bytes, self._scalar_bytes = size * parts.model.vector.element_size(), 8 * len(local.scalars)
         self._received = local.received
+        self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
         self._folder = folder
@@ -93,9 +97,9 @@ class Recorder:
         size = len(outcome.cohort.clients)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
-        sent = len(outcome.means.vectors) * self._vector_bytes + self._scalar_bytes
+        sent = len(outcome.means.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
         self.totals["bytes_up"] += size * sent
-        self.totals["bytes_down"] += size * self._received * self._vector_bytes
+        self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
         self.totals["gradients"] += outcome.gradients
         has_delta = DELTA in outcome.means.vectors
         row = {
@@ -104,6 +108,7 @@ class Recorder:
             "local_loss": outcome.local_loss,
             **scores,
             "clients": None if clients is None else clients.summary(),
+            **({} if outcome.never_drawn is None else {"never_drawn": outcome.never_drawn}),
             "skipped": outcome.skipped,
             "attempts": outcome.attempts,
             "unit": outcome.units,
@@ -176,6 +181,20 @@ class Recorder:
         self._folder.write("model.safetensors", save(model.named(w)))
         if not torch.equal(w, evaluated):
             self._folder.write("model-evaluated.safetensors", save(model.named(evaluated)))
+
+    def keep_private(self, parts: Parts) -> None:
+        """Write the private parts of clients at home on this rank, and on rank 0 the initial one, to ``private/``.
+
+        Raises:
+            EnvironmentFailure: the disk refuses.
+        """
+        model = parts.model
+        if not model.own:
+            return
+        if parts.world.is_root:
+            self._folder.write(INITIAL, save(model.named_private(model.own)))
+        for client in parts.clients:
+            self._folder.write(private_file(client), save(model.named_private(parts.private.of(client))))
 
 
 def write_rows(file: IO[str], *rows: Iterable[Iterable[Any]]) -> None:

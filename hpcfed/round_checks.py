@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import FAILED, KINDS, SKIPPED, Sums
-from hpcfed.types import DELTA, ServerUpdate, Update
+from hpcfed.types import DELTA, ServerUpdate, State, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"
 ALIKE = (
@@ -63,6 +64,17 @@ def check_update(method: str, update: Update, names: Sequence[str], scalars: Seq
                 expected=f"a vector of shape {tuple(like.shape)} in {like.dtype}",
                 got="nothing" if vector is None else f"shape {tuple(vector.shape)} in {vector.dtype}",
             )
+
+
+def check_own(own: State) -> None:
+    """Refuse a client's private part that is not finite: it would be kept, though its update may be finite.
+
+    Raises:
+        Diverged: naming what is not finite.
+    """
+    for name, tensor in own.items():
+        if not math.isfinite(float(tensor.double().sum())):
+            raise Diverged(f"its {name.replace('.', ' ')} are not finite", remedy=LOWER)
 
 
 def check_step(method: str, stepped: ServerUpdate, w: Tensor) -> None:

@@ -37,6 +37,9 @@ from hpcfed.user_code.blame import place_of
 from hpcfed.vendor import onednn
 from hpcfed.vendor.malloc import keep_freed_memory
 
+ONE_SAMPLE = "Expected more than 1 value per channel"
+"""torch's words where BatchNorm is trained on one sample."""
+
 if TYPE_CHECKING:
     import torch
 
@@ -66,6 +69,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         _check_samples(recipe, federation, spec)
+        _check_test_set(recipe, federation)
         if federation.task == "survival" and recipe.loss.factory is None:
             recipe = recipe.model_copy(update={"local": _local_work(asked, method, spec, couples=True)})
         check_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes)
@@ -106,8 +110,13 @@ def _local_work(recipe: Recipe, method: Method, spec: models.Spec | None, *, cou
     Raises:
         InputError: the recipe has no ``local.steps``, ``local.epochs`` or ``budget``, or its engine cannot do the work.
     """
-    engine = recipe.local.engine
+    engine, parameters = recipe.local.engine, recipe.parameters
+    if recipe.local.step is not None and (parameters.keeps_private or parameters.buffers == "averaged"):
+        what = f"local.step beside parameters: {parameters.given}"
+        remedy = "use parameters.frozen and buffers: fixed with it, or leave local.step out"
+        raise InputError(f"{what}: a step of your own trains the shared parameters alone", remedy=remedy)
     hindrances = {
+        f"parameters: {parameters.given}": bool(parameters.given),
         "augmentation": recipe.local.augment is not None,
         f"dropout, which {recipe.model.name!r} has": spec is not None and spec.draws,
         f"precision: {recipe.precision}": recipe.precision != "float32",
@@ -172,6 +181,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     import torch
 
     from hpcfed.client.engine import engine_for, tuner_for
+    from hpcfed.client.private_parts import PrivateParts, keeping_private
     from hpcfed.client.solver import Stepping
     from hpcfed.client.state_store import ClientStates
     from hpcfed.data.shards import Shards
@@ -199,6 +209,10 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
     initial_w = model.vector.clone()
+    if not model.is_plain:
+        _check_minibatches(recipe, federation, model)
+    if model.own:
+        method = keeping_private(method, model.own)
     outputs: tuple[int, ...] = ()
     if recipe.loss.factory is not None or recipe.evaluate.metrics or loss.whole:
         with torch.no_grad():
@@ -229,7 +243,10 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     )
     home = homes(federation.sizes, world.size)
     placement = Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)
-    evaluator = Evaluator(recipe.evaluate, model, loss, sums, whole, shards, federation, placement, world, outputs)
+    clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
+    private = PrivateParts(model, clients)
+    measured = loss, sums, whole, shards, federation, placement, world, outputs
+    evaluator = Evaluator(recipe.evaluate, model, *measured, private if model.own else None)
     parts = Parts(
         method=method,
         federation=federation,
@@ -241,7 +258,8 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         shards=shards,
         cohorts=cohorts,
         placement=placement,
-        clients=ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()}),
+        clients=clients,
+        private=private,
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
         watch=Watchdog(seconds_of(recipe.watchdog), world),
@@ -291,7 +309,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
         _check_memory(spec, federation.feature_shape, outputs, dtype)
     torch.manual_seed(torch_seed(recipe.seed.model, Purpose.MODEL))
     module = spec.build(federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
-    model = FlatModel(module, dtype, device)
+    model = FlatModel(module, dtype, device, recipe.parameters)
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     _check_outputs(model, federation, outputs, dtype, device)
@@ -334,6 +352,52 @@ def _check_samples(recipe: Recipe, federation: Federation, spec: models.Spec | N
         raise InputError(what, where=where, got=f"a {federation.task} federation", remedy=remedy)
     if recipe.local.augment is not None:
         image_shape(() if tokens else federation.feature_shape, "local.augment")
+
+
+def _check_test_set(recipe: Recipe, federation: Federation) -> None:
+    """Refuse to evaluate private parameters on a test set that belongs to no client.
+
+    Raises:
+        InputError: `evaluate.every` asks for it.
+    """
+    central = federation.num_test > 0 and federation.test_offsets is None
+    if recipe.parameters.keeps_private and recipe.evaluate.every and central:
+        raise InputError(
+            "evaluate.every: a common test set has no private part",
+            where=str(recipe.data),
+            expected="test sets of clients, beside private parameters or buffers",
+            got="one for all",
+            remedy="set evaluate.every: 0 and evaluate.clients.every: 1, or prepare a test set for each client",
+        )
+
+
+def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel) -> None:
+    """Refuse minibatches of one sample where the model cannot be trained on one, as BatchNorm cannot.
+
+    Raises:
+        InputError: naming the first client that has one.
+    """
+    import torch
+
+    x, _ = _zeros(1, federation, model.vector.dtype, model.vector.device)
+    try:
+        with torch.no_grad():
+            model.module(x)
+    except Exception as error:  # whatever else a user's model raises, training will say
+        if ONE_SAMPLE not in str(error):
+            return
+    else:
+        return
+    size, sizes = recipe.local.batch_size, federation.sizes
+    most = recipe.budget.high if recipe.budget is not None else recipe.local.steps
+    last = sizes if size == "full" else np.where((most or sizes) > sizes // size, sizes % size, 0)
+    for client in np.flatnonzero(last == 1)[:1].tolist():
+        raise InputError(
+            f"local.batch_size: client {client} ({federation.client_name(client)})",
+            expected="minibatches of two samples or more, for BatchNorm",
+            got=f"one of 1 sample, of {sizes[client]} in all",
+            remedy="choose another local.batch_size",
+        )
 
 
 def _room(device: torch.device, sharing: int) -> int:
@@ -384,7 +448,7 @@ def _check_outputs(
         place = place_of(error)
         got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
         raise InputError(what, got=got) from error
-    model.module.train()
+    model.train()
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     shape: Sequence[int] = tuple(getattr(output, "shape", ()))
     if len(shape) < 2 or prod(shape[1:]) != outputs:

@@ -14,6 +14,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.algorithms._client_average import evaluated_model
+from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import common_to_all, effective_work
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
@@ -53,6 +54,8 @@ class RoundResult:
     """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
     update_hashes: np.ndarray | None = None
     """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
+    never_drawn: int | None = None
+    """Clients whose private part is still the initial one; None without private parts."""
 
 
 class Simulation:
@@ -63,6 +66,7 @@ class Simulation:
         server: the server method's state; the same on every rank.
         shared: what the server keeps for the clients; the same on every rank.
         touched: (N,) bool, which clients have a state on any rank; the same on every rank.
+        buffers: the module's averaged buffers; the same on every rank.
         magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
     """
 
@@ -71,6 +75,7 @@ class Simulation:
         self._world = parts.world
         self._device, self._dtype = parts.model.vector.device, parts.model.vector.dtype
         self._is_exact = parts.reduction == "exact"
+        self.buffers = AveragedBuffers(parts.model)
         self._buffer = RoundBuffer(
             parts.model.vector.numel(),
             self._dtype,
@@ -79,6 +84,7 @@ class Simulation:
             kind=parts.reduction,
             sum_on_device=parts.sum_on_device,
             hashes_updates=parts.hashes_updates,
+            others=self.buffers.entries,
         )
         self.w: Tensor = parts.initial_w.to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
@@ -86,8 +92,8 @@ class Simulation:
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._previous = self.w
         self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
-        self._training = Training(parts, self._buffer)
-        self.magnitudes = Magnitudes(self.w.numel(), self._dtype)
+        self._training = Training(parts, self._buffer, self.buffers)
+        self.magnitudes = Magnitudes(self.w.numel(), self._dtype, self.buffers.entries)
 
     def round(self, round: int, *, asks: Request = Request.NOTHING, written: int = 0) -> RoundResult:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
@@ -103,7 +109,8 @@ class Simulation:
         """
         plan = self.plan(round)
         cohort, ranks = plan.cohort, plan.ranks
-        counts = counts_of(self._parts.method.reported(plan.alike), cohort.counts, plan.factors)
+        vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
+        counts = counts_of(vectors, cohort.counts, plan.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
         sums, states, spent = self._attempt(plan, units, asks, written)
         self._parts.placement.learn(ranks, cohort.work, cohort.steps, sums.local_seconds)
@@ -117,6 +124,7 @@ class Simulation:
         reduced = time.perf_counter()
         means = self._means(plan, sums)
         server_lr = self._step(means, plan)
+        self.buffers.step(sums, _kept(cohort, sums))
         self.magnitudes.learn(sums.bounds)
         self._parts.clients.commit(states)
         if self._parts.method.local.stateful:
@@ -137,6 +145,7 @@ class Simulation:
             hash=self.hash,
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
+            never_drawn=int((~self.touched).sum()) if self._parts.model.own else None,
         )
 
     def _attempt(
@@ -151,7 +160,8 @@ class Simulation:
             Diverged, EnvironmentFailure: as `round` does.
         """
         round, started = plan.round, time.perf_counter()
-        self._buffer.open(units, len(plan.cohort.clients), self._parts.method.local.scalars)
+        scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
+        self._buffer.open(units, len(plan.cohort.clients), scalars)
         states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
@@ -176,7 +186,8 @@ class Simulation:
         if not self._is_exact:
             check_range(sums, counts, round, self._parts.reduction)
             return None
-        terms = {name: exact_terms(own, counts[name], self.w.numel()) for name, own in sums.bounds.items()}
+        entries = self.magnitudes.entries_of
+        terms = {name: exact_terms(own, counts[name], entries(name)) for name, own in sums.bounds.items()}
         if all(suffice(units[name], own, self._dtype) for name, own in terms.items()):
             return None
         check_range(sums, counts, round, self._parts.reduction)
@@ -223,13 +234,15 @@ class Simulation:
         own = {"w": self.w, "previous": self._previous, "mean_delta": self._mean_delta}
         touched = {"touched": torch.from_numpy(np.flatnonzero(self.touched))}
         server = {f"server.{name}": tensor for name, tensor in self.server.items()}
-        return own | touched | server | {f"shared.{name}": tensor for name, tensor in self.shared.items()}
+        buffers = {f"averaged.{name}": tensor for name, tensor in self.buffers.state.items()}
+        return own | touched | server | buffers | {f"shared.{name}": tensor for name, tensor in self.shared.items()}
 
     def restore(self, replicated: Mapping[str, Tensor], clients: Mapping[int, State]) -> None:
         """Go back to where `replicated` was taken; `clients` are the states of those at home here."""
         self.w, self._previous, self._mean_delta = (replicated[name] for name in ("w", "previous", "mean_delta"))
         self.server = {name: replicated[f"server.{name}"] for name in self.server}
         self.shared = {name: replicated[f"shared.{name}"] for name in self.shared}
+        self.buffers.restore({name: replicated[f"averaged.{name}"] for name in self.buffers.state})
         self.touched[:] = False
         self.touched[replicated["touched"].numpy()] = True
         self._parts.clients.commit(
@@ -246,11 +259,12 @@ class Simulation:
         return evaluated_model(which, *known).to(self._dtype)
 
     def _means(self, plan: RoundPlan, sums: Sums) -> Means:
-        cohort, done = plan.cohort, sums.status != SKIPPED
-        kept = 1.0 if done.all() else float(cohort.shares[done].sum())
-        vectors = sums.vectors if kept == 1.0 else {name: total / kept for name, total in sums.vectors.items()}
+        cohort, done, kept = plan.cohort, sums.status != SKIPPED, _kept(plan.cohort, sums)
+        reported = {name: total for name, total in sums.vectors.items() if name not in self.buffers.entries}
+        vectors = reported if kept == 1.0 else {name: total / kept for name, total in reported.items()}
         delta = vectors.get(DELTA)
-        each = {name: np.where(done, own, math.nan) for name, own in sums.scalars.items()}
+        scalars = {name: sums.scalars[name] for name in self._parts.method.local.scalars}
+        each = {name: np.where(done, own, math.nan) for name, own in scalars.items()}
         return Means(
             vectors=vectors,
             mean_delta_sq=math.nan if delta is None else float((cohort.shares * sums.delta_sq).sum()) / kept,
@@ -260,7 +274,7 @@ class Simulation:
             round=plan.round,
             lr=plan.lr,
             effective_steps=plan.common_steps,
-            scalars={name: float((cohort.shares * own).sum()) / kept for name, own in sums.scalars.items()},
+            scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
         )
 
@@ -277,7 +291,13 @@ class Simulation:
         """
         digest = xxhash.xxh3_64(self.w.numpy().data)
         digest.update(repr(self.magnitudes.state()).encode())
-        for state in (self.server, self.shared):
+        for state in (self.server, self.shared, self.buffers.state):
             for name in sorted(state):
                 digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
         return int(np.uint64(digest.intdigest()).view(np.int64))
+
+
+def _kept(cohort: Cohort, sums: Sums) -> float:
+    """Return the share of the cohort's weight that is not skipped: exactly 1 where nobody is."""
+    done = sums.status != SKIPPED
+    return 1.0 if done.all() else float(cohort.shares[done].sum())

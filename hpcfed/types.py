@@ -134,6 +134,8 @@ class LocalResult:
         lr: η_l of the round.
         effective_steps: ‖a_i‖₁, so that Δ_i = η_l ‖a_i‖₁ times an average of its gradients; None for methods without
             ``uses_effective_steps``, and for client optimizers that have none (Adam, Yogi).
+        own: the client's private parameters and buffers after training, new tensors; empty without.
+        buffers: the averaged buffers after training, likewise. Methods use neither.
     """
 
     delta: Tensor
@@ -141,6 +143,8 @@ class LocalResult:
     loss_sum: float | Tensor
     lr: float
     effective_steps: float | None = None
+    own: State = field(default_factory=dict)
+    buffers: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

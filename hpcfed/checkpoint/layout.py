@@ -173,13 +173,13 @@ class RecordLayout:
     """The layout of ``.clients``: each record's offset, and the encoding of a state.
 
     Args:
-        example: a client state of the run's method; all have the same names, shapes and type.
+        example: a client state of the run's method; all have the same names, shapes and types.
     """
 
     def __init__(self, example: State):
         self._names = sorted(example)
         self._shapes = {name: tuple(example[name].shape) for name in self._names}
-        self._dtype = example[self._names[0]].dtype if self._names else torch.float32
+        self._dtypes = {name: example[name].dtype for name in self._names}
         self._payload = sum(example[name].nbytes for name in self._names)
 
     @property
@@ -221,10 +221,10 @@ class RecordLayout:
     def _tensors(self, payload: bytes) -> dict[str, Tensor]:
         state, start = {}, 0
         for name in self._names:
-            count = int(np.prod(self._shapes[name], dtype=np.int64))
-            flat = torch.frombuffer(bytearray(payload), dtype=self._dtype, count=count, offset=start)
-            state[name] = flat.clone().view(self._shapes[name])
-            start += count * flat.element_size()
+            dtype, shape = self._dtypes[name], self._shapes[name]
+            end = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            state[name] = torch.frombuffer(bytearray(payload[start:end]), dtype=dtype).view(shape)
+            start = end
         return state
 
 

@@ -17,6 +17,7 @@ from hpcfed.report.read import RECIPE, read_json, read_recipe
 FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
 FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
+PRIVATE, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -101,6 +102,11 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield f"Clients' optimizer {optimizer}", (OPTIMIZERS[optimizer],)
     if (recipe.get("evaluate") or {}).get("model") == "last-two":
         yield "Evaluation of the mean of the last two iterates", (FEDEXP,)
+    parameters = recipe.get("parameters") or {}
+    if parameters.get("private"):
+        yield "Private parameters", PRIVATE
+    if parameters.get("buffers") == "private":
+        yield "Private running statistics", (SILOBN,)
     model = recipe.get("model") or {}
     if model.get("name") in MODELS:
         yield f"Model {model['name']}", MODELS[model["name"]]

@@ -14,7 +14,7 @@ order of operations that is fastest there; ``tests/numerics/test_tilts.py`` hold
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -46,6 +46,7 @@ class Task:
         guessed: τ'_i, steps that follow without gradients; ``inf`` for the limit.
         info, shared, state: what a step of the user's own may read: the client's size, what the server keeps for the
             clients, and the client's state.
+        own: its private parameters and buffers; empty where it has none.
     """
 
     client: int
@@ -56,6 +57,7 @@ class Task:
     info: ClientInfo | None = None
     shared: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
+    own: State = field(default_factory=dict)
 
 
 Seen = Callable[[int, int, Tensor], None]
@@ -149,7 +151,7 @@ class SequentialSolver:
         self._of_batches, self._of_model = streams
         self._generator = generator(model.vector.device) if draws else None
         self._delta = torch.empty_like(model.vector)
-        self._optimizer = optimizer_for(section, model.vector)
+        self._optimizer = optimizer_for(section, model.trained)
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
@@ -185,62 +187,69 @@ class SequentialSolver:
         return loss.detach()
 
     def _solve(self, w: Tensor, task: Task, round: int, seen: Seen | None) -> LocalResult:
-        y, tilt = self._model.vector, task.tilt
+        model, tilt = self._model, task.tilt
         lr = self._stepping.lr(round)
         constant = constant_of(tilt, w)
-        before_clip, after_clip = self._stepping.scales(tilt.mu)
-        y.copy_(start_of(tilt, w))
+        model.load(start_of(tilt, w), task.own)
         self._optimizer.reset()
         losses = []
         for x_batch, y_batch in self.minibatches(task, round):
-            self._begin_gradient(constant, before_clip)
+            self._begin_gradient(constant, tilt.mu)
             losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
-            self._descend(lr, after_clip)
+            self._descend(lr, tilt.mu)
             if seen is not None:
-                seen(task.client, len(losses), y)
+                seen(task.client, len(losses), model.vector)
         if task.guessed:
-            self._optimizer.guess(y, lr, task.guessed)
+            self._optimizer.guess(model.trained, lr, task.guessed)
             if seen is not None:
-                seen(task.client, len(losses), y)
-        self._model.check_buffers()
-        torch.sub(w, y, out=self._delta)
-        return LocalResult(self._delta, task.steps, _summed(losses), lr)
+                seen(task.client, len(losses), model.vector)
+        model.check_buffers()
+        torch.sub(w, model.vector, out=self._delta)
+        result = LocalResult(self._delta, task.steps, _summed(losses), lr)
+        if model.is_plain:
+            return result
+        return replace(result, own=model.private_state(), buffers=model.averaged_buffers())
 
-    def _begin_gradient(self, constant: Tensor | None, scale: float) -> None:
-        """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory."""
-        y, g = self._model.vector, self._model.grad
-        if constant is not None:
-            torch.add(constant, y, alpha=scale, out=g)
-        elif scale:
-            torch.mul(y, scale, out=g)
-        else:
-            g.zero_()
+
+    def _begin_gradient(self, constant: Tensor | None, mu: float) -> None:
+        """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory.
+
+        A method tilts the shared parameters alone; weight decay is on all.
+        """
+        model = self._model
+        _begin(model.vector, model.grad, constant, self._stepping.scales(mu)[0])
+        if model.private is not None and model.private_grad is not None:
+            _begin(model.private, model.private_grad, None, self._stepping.scales(0.0)[0])
 
     def _add_gradient_of(self, tilt: Tilt, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch, taken where the tilt says, to the flat gradient; return the loss there."""
         if tilt.offset is None and not tilt.radius:
             return self.add_gradient(x, y)
-        model, kept, constant = self._model.vector, self._model.vector.clone(), self._model.grad.clone()
+        model, grad = self._model.trained, self._model.trained_grad
+        kept, constant = model.clone(), grad.clone()
         if tilt.offset is not None:
-            model.add_(tilt.offset)
+            self._model.vector.add_(tilt.offset)
         if tilt.radius:
-            self._model.grad.zero_()
+            grad.zero_()
+            own, buffers = self._model.private_state(), self._model.averaged_buffers()
             self.add_gradient(x, y)
-            ascent = self._model.grad
-            model.add_(ascent * (tilt.radius / (torch.linalg.vector_norm(ascent) + 1e-12)))
-            self._model.grad.copy_(constant)
+            model.add_(grad * (tilt.radius / (torch.linalg.vector_norm(grad) + 1e-12)))
+            grad.copy_(constant)
+            self._model.set_buffers(own, buffers)  # each minibatch enters running statistics once
         loss = self.add_gradient(x, y)
         model.copy_(kept)
         return loss
 
-    def _descend(self, lr: float, after_clip: float) -> None:
-        """One step of the client optimizer from the flat gradient."""
-        y, g = self._model.vector, self._model.grad
+    def _descend(self, lr: float, mu: float) -> None:
+        """One step of the client optimizer from the flat gradient; a clip takes the norm of all that is trained."""
+        model, g = self._model, self._model.trained_grad
         if self._section.clip_norm is not None:
             g.mul_((self._section.clip_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp_(max=1.0))
-            if after_clip:
-                g.add_(y, alpha=after_clip)
-        self._optimizer.step(y, g, lr)
+            if after_clip := self._stepping.scales(mu)[1]:
+                model.grad.add_(model.vector, alpha=after_clip)
+            if model.private is not None and (decay := self._stepping.scales(0.0)[1]):
+                g[len(model.grad) :].add_(model.private, alpha=decay)
+        self._optimizer.step(model.trained, g, lr)
 
 
 def _summed(losses: list[Tensor]) -> float | Tensor:
@@ -255,6 +264,15 @@ def _compiled(model: FlatModel) -> Callable[[Tensor], Tensor]:
     """Return the forward pass, compiled; on a GPU as graphs of kernels, each launched as one."""
     device = model.vector.device
     return torch.compile(model.module) if device.type == "cpu" else accelerator(device).compiled(model.module)
+
+
+def _begin(y: Tensor, g: Tensor, constant: Tensor | None, scale: float) -> None:
+    if constant is not None:
+        torch.add(constant, y, alpha=scale, out=g)
+    elif scale:
+        torch.mul(y, scale, out=g)
+    else:
+        g.zero_()
 
 
 def start_of(tilt: Tilt, w: Tensor) -> Tensor:

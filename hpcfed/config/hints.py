@@ -18,6 +18,8 @@ ELSEWHERE = {
     "localsgd": "local SGD is fedavg",
     "fedsgd": "one gradient a round is dsgd",
     "sgd": "one gradient a round is dsgd, several local steps are fedavg",
+    "fedbn": 'FedBN goes with any method: parameters.private=["*bn*"]',
+    "fedper": 'private layers go with any method: parameters.private=["head.*"]',
     "gel": "GeL goes with any method: guess=remaining or guess=limit",
 }
 """Names from the literature that are no method here (lower case, letters and digits only) → what to use."""

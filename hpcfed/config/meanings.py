@@ -22,6 +22,13 @@ MEANINGS = {
         "hidden: 512}`, `{name: resnet18-gn, groups: 2}`, `{name: lstm, embedding: 8, hidden: 100, "
         'layers: 2}`, or `{factory: "module:function", args: {}}`; `init: weights.safetensors`'
     ),
+    "parameters": (
+        '`{private: ["head.*"], frozen: ["features.*"], buffers: averaged}`, by patterns of the names of the '
+        "module's parameters and buffers: `private` ones are each client's own, neither sent nor averaged "
+        '(FedBN: `["*bn*"]`), `frozen` ones stay as they are, and `buffers` says what becomes of the other '
+        "buffers, such as BatchNorm's running statistics: `averaged`, `private`, or `fixed`; see "
+        "docs/own-project.md"
+    ),
     "loss": (
         "`{name: auto, reduction: mean}`: `cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²), `cox`"
         " (partial likelihood of a minibatch, for targets of event and time); `weights: balanced` (n / (C "
@@ -104,7 +111,7 @@ MEANINGS = {
     "placement": (
         "`balanced`: a round's cohort spread over the ranks by what samples, steps and clients have been "
         "seen to cost, and by the speed each rank has shown, states moving along; `static`: clients stay "
-        "at home, the default of methods whose clients have a state. The choice is part of the result "
+        "at home, the default where clients have a state. The choice is part of the result "
         "where a client's last bits depend on its group (stacked perceptrons of some odd widths, other "
         "stacked modules): `environment.json` says so as `bits_depend_on_placement`"
     ),

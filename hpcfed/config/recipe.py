@@ -40,6 +40,7 @@ from hpcfed.config.limits import (
 )
 from hpcfed.config.metrics import METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
+from hpcfed.config.parameters import Parameters
 
 
 class Model(Section):
@@ -315,7 +316,7 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; the README's table explains its fields, the docstrings of sections theirs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"update_hashes"})
+    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes"})
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()
@@ -324,6 +325,7 @@ class Recipe(Section):
     verify_data: bool = False
     data_access: Literal["mmap", "memory", "stage"] = "mmap"
     model: Model
+    parameters: Parameters = Parameters()
     loss: LossSection = LossSection()
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
@@ -351,8 +353,9 @@ class Recipe(Section):
     output: Path
 
     def balances(self, stateful: bool) -> bool:
-        """Return whether cohorts are spread over ranks by work; `auto` balances only stateless methods."""
-        return self.placement == "balanced" or (self.placement == "auto" and not stateful)
+        """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""
+        has_state = stateful or self.parameters.keeps_private
+        return self.placement == "balanced" or (self.placement == "auto" and not has_state)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Recipe:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.client.private_parts import PrivateParts
 from hpcfed.config.metrics import undefined
 from hpcfed.config.recipe import Evaluate
 from hpcfed.data.cache import Samples
@@ -29,6 +30,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, Loss, Metric
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
+from hpcfed.types import State
 
 Value = float | list[Any] | None
 """A metric's value: a number, a matrix as nested lists, None where it is undefined."""
@@ -68,12 +70,14 @@ class Evaluator:
     """Measures models on the common test set and on all clients' training sets.
 
     On the test set a sum's measure is Σ sums / Σ counts; on the training sets every measure is the unweighted mean of
-    the clients' own ones, over the clients for which it is defined, but a matrix of counts their sum.
+    the clients' own ones, over the clients for which it is defined, but a matrix of counts their sum. A client with a
+    private part is measured with it, on its own test set.
 
     Args:
         section: the recipe's ``evaluate``.
         sums, whole: its metrics, as sums and as functions of all outputs.
         outputs: shape of the model's output for a sample.
+        private: the clients' private parts, if they have any.
 
     Attributes:
         sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
@@ -93,9 +97,10 @@ class Evaluator:
         placement: Placement,
         world: World,
         outputs: Sequence[int] = (),
+        private: PrivateParts | None = None,
     ):
         self._section = section
-        self._model = model
+        self._model, self._private = model, private
         accuracy = ACCURACY.get(federation.task)
         self.sums: dict[str, Metric] = {
             **({} if loss.whole else {"loss": loss.summed}),
@@ -126,7 +131,8 @@ class Evaluator:
             Scores by their columns in the record; None if not asked for or undefined.
         """
         num_test = self._federation.num_test if test else 0
-        num_chunks = -(-num_test // self._batch_size)
+        bounds = self._test_bounds() if test else np.zeros(1, dtype=np.int64)
+        num_chunks = len(bounds) - 1
         num_clients = self._federation.num_clients if train else 0
         if num_chunks + num_clients == 0:
             return self.nothing
@@ -136,23 +142,57 @@ class Evaluator:
         pieces = np.split(slots.view(np.float64), np.cumsum([prod(shape) for shape in shapes])[:-1])
         # summed as bit patterns, which other ranks' zeros leave unchanged
         chunks, clients, outputs = (piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True))
-        self._model.vector.copy_(w)
+        self._model.load(w)
         self._model.module.eval()
         with torch.no_grad():
-            for chunk in range(self._world.rank, num_chunks, self._world.size):
-                chunks[chunk], output = self._of_samples(self._shards.test_chunk(chunk, self._batch_size))
+            for chunk in self._own_chunks(bounds):
+                chunks[chunk], output = self._of_samples(self._test_chunk(w, chunk))
                 if kept:
                     rows = output.double().numpy().ravel()
-                    start = chunk * self._batch_size * prod(self._outputs)
+                    start = int(bounds[chunk]) * prod(self._outputs)
                     outputs[start : start + len(rows)] = rows
             if train:
                 for client in self._placement.at_home(self._world.rank).tolist():
                     if self._federation.sizes[client]:
+                        self._load_own(w, client)
                         clients[client] = self.cells(self._shards.client(client))
-        self._model.module.train()
+        self._model.train()
         self._world.sum_in_place(slots)
         of_test = self._of_test(chunks) | (self._whole_of_test(outputs) if kept else {})
         return self._scores(of_test, self._of_training(clients))
+
+    @property
+    def _by_client(self) -> bool:
+        """Whether the test set is measured client by client, each with its private part."""
+        return self._private is not None and self._federation.test_offsets is not None
+
+    def _test_bounds(self) -> np.ndarray:
+        """Return the first row of each chunk of the test set, and its end, (chunks + 1,): ``evaluate.batch_size`` rows
+        each, or a client's own where it has a private part.
+        """
+        count, offsets = self._federation.num_test, self._federation.test_offsets
+        if self._private is not None and offsets is not None:
+            return offsets
+        return np.minimum(np.arange(-(-count // self._batch_size) + 1) * self._batch_size, count)
+
+    def _own_chunks(self, bounds: np.ndarray) -> Sequence[int]:
+        """Return the chunks that this rank measures: every P-th, or its clients'."""
+        if self._by_client:
+            mine = self._placement.at_home(self._world.rank)
+            return mine[np.diff(bounds)[mine] > 0].tolist()
+        return range(self._world.rank, len(bounds) - 1, self._world.size)
+
+    def _test_chunk(self, w: Tensor, chunk: int) -> Samples:
+        """Return a chunk of the test set; a client's with its private part loaded."""
+        if not self._by_client:
+            return self._shards.test_chunk(chunk, self._batch_size)
+        self._load_own(w, chunk)
+        return self._shards.client_test(chunk)
+
+    def _load_own(self, w: Tensor, client: int) -> None:
+        """Load a client's private part, where clients have one."""
+        if self._private is not None:
+            self._model.load(w, self._private.of(client))
 
     def cells(self, samples: Samples) -> np.ndarray:
         """Return the numbers of all measures of the loaded model over samples, as pairs, (cells, 2).
@@ -173,9 +213,11 @@ class Evaluator:
                 outputs.append(output.cpu())
         return sums, torch.cat(outputs) if outputs else torch.empty(0)
 
-    def loss_of(self, w: Tensor, samples: Samples) -> float:
-        """Return f_i of the model `w`, (d,), over a client's samples as its ``loss.reduction`` says; 0 without any."""
-        self._model.vector.copy_(w)
+    def loss_of(self, w: Tensor, samples: Samples, own: State) -> float:
+        """Return f_i of the model `w`, (d,), and a client's private part over its samples, as its ``loss.reduction``
+        says; 0 without any.
+        """
+        self._model.load(w, own)
         self._model.module.eval()
         total, outputs = 0.0, []
         with torch.no_grad():
@@ -185,7 +227,7 @@ class Evaluator:
                     outputs.append(output.cpu())
                 else:
                     total += self._loss.summed(output, y)[0]
-        self._model.module.train()
+        self._model.train()
         if outputs:
             return self._loss.of_all(torch.cat(outputs), samples[1].cpu())
         return total / max(len(samples[1]), 1) if self._averages else total

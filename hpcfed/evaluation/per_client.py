@@ -98,7 +98,7 @@ class ClientEvaluator:
 
     Args:
         section: the recipe's ``evaluate``.
-        parts: of the simulation.
+        parts: of the simulation. Clients with a private part are measured with their own.
         evaluator: computes the measures.
     """
 
@@ -148,21 +148,23 @@ class ClientEvaluator:
         """Load the model that `evaluate.clients.models` names."""
         if which == "fine-tuned" and self._parts.tuner is not None and self._section.fine_tune is not None:
             steps = self._section.fine_tune.steps if self._sizes["train"][client] else 0
-            task = Task(client, self._parts.shards.client(client), Tilt(), steps, guessed=0.0)
+            own = self._parts.private.of(client)
+            task = Task(client, self._parts.shards.client(client), Tilt(), steps, guessed=0.0, own=own)
             next(self._parts.tuner.solve(w, [task], round))  # which leaves the client's last iterate in the model
         elif which == "last":
             state = self._parts.clients.get(client)
-            self._parts.model.vector.copy_(self._parts.initial_w if state is None else state[LAST])
+            last = self._parts.initial_w if state is None else state[LAST]
+            self._parts.model.load(last, self._parts.private.of(client))
         else:
-            self._parts.model.vector.copy_(w)
+            self._parts.model.load(w, self._parts.private.of(client))
 
     def _measure(self, client: int, *, is_test: bool) -> np.ndarray:
         """Return the pairs of all measures of the loaded model on a client's samples, (cells, 2)."""
-        shards, module = self._parts.shards, self._parts.model.module
-        module.eval()
+        shards, model = self._parts.shards, self._parts.model
+        model.module.eval()
         with torch.no_grad():
             cells = self._evaluator.cells(shards.client_test(client) if is_test else shards.client(client))
-        module.train()
+        model.train()
         return cells
 
 

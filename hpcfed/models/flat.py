@@ -4,6 +4,11 @@ The whole round works on vectors (d,): one copy loads a model, one fused operati
 Every parameter tensor starts on a 64-byte boundary: matrix products may round differently otherwise. The vector's
 length is a multiple of 128 bytes: elementwise kernels may round a partial SIMD tail differently. The gaps stay 0 in the
 model, in its gradient and so in every Δ.
+
+Private parameters lie behind the shared ones in the same memory, so that a client's optimizer steps both at once, while
+all else knows the shared vector alone:
+
+    [ shared: vector (d,) | private (p,) ]
 """
 
 from __future__ import annotations
@@ -15,102 +20,224 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError
+from hpcfed.models.buffers import BufferGroup
+from hpcfed.models.roles import roles_of, tracking
+from hpcfed.types import State
 
 ALIGNMENT, END = 64, 128  # bytes
+PRIVATE = "private."
+"""Beginning of the names of a client's private tensors in its state; no method's names begin so."""
+PARAMETERS = f"{PRIVATE}parameters"
+
+Places = dict[str, tuple[int, torch.Size]]
+"""Each parameter's first entry in a vector, and its shape."""
 
 
 class FlatModel:
     """A module laid out over one vector of parameters and one of gradients.
 
     Attributes:
-        module: the module; its trainable parameters are views of `vector`, their ``grad`` views of `grad`.
-        vector: all trainable parameters, (d,), gaps included.
+        module: the module; its trainable parameters are views of `trained`, their ``grad`` views of `trained_grad`.
+        vector: all shared parameters, (d,), gaps included.
         grad: their gradients, (d,).
-        num_parameters: trainable parameters, gaps not counted.
+        trained, trained_grad: shared and private ones, (d + p,); `vector` and `grad` themselves if p = 0.
+        private, private_grad: the private ones, (p,); None if p = 0.
+        num_parameters: shared parameters, gaps not counted.
+        own: what a client begins with beside the shared parameters: private parameters and buffers. Empty without.
+        averaged: the averaged buffers after the last round, which the simulation sets; empty without.
+        is_plain: whether `vector` is all that training changes.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, device: torch.device):
-        _refuse_running_statistics(module)
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, device: torch.device, parameters: Parameters | None = None
+    ):
+        self._roles = roles = roles_of(parameters or Parameters(), module)
+        for name, parameter in module.named_parameters():
+            if name in roles.frozen:
+                parameter.requires_grad_(False)
         self.module = module.to(device=device, dtype=dtype)
-        trainable = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        if not trainable:
-            raise InputError("model", expected="at least one trainable parameter", got="none")
-        per_line = ALIGNMENT // torch.empty((), dtype=dtype).element_size()
-        self._places: dict[str, tuple[int, torch.Size]] = {}
-        end = 0
-        for name, parameter in trainable:
-            self._places[name] = (end, parameter.shape)
-            end += -(-parameter.numel() // per_line) * per_line
-        end += -end % (per_line * END // ALIGNMENT)
-        self.num_parameters = sum(parameter.numel() for _, parameter in trainable)
-        self.vector = torch.zeros(end, dtype=dtype, device=device)
-        self.grad = torch.zeros(end, dtype=dtype, device=device)
-        named_views, named_grads = self.views(self.vector), self.views(self.grad)
-        for name, parameter in trainable:
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        shared = {name: p for name, p in trainable.items() if name not in roles.private}
+        private = {name: p for name, p in trainable.items() if name in roles.private}
+        per_line = ALIGNMENT // dtype.itemsize
+        self._places, size = _laid_out(shared, per_line)
+        self._private_places, private_size = _laid_out(private, per_line)
+        self.num_parameters = sum(parameter.numel() for parameter in shared.values())
+        self.trained = torch.zeros(size + private_size, dtype=dtype, device=device)
+        self.trained_grad = torch.zeros_like(self.trained)
+        self.vector, self.grad = self.trained, self.trained_grad
+        self.private: Tensor | None = None
+        self.private_grad: Tensor | None = None
+        if private:
+            self.vector, self.private = self.trained.split([size, private_size])
+            self.grad, self.private_grad = self.trained_grad.split([size, private_size])
+        named_views, named_grads = (self._all_views(tensor) for tensor in (self.trained, self.trained_grad))
+        for name, parameter in trainable.items():
             named_views[name].copy_(parameter.detach())
             parameter.data = named_views[name]
             parameter.grad = named_grads[name]
-        self._buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self._groups = {role: BufferGroup(module, roles.buffers_of(role)) for role in ("averaged", "private", "fixed")}
+        fixed = {*roles.buffers_of("fixed")}
+        self._in_eval = [part for _, part, buffers in tracking(module) if buffers and fixed >= {*buffers}]
+        self._remember()
+        if self._in_eval:
+            self.train()
+
+    def _remember(self) -> None:
+        """Take the module's present values for the initial ones."""
+        self._constant = {
+            name: buffer.clone() for name, buffer in self.module.named_buffers() if name not in self._roles.buffers
+        }
+        self.own: State = self.private_state()
+        self.averaged: State = self._groups["averaged"].read()
+        self._fixed = self._groups["fixed"].read()
+        self.is_plain = not (self.own or self.averaged or self._fixed)
+
+    def load(self, w: Tensor, own: State | None = None) -> None:
+        """Set the shared parameters to `w`, (d,), and all else to what a client has that keeps `own`; default: `own`
+        of this model, the initial values.
+        """
+        self.vector.copy_(w)
+        if self.is_plain:
+            return
+        own = own or self.own
+        if self.private is not None:
+            self.private.copy_(own[PARAMETERS])
+        self.set_buffers(own, self.averaged)
+
+    def set_buffers(self, own: State, averaged: State) -> None:
+        """Set the buffers to a client's own, to averaged ones, and to the fixed ones."""
+        self._groups["private"].write({name.removeprefix(PRIVATE): tensor for name, tensor in own.items()})
+        self._groups["averaged"].write(averaged)
+        self._groups["fixed"].write(self._fixed)
+
+    def private_state(self) -> State:
+        """Return a copy of the private parameters and buffers, by the names that they have in a client's state."""
+        parameters = {} if self.private is None else {PARAMETERS: self.private.clone()}
+        buffers = self._groups["private"].read()
+        return {**parameters, **{f"{PRIVATE}{name}": tensor for name, tensor in buffers.items()}}
+
+    def averaged_buffers(self) -> State:
+        """Return a copy of the module's averaged buffers as they are now."""
+        return self._groups["averaged"].read()
+
+    def train(self) -> None:
+        """Set the module to training; layers whose running statistics are fixed use them as in evaluation."""
+        self.module.train()
+        for part in self._in_eval:
+            part.eval()
 
     def check_buffers(self) -> None:
-        """Refuse a module whose buffers change in training: they would carry one client's data to the next.
+        """Refuse a module whose buffers change in training without a role: they would carry one client's data to the
+        next.
 
         Raises:
             InputError: naming the buffer.
         """
         for name, buffer in self.module.named_buffers():
-            if name not in self._buffers or not torch.equal(buffer, self._buffers[name]):
+            if name in self._roles.buffers:
+                continue
+            if name not in self._constant or not torch.equal(buffer, self._constant[name]):
                 what = f"model: training changed the buffer {name!r}, which would carry one client's data to the next"
-                raise InputError(what, remedy="compute it anew in each forward pass, or make it a parameter")
+                remedy = "set parameters.buffers, compute it anew in each forward pass, or make it a parameter"
+                raise InputError(what, remedy=remedy)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return each parameter's view of a vector (d,), by name; of several vectors, (R, d), as views (R, …)."""
-        several = vector.shape[:-1]
-        return {
-            name: vector[..., start : start + shape.numel()].view(*several, *shape)
-            for name, (start, shape) in self._places.items()
-        }
+        return _views(vector, self._places)
+
+    def _all_views(self, trained: Tensor) -> dict[str, Tensor]:
+        shared = trained[: self.vector.numel()] if self.private is not None else trained
+        return self.views(shared) | _views(trained[shared.numel() :], self._private_places)
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return a host copy of every parameter by name: trainable ones from a vector (d,), frozen ones as they are."""
+        """Return a host copy of all that is not private, by name: shared parameters from a vector (d,), frozen ones,
+        and buffers that have a role.
+        """
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
-        both = frozen | self.views(vector.to(self.vector.dtype))
-        return {name: tensor.cpu().contiguous().clone() for name, tensor in both.items()}
+        self.set_buffers(self.own, self.averaged)
+        kept = {name: self.module.get_buffer(name) for name, role in self._roles.buffers.items() if role != "private"}
+        return _on_host(frozen | self.views(vector.to(self.vector.dtype)) | kept)
+
+    def named_private(self, own: State) -> dict[str, Tensor]:
+        """Return a host copy of a client's private parameters and buffers by name."""
+        self.load(self.vector, own)
+        parameters = {} if self.private is None else _views(self.private, self._private_places)
+        buffers = {name: self.module.get_buffer(name) for name in self._roles.buffers_of("private")}
+        return _on_host(parameters | buffers)
 
     def load_file(self, path: Path) -> None:
-        """Set the parameters from a safetensors file that names them all.
+        """Set the initial values from a safetensors file of the module's parameters, and of its buffers with a role.
+
+        Private tensors, those that the module itself does not train, and constant buffers may be missing.
 
         Raises:
-            InputError: unreadable file, a parameter missing or unknown, or of another shape.
+            InputError: unreadable file, a name missing or unknown, or a tensor of another shape.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                self._load({name: file.get_tensor(name) for name in file.keys()}, path)  # noqa: SIM118 (not a dict)
-        except (OSError, SafetensorError) as error:
-            raise InputError("model.init cannot be read", where=str(path), got=str(error)) from None
+        self._load(_read_file(path, "model.init"), path)
+
+    def load_private_file(self, path: Path) -> None:
+        """Set the private tensors from a file of a run's ``private/``.
+
+        Raises:
+            InputError: as `load_file` does.
+        """
+        tensors = _read_file(path, "private parameters")
+        wanted = self.named_private(self.own).keys()
+        if tensors.keys() != wanted:
+            expected, got = f"parameters {sorted(wanted)}", f"{sorted(tensors)}"
+            raise InputError("private parameters", where=str(path), expected=expected, got=got)
+        self._set(tensors, path)
 
     def _load(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        views = self.views(self.vector)
-        if set(tensors) != set(views):
-            raise InputError(
-                "model.init", where=str(path), expected=f"parameters {sorted(views)}", got=f"{sorted(tensors)}"
-            )
-        for name, view in views.items():
-            if tensors[name].shape != view.shape:
+        kept = [name for name, role in self._roles.buffers.items() if role != "private"]
+        wanted, known = {*self._places, *self._roles.frozen, *kept}, self.module.state_dict().keys()
+        if not wanted <= tensors.keys() <= known:
+            expected, got = f"parameters {sorted(wanted)}", f"{sorted(tensors)}"
+            raise InputError("model.init", where=str(path), expected=expected, got=got)
+        self._set(tensors, path)
+
+    def _set(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        for name, own in self.module.state_dict().items():
+            if name not in tensors:
+                continue
+            if tensors[name].shape != own.shape:
                 raise InputError(
                     f"model.init: parameter {name!r}",
                     where=str(path),
-                    expected=f"shape {tuple(view.shape)}",
+                    expected=f"shape {tuple(own.shape)}",
                     got=f"{tuple(tensors[name].shape)}",
                 )
-            view.copy_(tensors[name])
+            own.copy_(tensors[name])
+        self._remember()
 
 
-def _refuse_running_statistics(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if getattr(part, "track_running_stats", False):
-            raise InputError(
-                f"model: {name or 'the module'} ({type(part).__name__}) keeps running statistics",
-                remedy="these have no meaning under averaging: use GroupNorm, or track_running_stats=False",
-            )
+def _read_file(path: Path, what: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{what} cannot be read", where=str(path), got=str(error)) from None
+
+
+def _laid_out(parameters: Mapping[str, Tensor], per_line: int) -> tuple[Places, int]:
+    """Return the parameters' places in a vector, and its length."""
+    places, end = {}, 0
+    for name, parameter in parameters.items():
+        places[name] = (end, parameter.shape)
+        end += -(-parameter.numel() // per_line) * per_line
+    return places, end + -end % (per_line * END // ALIGNMENT)
+
+
+def _views(vector: Tensor, places: Places) -> dict[str, Tensor]:
+    several = vector.shape[:-1]
+    return {
+        name: vector[..., start : start + shape.numel()].view(*several, *shape)
+        for name, (start, shape) in places.items()
+    }
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}

@@ -1,6 +1,6 @@
 """The buffer of a training round: everything that ranks exchange, in one Allreduce.
 
-    [ vectors: words × d of each  |  cohort slots: S × client_slot(V, K)  |  rank slots: P × RANK_SLOT ]
+    [ vectors: words × entries of each  |  cohort slots: S × client_slot(V, K)  |  rank slots: P × RANK_SLOT ]
 
 The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each with words of its own number, or float32 ones
 (`hpcfed.reduce.fast`). A slot has fields of 8 bytes; it is written by one rank and left 0 by all others, so its sum as
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import mul
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -62,7 +63,7 @@ class Sums:
     """Result of a reduction, the same on every rank.
 
     Attributes:
-        vectors: Σ c_i v_i / |S| of each named vector, (d,) float64 on the host.
+        vectors: Σ c_i v_i / |S| of each named vector, (d,) or of another length, float64 on the host.
         bounds: of each vector, (S,) float64 by place in the cohort, a bound on every client's largest entry.
         status, steps: (S,) int64, by place in the cohort. A status is DONE, FAILED, SKIPPED, or 0 where a rank stopped
             early.
@@ -106,6 +107,7 @@ class RoundBuffer:
     Args:
         num_entries: d.
         dtype: of the vectors to come.
+        others: entries of vectors that are not of d, by name.
         device: where they will lie, and where the sums are kept until they are reduced.
         world: the ranks.
         kind: of the sums, ``exact`` or ``fast``.
@@ -128,9 +130,11 @@ class RoundBuffer:
         kind: str = "exact",
         sum_on_device: Callable[[Tensor], None] | None = None,
         hashes_updates: bool = False,
+        others: Mapping[str, int] | None = None,
     ):
         self._hashes_updates = hashes_updates
-        self._num_entries, self._dtype, self._device, self._world = num_entries, dtype, device, world
+        self._num_entries, self._others = num_entries, others or {}
+        self._dtype, self._device, self._world = dtype, device, world
         self._kind, self._sum_on_device = KINDS[kind], sum_on_device
         self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
         self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
@@ -139,7 +143,8 @@ class RoundBuffer:
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()
         self._parts: list[Tensor] = []
-        self._at_once, self._waiting = rows_of(num_entries), list[_Report]()
+        self._at_once = min(map(rows_of, (num_entries, *self._others.values())))
+        self._waiting = list[_Report]()
         self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
         self.is_torn, self._failure = False, cast("HpcfedError | None", None)
         self._slots = np.empty(0, np.int64)
@@ -150,7 +155,7 @@ class RoundBuffer:
         """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units."""
         self._scalars = tuple(scalars)
         each = [self._kind.words_of(own) for own in units.values()]
-        vectors, clients, ranks = self.sizes(each, cohort_size, len(self._scalars))
+        vectors, clients, ranks = self.sizes(each, cohort_size, len(self._scalars), list(units))
         if max(each) < self._most_words:  # a first round's, whose words were more
             self._memory = self._device_memory = self._host = self._memory.new_empty(0)
             self._sums, self._parts = {}, []
@@ -163,7 +168,8 @@ class RoundBuffer:
         else:
             self._device_memory = _at_least(self._device_memory, words, self._device)
         self._num_words, self._units = vectors, units
-        self._parts = parts = self._split(self._device_memory, each)
+        shapes = [(words, self.entries_of(name)) for words, name in zip(each, units, strict=True)]
+        self._parts = parts = _split(self._device_memory, shapes)
         if tuple(self._sums) != tuple(units):
             self._sums = {name: self._kind(part, units[name]) for name, part in zip(units, parts, strict=True)}
         for (name, total), part in zip(self._sums.items(), parts, strict=True):
@@ -180,15 +186,6 @@ class RoundBuffer:
     def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
         return client_slot(num_vectors, num_scalars, hashed=self._hashes_updates)
 
-    def _split(self, memory: Tensor, words: Sequence[int]) -> list[Tensor]:
-        """Return the memory of each vector's sum, (words, d), one after another from the buffer's beginning."""
-        parts, first = [], 0
-        for count in words:
-            last = first + count * self._num_entries
-            parts.append(memory[first:last].view(count, self._num_entries))
-            first = last
-        return parts
-
     @property
     def names(self) -> tuple[str, ...]:
         """The vectors of the open round."""
@@ -199,12 +196,22 @@ class RoundBuffer:
         """The scalars of the open round."""
         return self._scalars
 
-    def sizes(self, words: Sequence[int], cohort_size: int, num_scalars: int = 0) -> tuple[int, int, int]:
-        """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients."""
+    def entries_of(self, name: str) -> int:
+        """Return the length of a vector."""
+        return self._others.get(name, self._num_entries)
+
+    def sizes(
+        self, words: Sequence[int], cohort_size: int, num_scalars: int = 0, names: Sequence[str] | None = None
+    ) -> tuple[int, int, int]:
+        """Return the words of the buffer's three sections, for vectors of so many words an entry and S clients.
+
+        Without `names` all vectors are of d entries.
+        """
+        entries = [self._num_entries] * len(words) if names is None else map(self.entries_of, names)
         client = self._client_slot(len(words), num_scalars)
         slots = cohort_size * client.itemsize, self._world.size * RANK_SLOT.itemsize
         of_clients, of_ranks = (self._kind.slot_words * num_bytes // 8 for num_bytes in slots)
-        return sum(words) * self._num_entries, of_clients, of_ranks
+        return sum(map(mul, words, entries)), of_clients, of_ranks
 
     def add(
         self,
@@ -342,8 +349,8 @@ class RoundBuffer:
         self._ranks[self._world.rank] = state_hash, asks, written, local_seconds
         tail = self._host[self._num_words :].numpy()
         self._kind.write_slots(self._slots, tail)
-        summed = {name: torch.empty(self._num_entries, dtype=torch.float64) for name in self._sums}
-        host = self._split(self._host, [len(part) for part in self._parts])
+        summed = {name: torch.empty(self.entries_of(name), dtype=torch.float64) for name in self._sums}
+        host = _split(self._host, [(part.shape[0], part.shape[1]) for part in self._parts])
         if 0 < self._piece_bytes < self._num_words * self._host.element_size():
             self._reduce_in_pieces(host, summed, self._piece_bytes // self._host.element_size())
             self._world.sum_in_place(tail)
@@ -412,12 +419,13 @@ class RoundBuffer:
 
     def _reduce_in_pieces(self, host: Sequence[Tensor], summed: Mapping[str, Tensor], piece: int) -> None:
         """Sum the vectors over ranks and read them, `piece` entries at a time, while those that follow are copied."""
-        bounds = [(first, min(first + piece, self._num_entries)) for first in range(0, self._num_entries, piece)]
-        arrivals = [
-            self._arrival(i, first, last, host) for i in range(len(host)) for first, last in bounds
-        ]  # all copies are on their way before the first one is waited for
-        for number, arrive in enumerate(arrivals):
-            i, (first, last) = number // len(bounds), bounds[number % len(bounds)]
+        pieces = [
+            (i, first, min(first + piece, part.shape[1]))
+            for i, part in enumerate(host)
+            for first in range(0, part.shape[1], piece)
+        ]
+        arrivals = [self._arrival(*own, host) for own in pieces]  # all copies are begun before the first is waited for
+        for (i, first, last), arrive in zip(pieces, arrivals, strict=True):
             started = time.perf_counter()
             arrive()
             packed = time.perf_counter()
@@ -442,6 +450,15 @@ class RoundBuffer:
         for row, own in zip(host[i], self._parts[i], strict=True):
             row[first:last].copy_(own[first:last], non_blocking=True)
         return accelerator(self._device).mark(self._device)
+
+
+def _split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return the memory of each vector's sum, (words, entries), one after another from the buffer's beginning."""
+    parts, first = [], 0
+    for words, entries in shapes:
+        parts.append(memory[first : first + words * entries].view(words, entries))
+        first += words * entries
+    return parts
 
 
 def _at_least(memory: Tensor, words: int, device: torch.device, *, on_host: bool = False) -> Tensor:

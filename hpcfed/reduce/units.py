@@ -117,21 +117,29 @@ class Magnitudes:
     Args:
         entries: d.
         dtype: of the vectors.
+        others: entries of vectors of another length, by name.
 
     Attributes:
         repeats: rounds that were run twice.
     """
 
-    def __init__(self, entries: int, dtype: torch.dtype):
-        self._entries, self._dtype = entries, dtype
+    def __init__(self, entries: int, dtype: torch.dtype, others: Mapping[str, int] | None = None):
+        self._entries, self._dtype, self._others = entries, dtype, others or {}
         self._spans: dict[str, tuple[float, float]] = {}
         self.repeats = 0
 
     def predict(self, counts: Mapping[str, np.ndarray]) -> dict[str, Units]:
         """Return units for a round's vectors, from the c_i, (S,), that each member will count in each of them."""
-        return {name: self._predicted(self._spans.get(name, FIRST), own) for name, own in counts.items()}
+        return {
+            name: self._predicted(self._spans.get(name, FIRST), own, self.entries_of(name))
+            for name, own in counts.items()
+        }
 
-    def _predicted(self, span: tuple[float, float], counts: np.ndarray) -> Units:
+    def entries_of(self, name: str) -> int:
+        """Return the length of a vector."""
+        return self._others.get(name, self._entries)
+
+    def _predicted(self, span: tuple[float, float], counts: np.ndarray, entries: int) -> Units:
         low, high = span
         number, total, largest = len(counts), float(counts.sum()), float(counts.max())
         if total == 0.0:
@@ -141,7 +149,7 @@ class Magnitudes:
             largest=high + 1 + exponent(largest),
             least=low - 1 - TAIL + exponent(total / number) - 1,
             number=number,
-            entries=self._entries,
+            entries=entries,
         )
         return units_for(terms, self._dtype)
 

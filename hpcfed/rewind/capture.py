@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
+from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.solver import Engine, Seen, Task
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
@@ -18,7 +19,8 @@ from hpcfed.types import LocalResult
 
 @dataclass(frozen=True)
 class Reported:
-    """What a client reported: vectors, (d,) each, and scalars by name, Σ of its losses, steps, and the update's hash.
+    """What a client reported: vectors and scalars by name, averaged buffers among them, Σ of its losses, steps, and the
+    update's hash.
 
     Attributes:
         vectors, scalars, loss_sum, steps: of the client.
@@ -113,9 +115,11 @@ def reports_of(
     Raises:
         Diverged, EnvironmentFailure, InputError: the training of a client raised.
     """
-    names = parts.method.reported(plan.alike)
-    updates, shown = _Updates(names, parts.method.local.scalars), _Shown(parts.engine, watch)
-    training = Training(replace(parts, engine=shown, skips_bad=False), cast(RoundBuffer, updates))
+    averaged = AveragedBuffers(parts.model)
+    names = (*parts.method.reported(plan.alike), *averaged.entries)
+    scalars_of = (*parts.method.local.scalars, *averaged.scalars)
+    updates, shown = _Updates(names, scalars_of), _Shown(parts.engine, watch)
+    training = Training(replace(parts, engine=shown, skips_bad=False), cast(RoundBuffer, updates), averaged)
     own = _inseparable(places, parts.engine.group_size, len(plan.cohort.clients))
     _, failure = training(_part_of(plan, own))
     if failure is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
-from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
+from hpcfed.run_folder.files import CERTIFICATE, PRIVATE, SIGNATURE
 from hpcfed.run_folder.rounds import parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 
@@ -39,6 +39,9 @@ def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = Fal
         _cut_clients(folder / "clients.csv", done)
     for name in OF_THE_END:
         (folder / name).unlink(missing_ok=True)
+    for entry in (folder / "private").glob("*"):
+        if PRIVATE.fullmatch(entry.name):
+            entry.unlink()
 
 
 def _cut_rounds(path: Path, done: int, state: str | None) -> int:

@@ -25,10 +25,14 @@ RECORD = (
     NAME,
     "model.safetensors",
     "model-evaluated.safetensors",
+    "private",
     "checkpoints",
     "logs",
 )
 """Files that are put aside when a run starts again."""
+PRIVATE = re.compile(r"(client-\d+|initial)\.safetensors")
+"""Files in ``private/``: the private parameters and buffers of each client, and those that all begin with."""
+INITIAL = "private/initial.safetensors"
 ASIDE = "previous-*"
 """Folders of earlier runs."""
 BEFORE = (LOCK, "logs", "checkpoints", NAME)
@@ -90,6 +94,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise unusable(path.parent, error) from None
     return found if isinstance(found, dict) else {}
+
+
+def private_file(client: int) -> str:
+    """Return the name of the file of a client's private parameters and buffers in a run folder."""
+    return f"private/client-{client}.safetensors"
 
 
 def put_aside(folder: Path) -> None:

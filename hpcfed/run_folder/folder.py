@@ -182,6 +182,8 @@ class RunFolder:
         """
         text = json.dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
         try:
+            if "/" in name:
+                (self.path / name).parent.mkdir(exist_ok=True)
             write_whole(self.path / name, text)
         except OSError as error:
             raise EnvironmentFailure("cannot be written", where=str(self.path / name), got=str(error)) from error

@@ -166,6 +166,7 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     import torch
 
     from hpcfed import algorithms
+    from hpcfed.client.averaged_buffers import AveragedBuffers
     from hpcfed.models.flat import FlatModel
     from hpcfed.reduce.buffer import KINDS, RoundBuffer
 
@@ -174,8 +175,12 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     alike = recipe.budget is None and (recipe.local.steps is not None or len(np.unique(sizes)) == 1)
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     kind = KINDS[recipe.reduction]
-    buffer = RoundBuffer(FlatModel(done.module, dtype, cpu).vector.numel(), dtype, cpu, world, kind=recipe.reduction)
-    sizes_in_words = buffer.sizes([kind.usual_words(dtype)] * len(method.reported(alike)), 1, len(method.local.scalars))
+    model = FlatModel(done.module, dtype, cpu, recipe.parameters)
+    averaged = AveragedBuffers(model)
+    size, others = model.vector.numel(), averaged.entries
+    buffer = RoundBuffer(size, dtype, cpu, world, kind=recipe.reduction, others=others)
+    names, scalars = [*method.reported(alike), *others], len(method.local.scalars) + len(averaged.scalars)
+    sizes_in_words = buffer.sizes([kind.usual_words(dtype)] * len(names), 1, scalars, names)
     vectors, client, ranks = (words * kind.word.itemsize for words in sizes_in_words)
     return vectors, client, ranks // world.size
 

@@ -94,7 +94,14 @@ MORE: Mapping[str, Wrong] = {
     "a-family-of-methods": Wrong(
         RUN + "algorithm.name=fedopt", ("'fedopt'", "fedadam, fedyogi, fedadagrad", "fedavgm")
     ),
-    "a-method-we-lack": Wrong(RUN + "algorithm=fedper", ("'fedper'", "known: dsgd, fedadagrad,")),
+    "a-method-we-lack": Wrong(RUN + "algorithm=ditto", ("'ditto'", "known: dsgd, fedadagrad,")),
+    "private-layers": Wrong(RUN + "algorithm=FedPer", ("'FedPer'", "any method", "parameters.private")),
+    "private-everything": Wrong(
+        RUN + 'parameters.private=["*"] evaluate.every=0', ("parameters.private", "nothing is left to average")
+    ),
+    "pattern-without-a-match": Wrong(
+        RUN + 'parameters.frozen=["head.*"]', ("parameters.frozen", "'head.*' matches no parameter")
+    ),
     "number-for-a-section": Wrong(RUN + "stop=0.9", ("stop: expected a mapping of keys, got 0.9", "test_accuracy")),
     "empty-recipe": Wrong("run empty.yaml", ("empty.yaml: an empty file", "data, model, rounds, local and algorithm")),
     "missing-keys": Wrong("run little.yaml", ("keys 'data', 'model', 'local', 'algorithm' are missing",)),

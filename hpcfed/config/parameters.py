@@ -1,0 +1,39 @@
+"""The recipe's section ``parameters``: which parts of the model are private to clients, frozen, or averaged."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from hpcfed.config.limits import Section, a_tuple
+
+Pattern = Annotated[str, Field(min_length=1)]
+"""A name of the module's with ``*``, ``?`` and ``[…]`` as in file names; ``*`` matches dots, too."""
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(a_tuple)]
+
+
+class Parameters(Section):
+    """Roles of the module's parameters and buffers, by patterns of their names.
+
+    `private` ones are a state of each client, neither sent nor averaged (FedBN, FedPer); `frozen` ones keep their
+    initial values. `buffers` is the role of all buffers that neither names: ``averaged`` with the method's weights,
+    ``private``, or ``fixed`` at their initial values, which normalisation layers then use in training, too.
+
+    References: Li et al., "FedBN", ICLR 2021; Arivazhagan et al., "Federated learning with personalization layers",
+    2019; Andreux et al., "Siloed federated learning for multi-centric histopathology datasets", 2020 (SiloBN).
+    """
+
+    private: Patterns = ()
+    frozen: Patterns = ()
+    buffers: Literal["averaged", "private", "fixed"] | None = None
+
+    @property
+    def keeps_private(self) -> bool:
+        """Whether clients have a private part."""
+        return bool(self.private) or self.buffers == "private"
+
+    @property
+    def given(self) -> str:
+        """The keys that are set, as a remark names them; "" if none is."""
+        return ", ".join(key for key in ("private", "frozen", "buffers") if getattr(self, key))

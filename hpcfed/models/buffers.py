@@ -1,0 +1,48 @@
+"""Buffers of a module, such as BatchNorm's running statistics, read and written as flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hpcfed.types import State
+
+BUFFERS, INTEGERS = "buffers", "integers"
+"""Names of the two vectors in a state; one without entries is left out."""
+
+
+class BufferGroup:
+    """Some of a module's buffers: floating-point ones as ``buffers`` (m,), all others as ``integers`` (k,) int64.
+
+    They are looked up at each call, since a module may replace a buffer in its forward pass.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]):
+        self._module = module
+        is_float = {name: module.get_buffer(name).is_floating_point() for name in names}
+        kinds = {kind: [name for name in names if is_float[name] == (kind == BUFFERS)] for kind in (BUFFERS, INTEGERS)}
+        self._names = {kind: own for kind, own in kinds.items() if own}
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def read(self) -> State:
+        """Return copies of the buffers."""
+        return {kind: torch.cat([_flat(tensor) for tensor in self._tensors(kind)]) for kind in self._names}
+
+    def write(self, state: State) -> None:
+        """Set the buffers to what `read` returned."""
+        for kind in self._names:
+            tensors = self._tensors(kind)
+            pieces = state[kind].split([tensor.numel() for tensor in tensors])
+            for tensor, piece in zip(tensors, pieces, strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+
+    def _tensors(self, kind: str) -> list[Tensor]:
+        return [self._module.get_buffer(name).detach() for name in self._names[kind]]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.flatten() if tensor.is_floating_point() else tensor.flatten().to(torch.int64)

@@ -1,0 +1,70 @@
+"""Modules with BatchNorm, for recipes that name them by ``factory``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def mlp(inputs: int = 12, hidden: int = 8, outputs: int = 4) -> nn.Module:
+    """A perceptron; 2 is its BatchNorm, 4 its head."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    )
+
+
+class Norms(nn.Module):
+    """A perceptron with a constant table, a mask of booleans, and a counter that each forward pass replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(12, momentum=None)
+        self.head = nn.Linear(12, 4)
+        self.register_buffer("table", torch.linspace(0.1, 1.2, 12))
+        self.register_buffer("mask", torch.arange(12) % 2 == 0)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int32))
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + len(input)
+        return self.head(self.norm(input) * self.table * self.mask)
+
+
+class Block(nn.Module):
+    """A residual block of torchvision's shape and names."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, input: Tensor) -> Tensor:
+        inner = self.bn1(self.conv1(input)).relu()
+        return (self.bn2(self.conv2(inner)) + self.downsample(input)).relu()
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 with torchvision's layers and names; `width` is that of its first block, 64 in the paper."""
+
+    def __init__(self, width: int = 64, outputs: int = 4):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        for number in range(1, 5):
+            inputs, outputs_ = widths[number - 1], widths[number]
+            blocks = Block(inputs, outputs_, 1 if number == 1 else 2), Block(outputs_, outputs_, 1)
+            setattr(self, f"layer{number}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(8 * width, outputs)
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = self.maxpool(self.bn1(self.conv1(input)).relu())
+        for number in range(1, 5):
+            y = getattr(self, f"layer{number}")(y)
+        return self.fc(y.mean((2, 3)))

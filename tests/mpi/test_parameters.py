@@ -1,0 +1,345 @@
+"""Private, frozen and averaged parts of a model: right, the same bits on any number of ranks, killed and resumed."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+import hpcfed
+from hpcfed.data.federation import Federation
+from hpcfed.errors import Diverged, InputError
+from hpcfed.ranks.world import World
+from tests.federations import blobs, write_federation
+from tests.mpi.nets import mlp
+from tests.mpi.recipes import METHODS, small
+from tests.mpi.test_resume import by_the_first, stopped
+from tests.mpi.test_same_result import left_by
+
+pytestmark = pytest.mark.one_mpi
+
+HERE = str(Path(__file__).parent)
+FEDBN = {"private": ["2.*"]}
+FEDPER = {"private": ["4.*"], "buffers": "averaged"}
+OF_CLIENTS = {"every": 0, "clients": {"every": 1}, "batch_size": 16}
+TUNED = {"every": 2, "models": ["global", "last", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """The working folder of all ranks, with six clients in ``small.h5``: the third has no samples; ``own.h5`` also has
+    a test set for each client, the second one's empty.
+    """
+
+    def write() -> None:
+        given = blobs(6)
+        given["clients"][2] = given["clients"][2][0][:0], given["clients"][2][1][:0]
+        for name in ("small", "own"):
+            write_federation(shared_tmp / f"{name}.h5", **given, content=name)
+        with h5py.File(shared_tmp / "own.h5", "r+") as file:
+            file["test/offsets"] = np.array([0, 20, 20, 44, 60, 75, len(given["test"][1])])
+
+    world.on_root(write)
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def recipe(output: str | Path, parameters: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    base = {"model": {"factory": "nets:mlp"}, "python_path": [HERE], "evaluate": OF_CLIENTS, "cohort": {"size": 3}}
+    return small(output, parameters=parameters, **{**base, **changes})
+
+
+def everything(result: hpcfed.Result) -> tuple[Any, ...]:
+    """Models, record, table of clients and private parts."""
+    own = {path.name: path.read_bytes() for path in sorted((result.folder / "private").glob("*"))}
+    table = result.folder / "clients.csv"
+    return (*left_by(result), own, table.read_bytes() if table.exists() else b"")
+
+
+def check_same_as_alone(world: World, folder: Path, base: Mapping[str, Any]) -> hpcfed.Result:
+    together = hpcfed.run({**base, "output": str(folder / "together")}, world=world, quiet=True)
+    if world.rank == world.size - 1:
+        alone = hpcfed.run({**base, "output": str(folder / "alone")}, world=World(), quiet=True)
+        assert everything(together) == everything(alone)
+    return together
+
+
+OWN = {"fedsam": {"factory": "fedsam:method", "rho": 0.05}, "qffl": {"factory": "qffl:method", "q": 1.0}}
+"""Methods outside the package: one whose gradients are taken elsewhere, one that asks for the loss at w."""
+LOCAL = {"steps": 3, "batch_size": 8, "lr": 0.1}
+CASES: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"algorithm": {"name": name, **METHODS[name]}} for name in METHODS},
+    **{name: {"algorithm": algorithm, "weights": "uniform"} for name, algorithm in OWN.items()},
+    "moved-and-on-disk": {
+        "algorithm": {"name": "feddyn", "alpha": 0.1},
+        "placement": "balanced",
+        "client_state": "disk",
+    },
+    "guess-and-clip": {
+        "algorithm": {"local": "scaffold", "normalize": "steps", "server": "yogi"},
+        "local": {"steps": 5, "batch_size": 9, "lr": 0.05, "momentum": 0.5, "clip_norm": 0.5, "weight_decay": 0.01},
+        "budget": {"low": 1, "high": 5},
+        "guess": "remaining",
+        "rounds": 4,
+    },
+    "linear-clip": {
+        "algorithm": {"name": "fedprox", "mu": 0.1},
+        "local": {**LOCAL, "clip_norm": 0.5, "clip": "linear", "weight_decay": 0.1, "optimizer": "adam"},
+        "dtype": "float64",
+    },
+    "last-and-tuned": {
+        "evaluate": {"every": 0, "model": "client-average", "clients": TUNED, "train": {"every": 1}},
+        "loss": {"reduction": "sum"},
+        "weights": "uniform",
+    },
+}
+
+
+OFTEN = ("fedexp", "scaffold", "feddyn", "fedsplit", "fedsam", "qffl", "guess-and-clip", "moved-and-on-disk")
+"""Run every time: a server state, client states, a start elsewhere, gradients and losses elsewhere, parts that move."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in OFTEN else pytest.mark.soak) for c in CASES])
+def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):
+    base = recipe("run", FEDPER, **{"local": LOCAL, **CASES[case]})
+    base["python_path"] = [HERE, str(Path(HERE).parent / "contract")]
+    check_same_as_alone(world, folder, base)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        FEDBN,
+        {"buffers": "averaged"},
+        {"buffers": "private", "frozen": ["1.*"]},
+        {"buffers": "fixed", "private": ["4.bias"]},
+        {"frozen": ["2.*"], "private": ["4.*"]},
+    ],
+    ids=["fedbn", "averaged", "private-statistics", "fixed", "frozen-norm"],
+)
+def test_every_role_is_the_same_as_alone_and_resumed(parameters, world, folder):
+    base = recipe("run", parameters, data="own.h5", evaluate={**OF_CLIENTS, "every": 1}, rounds=4)
+    base["checkpoint"] = {"every": 1}
+    whole = check_same_as_alone(world, folder, base)
+    assert whole.metrics[-1]["test_loss"] > 0
+    stopped({**base, "output": str(folder / "halves")}, world, 2)
+    left: list[Any] = []
+    again = {**base, "output": str(folder / "halves")}
+    by_the_first(world, lambda alone: left.append(everything(hpcfed.run(again, world=alone, quiet=True))))
+    assert not left or left[0] == everything(whole)
+
+
+def trained_by_hand(
+    module: nn.Module, start: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, steps: int, lr: float
+) -> dict[str, torch.Tensor]:
+    """Return the state dict after full-batch steps of plain SGD."""
+    module.load_state_dict(start)
+    for _ in range(steps):
+        gradients = torch.autograd.grad(functional.cross_entropy(module(x), y), list(module.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter -= lr * gradient
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("parameters", [FEDBN, {"buffers": "averaged"}, FEDPER], ids=["fedbn", "averaged", "fedper"])
+def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
+    """FedBN and others by hand, in float64: private parts stay, the rest is averaged by n_i, counters by maximum."""
+    local = {"steps": 3, "batch_size": "full", "lr": 0.1}
+    run = hpcfed.run(
+        recipe("run", parameters, dtype="float64", local=local, cohort=None, rounds=3), world=world, quiet=True
+    )
+    first = hpcfed.run(
+        recipe("none", {"buffers": "averaged"}, dtype="float64", local={**local, "lr": 1e-30}, rounds=1, cohort=None),
+        world=world,
+        quiet=True,
+    ).module.state_dict()
+    module = mlp().double().train()
+    start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    start |= {name: first[name] for name, _ in module.named_parameters()}
+    with Federation.open(folder / "small.h5") as federation:
+        sizes = federation.sizes
+    with h5py.File(folder / "small.h5") as file:
+        x, y = torch.tensor(file["train/x"][:]).double(), torch.tensor(file["train/y"][:]).long()
+    ends = np.cumsum(sizes)
+    rows = {k: slice(ends[k] - sizes[k], ends[k]) for k in range(6) if sizes[k]}
+    kept = [name for name in start if any(name.startswith(p[:-1]) for p in parameters.get("private", ()))]
+    own = {k: {name: start[name] for name in kept} for k in rows}
+    shared = {name: tensor for name, tensor in start.items() if name not in kept}
+    for _ in range(3):
+        ended = {k: trained_by_hand(module, {**shared, **own[k]}, x[rows[k]], y[rows[k]], 3, 0.1) for k in rows}
+        own = {k: {name: ended[k][name] for name in kept} for k in rows}
+        for name, tensor in shared.items():
+            parts = [(sizes[k] / sizes.sum(), ended[k][name]) for k in rows]
+            mean = sum(share * part for share, part in parts)
+            shared[name] = mean if tensor.is_floating_point() else max(part for _, part in parts)
+    model = load_file(run.folder / "model.safetensors")
+    assert model.keys() == shared.keys()
+    for name, tensor in shared.items():
+        np.testing.assert_allclose(model[name], tensor, rtol=1e-12, atol=1e-13)
+    for k in rows if kept else ():
+        found = load_file(run.folder / f"private/client-{k}.safetensors")
+        assert found.keys() == {*kept}
+        for name in kept:
+            np.testing.assert_allclose(found[name], own[k][name], rtol=1e-12, atol=1e-13)
+
+
+def test_what_is_sent_is_counted(world, folder):
+    """Private and frozen parts are not; averaged buffers are, in both directions, and no parameters."""
+    body, norm, head = 12 * 8 + 8, 2 * 8, 8 * 4 + 4
+    buffers = 4 * 2 * 8 + 8  # two vectors of float32, a counter
+    for parameters, parameters_sent, buffers_sent in [
+        ({"buffers": "averaged"}, body + norm + head, buffers),
+        (FEDBN, body + head, 0),
+        (FEDPER, body + norm, buffers),
+        ({"buffers": "fixed"}, body + norm + head, 0),
+        ({"frozen": ["1.*"], "buffers": "averaged"}, norm + head, buffers),
+    ]:
+        output = folder / str(sorted(parameters.items()))[:30].replace("/", "-")
+        again = recipe(output, parameters, algorithm={"name": "scaffold"}, rounds=1, budget={"low": 1, "high": 4})
+        row = hpcfed.run(again, world=world, quiet=True).metrics[-1]
+        assert row["params_up"] == row["params_down"] == 3 * 2 * parameters_sent  # SCAFFOLD's two vectors
+        assert row["bytes_up"] == row["bytes_down"] == 3 * (4 * 2 * parameters_sent + buffers_sent)
+
+
+@pytest.mark.filterwarnings("ignore:.*the model is code")
+def test_clients_are_measured_with_their_own_part(world, folder):
+    """As by hand from the exported modules; those never drawn begin with the initial part, and are counted."""
+    base = recipe("run", {**FEDPER, "buffers": "private"}, data="own.h5", cohort={"size": 2}, rounds=2)
+    run = hpcfed.run({**base, "evaluate": {**OF_CLIENTS, "every": 1}}, world=world, quiet=True)
+    loaded = hpcfed.load(run.folder)
+    drawn = {client for row in run.metrics for client in row["cohort"]}
+    assert [row["never_drawn"] for row in run.metrics] == [4, 6 - len(drawn)]
+    files = {path.name for path in (run.folder / "private").iterdir()}
+    assert files == {"initial.safetensors", *(f"client-{client}.safetensors" for client in drawn)}
+    with h5py.File(folder / "own.h5") as file:
+        x, y, offsets = (torch.tensor(file[f"test/{name}"][:]) for name in ("x", "y", "offsets"))
+    with (run.folder / "clients.csv").open(newline="") as table:
+        rows = [row for row in csv.DictReader(table) if row["split"] == "test" and row["round"] == "2"]
+    total = 0.0
+    assert [int(row["client"]) for row in rows] == [0, 2, 3, 4, 5]
+    for row in rows:
+        client = int(row["client"])
+        part = slice(int(offsets[client]), int(offsets[client + 1]))
+        with torch.no_grad():
+            loss = functional.cross_entropy(loaded.module_of(client)(x[part]), y[part].long())
+        assert float(row["loss"]) == pytest.approx(float(loss), rel=1e-6)
+        total += float(row["loss"]) * int(row["n"])
+    assert run.metrics[-1]["test_loss"] == pytest.approx(total / len(y), rel=1e-12)
+    never = next(client for client in range(6) if client not in drawn)
+    initial, own = loaded.module.state_dict(), loaded.module_of(never).state_dict()
+    assert all(torch.equal(own[name], initial[name]) for name in initial)
+
+
+def visited(size: int, steps: int = 4, batch: int = 10) -> int:
+    """Return the samples that a client of so many visits in its steps; a short minibatch ends a pass."""
+    total = 0
+    while steps > 0 and size:
+        part = min(size, steps * batch)
+        total, steps = total + part, steps - -(-part // batch)
+    return int(total)
+
+
+def test_constant_and_replaced_buffers(world, folder):
+    """A table and a mask keep their bits, a counter that is replaced takes the maximum; averages with momentum=None."""
+    base = recipe("run", {"buffers": "averaged"}, model={"factory": "nets:Norms"}, evaluate={"batch_size": 16})
+    run = check_same_as_alone(world, folder, {**base, "rounds": 5, "cohort": {"size": 2}})
+    state = run.module.state_dict()
+    assert torch.equal(state["table"], torch.linspace(0.1, 1.2, 12))
+    assert torch.equal(state["mask"], torch.arange(12) % 2 == 0)
+    with Federation.open(folder / "small.h5") as federation:
+        most = [max(visited(federation.sizes[client]) for client in row["cohort"]) for row in run.metrics]
+    assert state["seen"] == sum(most)
+    assert state["norm.num_batches_tracked"] == 5 * 4
+    private = {"private": ["norm.*", "seen"], "frozen": ["table", "mask"]}
+    check_same_as_alone(world, folder / "own", {**base, "parameters": private, "evaluate": OF_CLIENTS})
+
+
+def test_frozen_parameters_stay_and_a_run_can_start_from_another(world, folder):
+    """Also a module that is used as it was trained: of averaged statistics, by a run that fixes them."""
+    first = hpcfed.run(recipe("first", {"buffers": "averaged"}, evaluate={"every": 1}), world=world, quiet=True)
+    warm = {"factory": "nets:mlp", "init": str(first.folder / "model.safetensors")}
+    frozen = {"frozen": ["1.*", "2.*"]}
+    second = hpcfed.run(recipe("second", frozen, model=warm, evaluate={"every": 1}), world=world, quiet=True)
+    before, after = first.module.state_dict(), second.module.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"4.weight", "4.bias"}
+    again = hpcfed.run(recipe("third", FEDPER, model=warm, rounds=1), world=world, quiet=True)
+    initial = load_file(again.folder / "private/initial.safetensors")
+    assert all(torch.equal(initial[name], before[name]) for name in initial)
+
+
+def test_fast_sums_and_the_built_in_perceptron(world, folder):
+    """Which has no buffers, and leaves the batched engine for a private head."""
+    base = {"model": {"name": "mlp", "hidden": [8]}, "reduction": "fast"}
+    runs = [
+        hpcfed.run(recipe(folder / kind, {"private": ["2.*"]}, **{**base, "reduction": kind}), world=world, quiet=True)
+        for kind in ("fast", "exact")
+    ]
+    assert [run.recipe.local.engine for run in runs] == ["sequential"] * 2
+    fast, exact = (run.module.state_dict() for run in runs)
+    for name, tensor in exact.items():
+        np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
+    fast, exact = (
+        hpcfed.run(
+            recipe(folder / f"norm-{kind}", {"buffers": "averaged"}, reduction=kind), world=world, quiet=True
+        ).module.state_dict()
+        for kind in ("fast", "exact")
+    )
+    for name, tensor in exact.items():
+        np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
+    "no-match": ({"private": ["head.*"], "buffers": "fixed"}, {}, r"'head\.\*' matches no parameter"),
+    "a-module": ({"frozen": ["4"], "buffers": "fixed"}, {}, r"did you mean '4\.\*'"),
+    "private-everything": ({"private": ["*"]}, {}, "nothing is left to average"),
+    "frozen-everything": ({"frozen": ["*"]}, {}, "at least one trainable parameter"),
+    "both": (
+        {"private": ["4.*"], "frozen": ["4.bias"], "buffers": "fixed"},
+        {},
+        r"both private and frozen, got 4\.bias",
+    ),
+    "no-role": ({"private": ["4.*"]}, {}, "keeps running statistics.*set parameters.buffers"),
+    "part-of-the-statistics": ({"private": ["2.running_mean"]}, {}, "keeps running statistics"),
+    "no-buffers": ({"buffers": "averaged"}, {"model": "mlp"}, "the model has no buffers"),
+    "common-test-set": (FEDBN, {"evaluate": {"every": 1}}, "a common test set has no private part"),
+    "batched": (FEDBN, {"local": {**LOCAL, "engine": "batched"}}, "batched with parameters: private"),
+    "one-sample": (FEDBN, {"local": {"epochs": 1, "batch_size": 22, "lr": 0.1}}, "client 5.*one of 1 sample, of 67"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_means_nothing_is_refused_in_one_line(case, world, folder):
+    parameters, changes, words = WRONG[case]
+    with pytest.raises(InputError, match=words) as error:
+        hpcfed.run(recipe("run", parameters, **changes), world=world, quiet=True)
+    assert "\n" not in str(error.value)
+
+
+def test_private_parts_that_are_not_finite_end_the_run_or_skip_their_client(world, folder):
+    base = recipe("run", FEDPER, local={"steps": 2, "batch_size": 8, "lr": 1e14}, loss={"reduction": "sum"}, rounds=2)
+    with pytest.raises(Diverged):
+        hpcfed.run(base, world=world, quiet=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("role", ["averaged", "private", "fixed"])
+def test_a_residual_network_of_torchvisions_shape(role, world, folder):
+    def write() -> None:
+        rng = np.random.default_rng(1)
+        pieces = [(rng.random((n, 3, 32, 32), np.float32), rng.integers(4, size=n)) for n in (6, 9, 8)]
+        write_federation(folder / "images.h5", pieces, num_classes=4, content="images")
+
+    world.on_root(write)
+    base = recipe("run", {"buffers": role}, data="images.h5", model={"factory": "nets:ResNet18", "args": {"width": 8}})
+    check_same_as_alone(world, folder, {**base, "local": {"steps": 2, "batch_size": 4, "lr": 0.05}, "rounds": 2})
