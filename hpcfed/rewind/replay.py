@@ -28,6 +28,7 @@ from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.setup import build_model
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+from hpcfed.types import State
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,6 +48,7 @@ class Step:
         gradient: ‖∇f(y_{k−1}; minibatch)‖, likewise.
         drift: ‖y_k − w‖.
         iterate: y_k, (d,); None where all of them would take more than `MOST_BYTES`.
+        own, buffers: private parts and averaged buffers after it, where the model has them and iterates are kept.
     """
 
     number: int
@@ -56,6 +58,8 @@ class Step:
     gradient: float
     drift: float
     iterate: Tensor | None
+    own: State = field(default_factory=dict, repr=False)
+    buffers: State = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,9 @@ class Replay:
         if vector is None:
             raise InputError("the iterates of so large a model are not kept", where=f"client {self.client}")
         model = self._entered.parts.model
-        model.vector.copy_(vector)
+        model.load(vector, self.steps[step - 1].own if step else self.reported.task.own)
+        if step and not model.is_plain:
+            model.set_buffers(self.steps[step - 1].own, self.steps[step - 1].buffers)
         return model.module
 
     @cached_property
@@ -211,31 +217,38 @@ class _Looking:
         self._keeps = steps * w.nbytes <= MOST_BYTES
         self._draws = _Draws(torch_seed(recipe.seed.batches, Purpose.DROPOUT, round, client), device)
         self._y: Tensor | None = None
+        self._beside: tuple[State, State] = ({}, {})
 
     def begin(self, task: Task, w: Tensor) -> None:
         """Note where training starts."""
         if task.client == self._client:
             self._y = start_of(task.tilt, w).clone()
+            self._beside = task.own, self._parts.model.averaged
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
         """Measure a step; see `hpcfed.client.solver.Seen`."""
         if client != self._client:
             return
         drift = float(torch.linalg.vector_norm(y - self._w))
-        kept = y.clone() if self._keeps else None
+        engine = self._parts.model
+        beside = ({}, {}) if engine.is_plain else (engine.private_state(), engine.averaged_buffers())
+        kept = (y.clone(), *beside) if self._keeps else (None,)
         if number == len(self._found):  # guessed steps, which count with the last one
             last = self._found.pop()
-            self._found.append(Step(number, last.x, last.y, last.loss, last.gradient, drift, kept))
+            self._found.append(Step(number, last.x, last.y, last.loss, last.gradient, drift, *kept))
             return
         x_batch, y_batch = next(self._batches)
         assert self._y is not None
         loss, gradient = self._measure(self._y, x_batch, y_batch)
-        self._found.append(Step(number, x_batch, y_batch, loss, gradient, drift, kept))
-        self._y = y.clone()
+        self._found.append(Step(number, x_batch, y_batch, loss, gradient, drift, *kept))
+        self._y, self._beside = y.clone(), beside
 
     def _measure(self, y: Tensor, x_batch: Tensor, y_batch: Tensor) -> tuple[float, float]:
-        self._model.vector.copy_(y)
-        self._model.grad.zero_()
+        own, buffers = self._beside
+        self._model.load(y, own)
+        if not self._model.is_plain:
+            self._model.set_buffers(own, buffers)
+        self._model.trained_grad.zero_()
         with self._draws.here(), torch.enable_grad():
             loss = self._loss.batch(self._model.module(x_batch), y_batch)
             loss.backward()

@@ -22,6 +22,7 @@ from hpcfed.ranks.world import World
 from tests.federations import blobs, write_federation
 from tests.mpi.nets import mlp
 from tests.mpi.recipes import METHODS, small
+from tests.mpi.test_replay import check_steps
 from tests.mpi.test_resume import by_the_first, stopped
 from tests.mpi.test_same_result import left_by
 
@@ -127,10 +128,12 @@ def test_a_run_with_a_private_head_is_the_same_as_alone(case, world, folder):
     ids=["fedbn", "averaged", "private-statistics", "fixed", "frozen-norm"],
 )
 def test_every_role_is_the_same_as_alone_and_resumed(parameters, world, folder):
-    base = recipe("run", parameters, data="own.h5", evaluate={**OF_CLIENTS, "every": 1}, rounds=4)
+    evaluate = {**OF_CLIENTS, "every": 1, "metrics": ["f1-macro"]}
+    base = recipe("run", parameters, data="own.h5", evaluate=evaluate, rounds=4)
     base["checkpoint"] = {"every": 1}
     whole = check_same_as_alone(world, folder, base)
     assert whole.metrics[-1]["test_loss"] > 0
+    assert 0 < whole.metrics[-1]["test_f1-macro"] < 1
     stopped({**base, "output": str(folder / "halves")}, world, 2)
     left: list[Any] = []
     again = {**base, "output": str(folder / "halves")}
@@ -297,6 +300,23 @@ def test_fast_sums_and_the_built_in_perceptron(world, folder):
     )
     for name, tensor in exact.items():
         np.testing.assert_allclose(fast[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("parameters", [FEDBN, FEDPER, {"buffers": "fixed"}], ids=["fedbn", "fedper", "fixed"])
+def test_a_replayed_client_trains_with_its_own_part(parameters, world, folder):
+    base = recipe("run", parameters, checkpoint={"every": 2, "keep": 9}, rounds=4, update_hashes=True)
+    run = hpcfed.run(base, world=world, quiet=True)
+    world.gather(None)
+    for client in run.metrics[-1]["cohort"]:
+        found = hpcfed.replay("run", 4, client)
+        assert found.agrees
+        assert found.start == 2
+        check_steps(found)
+        ended = found.module(len(found.steps)).state_dict()
+        own = run.folder / f"private/client-{client}.safetensors"
+        assert all(
+            torch.equal(ended[name], tensor) for name, tensor in (load_file(own) if own.exists() else {}).items()
+        )
 
 
 WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
