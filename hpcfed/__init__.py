@@ -3,6 +3,7 @@
 ``hpcfed.run("recipe.yaml", ["rounds=50"])`` trains, and returns the record (``.metrics``) and the model (``.module``).
 ``hpcfed.load("runs/own")`` reads a run that is there: its record as a table, its model as a module.
 ``hpcfed.write_federation("own.h5", {"north": (x, y), …})`` makes a federation file of your own samples.
+``hpcfed.ClientRule`` and ``hpcfed.ServerRule`` are the bases of your own methods' parts.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from hpcfed.version import __version__
 
 if TYPE_CHECKING:
     from data_prep.own import write_federation
+    from hpcfed.algorithms._base import ClientRule, ServerRule
     from hpcfed.api import Result, run, run_seeds
     from hpcfed.loaded import LoadedRun, load
     from hpcfed.rewind.replay import Replay, replay
 
 __all__ = [
+    "ClientRule",
     "Diverged",
     "EnvironmentFailure",
     "InputError",
     "LoadedRun",
     "Replay",
     "Result",
+    "ServerRule",
     "__version__",
     "load",
     "replay",
@@ -40,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from data_prep.own import write_federation
 
         return write_federation
+    if name in ("ClientRule", "ServerRule"):
+        from hpcfed.algorithms import _base
+
+        return getattr(_base, name)
     if name in ("run", "run_seeds", "Result"):
         from hpcfed import api
 

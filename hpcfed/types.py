@@ -1,7 +1,8 @@
 """The types that methods, clients and the reduction share: contexts, updates, means, and the protocols of rules.
 
 Shapes, everywhere in the package: d parameters (a flat vector, padded so that every parameter tensor starts on 64
-bytes), N clients, S cohort members, K local steps, B samples of a minibatch, P ranks.
+bytes), N clients, S cohort members, K local steps, B samples of a minibatch, P ranks. The gaps between tensors are 0,
+and stay 0 in every vector that a rule returns.
 
 Sign, everywhere: Δ_i = w − y_i, the server's model minus the client's last iterate. It points uphill like a gradient,
 and the server subtracts it.
@@ -73,7 +74,7 @@ class ClientInfo:
 
 @dataclass(slots=True)  # three are made a client: frozen ones take four times as long
 class RoundContext:
-    """The round, the step size and the client for which a rule is called.
+    """Arguments common to every call of a rule. Do not modify.
 
     Attributes:
         round: t, counted from 1.
@@ -233,7 +234,12 @@ class Part(BaseModel):
 
 
 class LocalMethod(Protocol):
-    """What a method does at its clients, and what the server keeps for them."""
+    """What a method does at its clients, and what the server keeps for them.
+
+    Order of calls: `begin_shared` once, before round 1, and `begin` at a client's first participation. In a round
+    `tilt`, the local solve, `report` and, if `stateful`, `next_state` for each member of the cohort, on the rank that
+    trains it; then the server's `step` and `share`, once on every rank.
+    """
 
     @property
     def stateful(self) -> bool:
@@ -310,7 +316,10 @@ class LocalMethod(Protocol):
         ...
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
-        """Return the client's contribution; `client` is its state, never None."""
+        """Return the client's contribution; `client` is its state, never None.
+
+        May be called twice in a round with the same arguments; must return the same bits.
+        """
         ...
 
     def next_state(
@@ -318,8 +327,8 @@ class LocalMethod(Protocol):
     ) -> State | None:
         """Return the client's next state, or None where clients have none.
 
-        `sent` is the update as the server decodes it. It is valid until the next client is trained, as ``local.delta``
-        is: a state holds new tensors.
+        `sent` is what `report` returned: a rule that compresses keeps Δ_i + e_i − ``sent.delta`` as its next error
+        e_i. It is valid until the next client is trained, as ``local.delta`` is: a state holds new tensors.
         """
         ...
 
@@ -336,7 +345,7 @@ class ServerMethod(Protocol):
         ...
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
-        """Return the next model and state; `w` is float64, so is the result.
+        """Return the next model and state; `w` is float64, so is the result, which is rounded to the run's dtype.
 
         A rule whose class says ``client_scalars = True`` finds each client's scalars in ``means.client_scalars``.
         """
@@ -344,10 +353,10 @@ class ServerMethod(Protocol):
 
 
 class Normalization(Protocol):
-    """By what multiple a client's Δ_i enters the averages."""
+    """Factor of each client's Δ_i in the averages (FedNova)."""
 
     def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
-        """Return the multiple of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ."""
+        """Return the factor of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ."""
         ...
 
 

@@ -1,6 +1,7 @@
-"""Bases of client and server rules: each answer's default, so that a rule says only where it differs from FedAvg.
+"""Base classes of client and server rules, with FedAvg's defaults.
 
 Rules of a method are final: another one wraps them (`hpcfed.algorithms._client_average`) or starts from these bases.
+Users import them as `hpcfed.ClientRule` and `hpcfed.ServerRule`.
 """
 
 from __future__ import annotations

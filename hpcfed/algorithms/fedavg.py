@@ -34,8 +34,7 @@ class Plain(ClientRule):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         raise TypeError(
-            f"{cls.__name__} derives from Plain, which is final: derive it from hpcfed.algorithms._base.ClientRule; "
-            f"{UPGRADE}"
+            f"{cls.__name__} derives from Plain, which is final: derive it from hpcfed.ClientRule; {UPGRADE}"
         )
 
 

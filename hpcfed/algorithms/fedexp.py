@@ -1,6 +1,6 @@
 """FedExP: FedAvg with a server step chosen each round by extrapolation.
 
-    client i:   as FedAvg;  also reports ‖Δ_i‖²
+    client i:   as FedAvg
     server:     η_g = max{1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))},    w ← w − η_g Δ̄
 
     ε     ``eps``
@@ -11,7 +11,7 @@ projection method, for clients that solve their problem to convergence.
 
 The iterates oscillate: evaluate with ``evaluate.model: last-two``, the average of the last two, never fed back.
 
-Reduced: d (Δ), and the scalar ‖Δ_i‖². State: none.
+Reduced: d (Δ); ‖Δ_i‖² comes with every Δ_i (`Means.mean_delta_sq`). State: none.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation", ICLR 2023,
 Algorithm 1, eqs. (9) and (7); Section 5 on the last two iterates.

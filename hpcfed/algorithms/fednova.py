@@ -1,5 +1,4 @@
-"""FedNova: FedAvg that divides each client's change by how far it was bound to move, so that no client counts for more
-because it took more steps.
+"""FedNova: FedAvg on updates normalised by each client's effective number of local steps.
 
     client i:   as FedAvg, with ``mu`` as FedProx, with ``local.momentum`` as FedAvgCM
     server:     v ← β v + τ_eff Σ_{i∈S} p_i Δ_i / ‖a_i‖₁;      w ← w − η_g v

@@ -1,11 +1,12 @@
 """SCAFFOLD-ExP: SCAFFOLD's clients, FedExP's server step.
 
-    client i:   as SCAFFOLD;  also reports ‖Δ_i‖²
+    client i:   as SCAFFOLD
     server:     η_g = max{1, mean ‖Δ_i‖² / (2 (‖Δ̄‖² + ε))},    w ← w − η_g Δ̄;      c as SCAFFOLD
 
     ε     ``eps``; ``exact_projection``, ``eps_scale`` and ``eps_decay`` as in FedExP
 
-Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ, and the scalar ‖Δ_i‖². State: SCAFFOLD's.
+Reduced: d (Δ), or 2d (Δ, Ψ) in a round whose ‖a_i‖₁ differ; ‖Δ_i‖² comes with every Δ_i
+(`Means.mean_delta_sq`). State: SCAFFOLD's.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, Section 6 and Algorithm 2; see `scaffold` and `fedexp`.
 """

@@ -4,7 +4,8 @@
 
 from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
 anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay where no
-clipping comes between the two.
+clipping comes between the two. This is ``clip: all``; ``clip: linear`` clips ∇f + shift − μ·anchor alone and adds μ·y
+after it, as it does wd·y.
 
 Two engines do this: `SequentialSolver`, one client after another with autograd, here, and `StackedSolver`, many clients
 at once (`hpcfed.client.batched.solver`), by two kinds of steps. The equation thus stands in three places, each in the

@@ -50,7 +50,8 @@ MEANINGS = {
     "local": (
         "`steps` or `epochs`; `batch_size: 50` or `full`; `lr: 0.1`, `lr_decay: 1` or `lr_schedule: "
         "[{round: 51, lr: 0.05}]` (from that round on), `weight_decay: 0`, `momentum: 0`, `clip_norm`, "
-        "`clip: all` or `linear`; `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, `eps`; "
+        "`clip: all` (of gradient and method's term together) or `linear` (its μ y is "
+        "added after); `optimizer: sgd`, `adam` or `yogi` with `beta1`, `beta2`, `eps`; "
         "`augment: {crop: 4, crop_probability: 1, flip: 0.5, per: sample}` or `per: batch`; `engine: "
         "batched` trains many clients at once, `sequential` one after another, `auto` is batched for "
         "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "

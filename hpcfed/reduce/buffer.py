@@ -1,14 +1,14 @@
-"""The buffer of a training round: everything that ranks exchange, in one Allreduce.
+"""The buffer of a training round: all updates, scalars and flags of its ranks, in one Allreduce.
 
     [ vectors: words × entries of each  |  cohort slots: S × client_slot(V, K)  |  rank slots: P × RANK_SLOT ]
 
-The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each with words of its own number, or float32 ones
+The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each in as many words as its range needs, or float32 ones
 (`hpcfed.reduce.fast`). A slot has fields of 8 bytes; it is written by one rank and left 0 by all others, so its sum as
 int64 is what that rank wrote: integers as they are, float64 as their bit patterns. Every rank thus knows every client's
 scalars and every rank's hash exactly, in either kind of sum.
 
-Large sums that lie on a GPU and are reduced on the host go in pieces, an Allreduce each, so that the pieces that follow
-are copied meanwhile. On a CPU that brings nothing: a waiting rank computes as fast as MPI does, which is a copy.
+Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
+meanwhile; on a CPU pieces gain nothing. Client states that move, evaluations and checkpoints communicate separately.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class RoundBuffer:
         return True
 
     def _add_waiting(self) -> None:
-        """Add the updates that wait, if any do, to the sums."""
+        """Add the waiting updates to the sums."""
         if not self._waiting:
             return
         weights = np.array([report.weight for report in self._waiting])

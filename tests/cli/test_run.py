@@ -17,8 +17,9 @@ from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
+from hpcfed.evaluation.per_client import COLUMNS, NAME
 from hpcfed.setup import resolve
-from tests.launch import Completed, launch, own_lines
+from tests.launch import ROOT, Completed, launch, own_lines
 from tests.mpi.recipes import small, write_recipe, write_small
 from tests.numerics.test_reference import TOLERANCE, cases, flat, recipe_of
 
@@ -105,6 +106,18 @@ def test_the_metrics_have_the_keys_and_types_of_the_contract(finished):
         assert len(bytes.fromhex(row["hash"])) == 8
         assert row["mean_delta_sq"] >= row["delta_sq"] > 0
         assert row["server_lr"] >= 1
+
+
+def test_the_page_of_columns_has_those_of_the_record(finished):
+    page = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
+    rounds, clients = (
+        re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in page.split("## `clients.csv`")
+    )
+    assert rounds == list(ROW)
+    assert clients == [*COLUMNS, NAME]
+    seconds = page.split("`seconds` has ")[1].split("## ")[0]
+    row = json.loads((finished[0] / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert [name for name in re.findall(r"`(\w+)`", seconds) if name in row["seconds"]] == list(row["seconds"])
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model-evaluated.safetensors"])

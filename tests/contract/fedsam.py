@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hpcfed.algorithms._base import ClientRule
+from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.types import Method, Tilt
 

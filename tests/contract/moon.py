@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from hpcfed.algorithms._base import ClientRule
+from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.types import Method
 

@@ -3,6 +3,8 @@
     client i:   F_i = f_i(w);   reports  F_i^q Δ_i/η  and  h_i = q F_i^(q−1) ‖Δ_i/η‖² + F_i^q/η
     server:     w ← w − mean(F_i^q Δ_i/η) / mean h_i
 
+State: the round's largest h_i at the server, for the record's hash alone: tests see there that ranks agree on each h_i.
+
 Reference: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, Algorithm 2.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from hpcfed.algorithms._base import ClientRule, ServerRule
+from hpcfed import ClientRule, ServerRule
 from hpcfed.types import Method, ServerUpdate, Update
 
 

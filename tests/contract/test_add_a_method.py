@@ -66,7 +66,7 @@ def test_its_resolved_recipe_keeps_its_keys(world, place):
 
 
 WRONG = """
-from hpcfed.algorithms._base import ClientRule
+from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, ServerUpdate, Update
 
@@ -131,7 +131,7 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
 
 ERRING = """
 import torch
-from hpcfed.algorithms._base import ClientRule
+from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, Part, ServerUpdate, Tilt, Update
 

