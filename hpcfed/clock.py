@@ -34,7 +34,7 @@ class Clock:
 
     def requests(self) -> Request:
         """Return this rank's requests in the round that begins."""
-        requests = self._checkpoints.asks()
+        requests = self._checkpoints.requests()
         if self._caught.name:
             requests |= Request.STOP
         if self._is_root and self._time_left.is_up(self._checkpoints.seconds):

@@ -92,7 +92,7 @@ class Training:
         return clients[self._parts.placement.home_of(clients) == self._parts.world.rank].tolist()
 
     def _move(self, plan: RoundPlan) -> frozenset[int]:
-        """Let states begin to move to where their clients are trained; return the clients whose state arrives here."""
+        """Start the transfer of client states to the training ranks; return those expected here."""
         placement, clients = self._parts.placement, plan.cohort.clients
         if not (placement.balanced and self._parts.method.local.stateful):
             return frozenset()
@@ -109,7 +109,8 @@ class Training:
         groups = deque(_cut(mine, min(engine.together, self._most)))
         while groups:
             group = groups.popleft()
-            self._parts.watch.stage(f"round {plan.round}, client {clients[group[0]]}: training")  # a name costs a read
+            first = clients[group[0]]  # by number: its name costs a read
+            self._parts.watchdog.stage(f"round {plan.round}, client {first}: training")
             try:
                 if any(clients[place] in arriving for place in group):
                     self._moves.finish()
@@ -159,6 +160,7 @@ class Training:
             tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own))
             members.append((about, state))
         names = self._parts.method.reported(plan.alike)
+        # lazy: a client may be trained when its result is asked for, and its delta is valid until the next one is
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
         for row, ((about, state), local) in enumerate(zip(members, solved, strict=True)):
             client, place = clients[row], places[row]

@@ -36,7 +36,7 @@ from hpcfed.user_code.blame import blamed
 log = logging.getLogger("hpcfed")
 
 MANY_REPEATS = 0.05
-"""Share of rounds run twice that the user should hear of."""
+"""Share of rounds run twice above which the run says so."""
 
 
 def train(
@@ -53,7 +53,7 @@ def train(
         parts, evaluator = assemble(recipe, world, device_slot)
         observers = Observers(recipe, world)
         with parts.clients:
-            of_clients = ClientEvaluator(recipe.evaluate, parts, evaluator)
+            client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
             simulation = Simulation(parts)
             checkpoints = Checkpoints(recipe, folder, parts, simulation)
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
@@ -73,16 +73,26 @@ def train(
                     Recorder(folder, parts, totals) as recorder,
                     observers.watching(facts, done),
                     _nothing_old_collected(),
-                    parts.watch.watching(),
+                    parts.watchdog.watching(),
                 ):
-                    clock = Clock(recipe.stop, caught, checkpoints, world)
-                    state = recipe, parts, simulation, evaluator, of_clients, checkpoints
-                    ending.stopped = _rounds(Session(*state, clock, recorder, reporter, observers), progress)
+                    session = Session(
+                        recipe=recipe,
+                        parts=parts,
+                        simulation=simulation,
+                        evaluator=evaluator,
+                        client_evaluator=client_evaluator,
+                        checkpoints=checkpoints,
+                        clock=Clock(recipe.stop, caught, checkpoints, world),
+                        recorder=recorder,
+                        reporter=reporter,
+                        observers=observers,
+                    )
+                    ending.stopped = _rounds(session, progress)
                 world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
 
 
 def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
-    """Yield what the user may not have meant, though it can be run."""
+    """Yield warnings of valid settings that may be unintended."""
     if empty := parts.cohorts.without_samples:
         what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
         yield f"{empty} {what} as an update of 0 (weights: uniform)"
@@ -108,7 +118,7 @@ class Session:
     parts: Parts
     simulation: Simulation
     evaluator: Evaluator
-    of_clients: ClientEvaluator
+    client_evaluator: ClientEvaluator
     checkpoints: Checkpoints
     clock: Clock
     recorder: Recorder
@@ -129,13 +139,13 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
         # 1. Train a cohort: local work, one Allreduce, the server's step.
         result = _train(session, round)
         # 2. Evaluate the model, where the recipe asks for it.
-        scores, of_clients = _evaluate(session, round)
+        scores, client_scores = _evaluate(session, round)
         # 3. Record the round; notify progress and observers.
-        _record(session, round, result, scores, of_clients)
+        _record(session, round, result, scores, client_scores)
         # 4. End early by scores, a signal or the clock; save where it is due.
         stopping.add(scores)
         is_last = round == recipe.rounds or stopping.reason is not None
-        early = Request.NOTHING if is_last else result.asks & ENDING
+        early = Request.NOTHING if is_last else result.requests & ENDING
         _save(session, round, result, stopping, is_last=is_last, early=bool(early))
     session.checkpoints.finish()
     if early:
@@ -145,10 +155,10 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
 
 
 def _train(session: Session, round: int) -> RoundResult:
-    """Train a round; ranks that differ are looked for in a user's method first."""
+    """Train a round; if the ranks differ and the method is the user's, the error says to check the method first."""
     try:
         requests, written = session.clock.requests(), session.checkpoints.written
-        return session.simulation.round(round, asks=requests, written=written)
+        return session.simulation.round(round, requests=requests, written=written)
     except RanksDiffer as error:
         if session.recipe.algorithm.factory is None:
             raise
@@ -167,8 +177,8 @@ def _record(
 
 def _save(session: Session, round: int, result: RoundResult, stopping: Stopping, *, is_last: bool, early: bool) -> None:
     kept = {"totals": dict(session.recorder.totals), "stopping": stopping.progress()}
-    session.parts.watch.stage(f"round {round}: checkpoint", waits=True)
-    session.checkpoints.after(round, result.asks, result.written, kept, last=is_last or early, early=early)
+    session.parts.watchdog.stage(f"round {round}: checkpoint", waits=True)
+    session.checkpoints.after(round, result.requests, result.written, kept, last=is_last or early, early=early)
 
 
 def _finish(session: Session, round: int, reason: str | None) -> None:
@@ -188,7 +198,7 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
 
 @contextmanager
 def _nothing_old_collected() -> Iterator[None]:
-    """Keep the garbage collector from searching, every few rounds, all that torch brought along."""
+    """Exempt what torch has loaded from garbage collection, whose scans of it would cost time every few rounds."""
     gc.collect(1)  # a whole collection takes longer than a short run
     gc.freeze()
     try:
@@ -203,7 +213,7 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
     def due(every: int) -> bool:
         return every > 0 and (round % every == 0 or round == session.recipe.rounds)
 
-    session.parts.watch.stage(f"round {round}: evaluation", waits=True)
+    session.parts.watchdog.stage(f"round {round}: evaluation", waits=True)
     section, world = session.recipe.evaluate, session.parts.world
     test, train, clients = due(section.every), due(section.train.every), due(section.clients.every)
     if not (test or train or clients):
@@ -211,10 +221,10 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
     try:
         w = session.simulation.evaluated()
         scores = session.evaluator(w, test=test, train=train)
-        of_clients = session.of_clients(w, round) if clients else None
+        client_scores = session.client_evaluator(w, round) if clients else None
         for remark in session.evaluator.news():
             session.reporter.say(f"{session.recipe.name}: {remark}")
-        return scores, of_clients
+        return scores, client_scores
     except HpcfedError:
         raise
     except Exception as error:  # a user's model or a device may raise anything

@@ -44,7 +44,7 @@ class Parts:
     evaluate_model: str
     skips_bad: bool
     """Whether a round goes on without a client whose training failed, instead of ending the run."""
-    watch: Watchdog
+    watchdog: Watchdog
     reduction: str
     """Kind of the round's sums, ``exact`` or ``fast``."""
     hashes_updates: bool

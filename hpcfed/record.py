@@ -84,7 +84,7 @@ class Recorder:
     def add(
         self,
         round: int,
-        outcome: RoundResult,
+        result: RoundResult,
         scores: Mapping[str, Value],
         clients: ClientScores | None,
         seconds: Mapping[str, float],
@@ -94,38 +94,38 @@ class Recorder:
         Raises:
             EnvironmentFailure: the disk refuses.
         """
-        size = len(outcome.cohort.clients)
+        size = len(result.cohort.clients)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
-        sent = len(outcome.means.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
+        sent = len(result.means.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
         self.totals["bytes_up"] += size * sent
         self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
-        self.totals["gradients"] += outcome.gradients
-        has_delta = DELTA in outcome.means.vectors
+        self.totals["gradients"] += result.gradients
+        has_delta = DELTA in result.means.vectors
         row = {
             "round": round,
-            "cohort": outcome.cohort.clients.tolist(),
-            "local_loss": outcome.local_loss,
+            "cohort": result.cohort.clients.tolist(),
+            "local_loss": result.local_loss,
             **scores,
             "clients": None if clients is None else clients.summary(),
-            **({} if outcome.never_drawn is None else {"never_drawn": outcome.never_drawn}),
-            "skipped": outcome.skipped,
-            "attempts": outcome.attempts,
-            "unit": outcome.units,
-            "server_lr": outcome.server_lr,
-            "delta_sq": outcome.means.delta_sq if has_delta else None,
-            "mean_delta_sq": outcome.means.mean_delta_sq if has_delta else None,
+            **({} if result.never_drawn is None else {"never_drawn": result.never_drawn}),
+            "skipped": result.skipped,
+            "attempts": result.attempts,
+            "unit": result.units,
+            "server_lr": result.server_lr,
+            "delta_sq": result.means.delta_sq if has_delta else None,
+            "mean_delta_sq": result.means.mean_delta_sq if has_delta else None,
             **self.totals,
-            "hash": outcome.hash,
-            "seconds": {name: _round_off(value) for name, value in {**outcome.seconds, **seconds}.items()},
-            "imbalance": _round_off(outcome.imbalance),
+            "hash": result.hash,
+            "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
+            "imbalance": _round_off(result.imbalance),
         }
         if self._file is not None:
             if time.monotonic() - self._checked >= CHECK_SECONDS:
                 self._check(self._file)
             try:
-                if self._hashes is not None and outcome.update_hashes is not None:
-                    self._hashes.write(outcome.update_hashes.astype(UPDATE_HASH).tobytes())
+                if self._hashes is not None and result.update_hashes is not None:
+                    self._hashes.write(result.update_hashes.astype(UPDATE_HASH).tobytes())
                     self._hashes.flush()
                 self._size += self._file.write(line_of(row).encode())
                 self._file.flush()

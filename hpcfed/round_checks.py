@@ -1,4 +1,4 @@
-"""Checks of what a method, perhaps the user's own, hands over, and of what the ranks hold."""
+"""Checks of updates, sums and server steps."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def check_own(own: State) -> None:
             raise Diverged(f"its {name.replace('.', ' ')} are not finite", remedy=LOWER)
 
 
-def check_step(method: str, stepped: ServerUpdate, w: Tensor) -> None:
+def check_step(method: str, update: ServerUpdate, w: Tensor) -> None:
     """Refuse a server step whose model does not fit the one before.
 
     Raises:
         InputError: it has another shape.
     """
-    if stepped.w.shape != w.shape:
-        expected, got = f"a model of shape {tuple(w.shape)}", f"shape {tuple(stepped.w.shape)}"
+    if update.w.shape != w.shape:
+        expected, got = f"a model of shape {tuple(w.shape)}", f"shape {tuple(update.w.shape)}"
         raise InputError(f"{method}, server step", expected=expected, got=got)
 
 

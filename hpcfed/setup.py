@@ -262,7 +262,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         private=private,
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
-        watch=Watchdog(seconds_of(recipe.watchdog), world),
+        watchdog=Watchdog(seconds_of(recipe.watchdog), world),
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
         sum_on_device=device_sum(recipe.gpu_reduce, device_slot, world),

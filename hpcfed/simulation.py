@@ -38,8 +38,8 @@ class RoundResult:
     server_lr: float | None
     local_loss: float | None
     gradients: int
-    asks: Request
-    """What any rank asks of all."""
+    requests: Request
+    """Requests of any rank to all."""
     skipped: list[int]
     """Clients whose training failed, left out of the round."""
     written: int
@@ -51,7 +51,7 @@ class RoundResult:
     hash: str
     """Of the model and the server's state after the round: 64 bits, hexadecimal."""
     attempts: int
-    """1, or 2 where the clients were trained once more, as the first attempt's units had not suited their updates."""
+    """1, or 2 if the predicted units did not fit the updates."""
     update_hashes: np.ndarray | None = None
     """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
     never_drawn: int | None = None
@@ -95,12 +95,11 @@ class Simulation:
         self._training = Training(parts, self._buffer, self.buffers)
         self.magnitudes = Magnitudes(self.w.numel(), self._dtype, self.buffers.entries)
 
-    def round(self, round: int, *, asks: Request = Request.NOTHING, written: int = 0) -> RoundResult:
+    def round(self, round: int, *, requests: Request = Request.NOTHING, written: int = 0) -> RoundResult:
         """Train a round, counted from 1: local work, the one Allreduce, the server's step.
 
-        Where the clients' updates turn out to be of another size than the units of the sums were chosen for, the local
-        work and the Allreduce are done once more. What a rank asks of all, and how far its checkpoints are written,
-        reaches all ranks' `RoundResult`.
+        If the predicted units do not fit the updates, the cohort is trained and reduced a second time. Requests and
+        saved rounds of all ranks are in the result.
 
         Raises:
             Diverged: a client's update is not finite.
@@ -112,12 +111,12 @@ class Simulation:
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
-        sums, states, spent = self._attempt(plan, units, asks, written)
+        sums, states, spent = self._attempt(plan, units, requests, written)
         self._parts.placement.learn(ranks, cohort.work, cohort.steps, sums.local_seconds)
         better = self._better_units(units, counts, sums, round)
         if better is not None:
             first, first_spent, units = sums, spent, better
-            sums, states, spent = self._attempt(plan, units, asks, written)
+            sums, states, spent = self._attempt(plan, units, requests, written)
             check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
             spent = {name: first_spent[name] + seconds for name, seconds in spent.items()}
             self.magnitudes.repeats += 1
@@ -136,7 +135,7 @@ class Simulation:
             server_lr=server_lr,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
-            asks=Request(int(np.bitwise_or.reduce(sums.asks))),
+            requests=Request(int(np.bitwise_or.reduce(sums.requests))),
             skipped=cohort.clients[sums.status == SKIPPED].tolist(),
             written=int(sums.written.min()),
             seconds={**spent, "server": time.perf_counter() - reduced},
@@ -149,7 +148,7 @@ class Simulation:
         )
 
     def _attempt(
-        self, plan: RoundPlan, units: Mapping[str, Units], asks: Request, written: int
+        self, plan: RoundPlan, units: Mapping[str, Units], requests: Request, written: int
     ) -> tuple[Sums, Mapping[int, State], Mapping[str, float]]:
         """Train a round's cohort and reduce what it reports, in these units.
 
@@ -164,9 +163,9 @@ class Simulation:
         self._buffer.open(units, len(plan.cohort.clients), scalars)
         states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
-        self._parts.watch.stage(f"round {round}: waiting for other ranks", waits=True)
+        self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
-            sums = self._buffer.reduce(self._state_hash(), trained - started, asks=asks, written=written)
+            sums = self._buffer.reduce(self._state_hash(), trained - started, requests=requests, written=written)
         failure = failure or self._buffer.failure
         reduced, local = time.perf_counter(), sums.local_seconds
         check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)
@@ -220,14 +219,14 @@ class Simulation:
         context = RoundContext(
             plan.round, plan.lr, None, plan.alike, seed=self._parts.seed, purpose=Purpose.SERVER_STEP
         )
-        stepped = method.server.step(self.w.double(), self.server, means, context)
-        check_step(method.name, stepped, self.w)
+        update = method.server.step(self.w.double(), self.server, means, context)
+        check_step(method.name, update, self.w)
         self.shared = method.local.share(self.shared, means)
         self._previous, self._mean_delta = self.w, means.vectors.get(DELTA, self._mean_delta)
-        self.w, self.server = stepped.w.to(self._dtype), stepped.state
+        self.w, self.server = update.w.to(self._dtype), update.state
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
-        return stepped.server_lr
+        return update.server_lr
 
     def replicated(self) -> dict[str, Tensor]:
         """Return all that every rank holds alike after a round: what a checkpoint needs besides the clients' states."""

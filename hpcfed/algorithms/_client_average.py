@@ -35,7 +35,7 @@ LAST, MOVED, AVERAGE = "last-model", "moved", "client-average"
 STEP_AVERAGE, STEPS = "step-average", "step-sum"
 
 
-class _FollowClients:
+class _WithClientAverage:
     """A local method that also keeps each client's last model, and with the server the average of them all."""
 
     def __init__(self, inner: LocalMethod):
@@ -71,10 +71,10 @@ class _FollowClients:
 
 def following_clients(method: Method) -> Method:
     """Return the method with the average over all clients' last models as part of what the server keeps."""
-    return replace(method, local=cast("LocalMethod", _FollowClients(method.local)))
+    return replace(method, local=cast("LocalMethod", _WithClientAverage(method.local)))
 
 
-class _FollowIterates:
+class _WithStepAverage:
     """A server method that also keeps the average of the models that its steps began with, weighted by their η_g."""
 
     def __init__(self, inner: ServerMethod):
@@ -87,16 +87,16 @@ class _FollowIterates:
         return {STEP_AVERAGE: w, STEPS: w.new_zeros(()), **self._inner.begin(w)}
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
-        stepped = self._inner.step(w, state, means, context)
-        weight = 1.0 if stepped.server_lr is None else stepped.server_lr
+        update = self._inner.step(w, state, means, context)
+        weight = 1.0 if update.server_lr is None else update.server_lr
         total = state[STEPS] + weight
         average = state[STEP_AVERAGE] + weight / total * (w - state[STEP_AVERAGE])
-        return replace(stepped, state={**stepped.state, STEP_AVERAGE: average, STEPS: total})
+        return replace(update, state={**update.state, STEP_AVERAGE: average, STEPS: total})
 
 
 def following_iterates(method: Method) -> Method:
     """Return the method with the average of its iterates as part of what the server keeps."""
-    return replace(method, server=cast("ServerMethod", _FollowIterates(method.server)))
+    return replace(method, server=cast("ServerMethod", _WithStepAverage(method.server)))
 
 
 def evaluated_model(

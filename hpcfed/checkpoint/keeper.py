@@ -62,12 +62,12 @@ class Checkpoints:
         """Time that the last checkpoint took to write."""
         return self._writer.seconds
 
-    def asks(self) -> Request:
+    def requests(self) -> Request:
         """Return this rank's requests to all: a checkpoint by rank 0's clock, or help after a failed write."""
-        asks = Request.NOTHING if self._writer.failure is None else Request.HELP
+        requests = Request.NOTHING if self._writer.failure is None else Request.HELP
         if self._period is not None and self._world.is_root and time.monotonic() - self._last >= self._period:
-            asks |= Request.CHECKPOINT
-        return asks
+            requests |= Request.CHECKPOINT
+        return requests
 
     def restore(self, say: Callable[[str], None]) -> tuple[int, Mapping[str, Any]]:
         """Restore the simulation from the newest whole checkpoint; return its round (0: none found) and progress.
@@ -127,13 +127,13 @@ class Checkpoints:
         return vectors + self._parts.cohorts.most_participants * self._layout.record_bytes
 
     def after(
-        self, round: int, asks: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
+        self, round: int, requests: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
     ) -> None:
         """Act after a round: make the last checkpoint valid, begin the next if it is due.
 
         Args:
             round: t.
-            asks: requests of any rank to all.
+            requests: requests of any rank to all.
             written: round of the last checkpoint that all ranks have written.
             progress: plain JSON that `restore` returns.
             last: whether no round follows in this job.
@@ -142,13 +142,13 @@ class Checkpoints:
         Raises:
             EnvironmentFailure: a checkpoint cannot be written, on any rank.
         """
-        if Request.HELP in asks:
+        if Request.HELP in requests:
             self._raise_failure()
         self._settle(written)
         every = self._recipe.checkpoint.every
         if every == 0 and not early:
             return
-        self._is_due |= last or Request.CHECKPOINT in asks or (isinstance(every, int) and round % every == 0)
+        self._is_due |= last or Request.CHECKPOINT in requests or (isinstance(every, int) and round % every == 0)
         if last:
             self.finish()
         if self._is_due and (last or self._saved_round <= max(written, self.done)):  # the one before must be valid

@@ -61,14 +61,14 @@ class _Section(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class Magnitudes(_Section):
+class MagnitudesState(_Section):
     """State of `hpcfed.reduce.units.Magnitudes`: exponents of two, and a count."""
 
     spans: dict[str, Annotated[list[Annotated[float, Field(ge=-1100, le=1100)]], Field(min_length=2, max_length=2)]]
     repeats: int
 
 
-class Stopping(_Section):
+class StoppingState(_Section):
     """State of `hpcfed.stopping.Stopping`."""
 
     rule: dict[str, Any]
@@ -82,11 +82,11 @@ class Progress(_Section):
     """The round loop's state besides tensors."""
 
     totals: dict[str, int]
-    stopping: Stopping
-    magnitudes: Magnitudes
+    stopping: StoppingState
+    magnitudes: MagnitudesState
 
 
-class Content(_Section):
+class ManifestContent(_Section):
     """What a manifest of this version holds besides its checksum."""
 
     round: Annotated[int, Field(ge=1)]
@@ -151,7 +151,7 @@ class Manifest:
                 remedy="go on with that version, or choose another output",
             )
         try:
-            Content.model_validate(content)
+            ManifestContent.model_validate(content)
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"]))
             raise Damaged(f"{path.name} has the checksum of a manifest, but not its content: {shown(where)}") from None

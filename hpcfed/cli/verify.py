@@ -47,13 +47,13 @@ def command(
     import secrets
 
     from hpcfed.ranks.world import connect
-    from hpcfed.verify.verify import Request, check_count, verify
+    from hpcfed.verify.verify import Verification, check_count, verify
 
     world = connect()
     check_count(rounds)
     with world.united():
         drawn = world.broadcast(secrets.randbits(32) if seed is None else seed)
-        request = Request(run, None if every else rounds, drawn, data, code, signers, tolerance)
+        request = Verification(run, None if every else rounds, drawn, data, code, signers, tolerance)
 
         def say(text: str) -> None:
             if world.is_root:

@@ -71,8 +71,8 @@ class Engine(Protocol):
 
     Attributes:
         together: the best number of clients in one call.
-        inseparable: how many consecutive members of a cohort must stay together, on one rank, because the last bits of
-            each depend on the others; 1 where they do not.
+        group_size: how many consecutive members of a cohort must stay together, on one rank, because the last bits of
+            each depend on the others; 1 if they do not.
         placement_counts: whether a client's last bits depend on how cohorts are placed: on its group where groups can
             be cut before they are placed, else trained alone.
     """
@@ -92,7 +92,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Stepping:
-    """What all clients' local work has in common in a round."""
+    """Step sizes and effective steps of local training."""
 
     section: LocalSection
 
@@ -210,7 +210,6 @@ class SequentialSolver:
         if model.is_plain:
             return result
         return replace(result, own=model.private_state(), buffers=model.averaged_buffers())
-
 
     def _begin_gradient(self, constant: Tensor | None, mu: float) -> None:
         """Set the flat gradient to constant + scale·y: what backward then adds ∇f to, in one pass over memory.

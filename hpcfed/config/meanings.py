@@ -110,11 +110,11 @@ MEANINGS = {
         "where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR)"
     ),
     "placement": (
-        "`balanced`: a round's cohort spread over the ranks by what samples, steps and clients have been "
-        "seen to cost, and by the speed each rank has shown, states moving along; `static`: clients stay "
-        "at home, the default where clients have a state. The choice is part of the result "
-        "where a client's last bits depend on its group (stacked perceptrons of some odd widths, other "
-        "stacked modules): `environment.json` says so as `bits_depend_on_placement`"
+        "`balanced`: spreads each round's cohort over the ranks by the measured costs of samples, steps and "
+        "clients and the measured speeds of ranks; client states move along. `static`: clients stay on their "
+        "home rank, the default of methods whose clients have a state. The choice is part of the result where "
+        "a client's last bits depend on its group (stacked perceptrons of some odd widths, other stacked "
+        "modules): `environment.json` says so as `bits_depend_on_placement`"
     ),
     "output": ("the run folder; default: `runs/<name>`"),
 }

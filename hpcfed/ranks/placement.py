@@ -170,7 +170,7 @@ class Placement:
     def __init__(self, home: np.ndarray, num_ranks: int, *, balanced: bool, together: int = 1, group_size: int = 1):
         self._home = home.copy()
         self.balanced = balanced and num_ranks > 1
-        self._num_ranks, self._inseparable = num_ranks, group_size
+        self._num_ranks, self._group_size = num_ranks, group_size
         self._cost = WorkCost(together=together // group_size)
         self._speeds, self._rounds = [1.0] * num_ranks, 0
         self._products, self._seen = [[0.0] * 4 for _ in range(4)], 0.0
@@ -192,16 +192,16 @@ class Placement:
         home = self.home_of(clients)
         if not self.balanced:
             return home.tolist()
-        groups = np.arange(0, len(samples), self._inseparable)
+        groups = np.arange(0, len(samples), self._group_size)
         own, taken = np.add.reduceat(samples, groups), np.maximum.reduceat(steps, groups)
-        ranks = spread(own, home[:: self._inseparable], self._num_ranks, self._speeds, taken, self._cost)
-        return np.repeat(ranks, self._inseparable)[: len(home)].tolist()
+        ranks = spread(own, home[:: self._group_size], self._num_ranks, self._speeds, taken, self._cost)
+        return np.repeat(ranks, self._group_size)[: len(home)].tolist()
 
     def learn(self, ranks: Sequence[int], samples: np.ndarray, steps: np.ndarray, seconds: np.ndarray) -> None:
         """Update costs and speeds from each rank's seconds, (P,), and its members' samples and steps, (S,) each."""
         if not self.balanced:
             return
-        groups = np.arange(0, len(samples), self._inseparable)
+        groups = np.arange(0, len(samples), self._group_size)
         of_groups, own = np.asarray(ranks)[groups], np.add.reduceat(samples, groups)
         taken, longest = np.maximum.reduceat(steps, groups), np.zeros(self._num_ranks)
         np.maximum.at(longest, of_groups, taken)

@@ -42,7 +42,7 @@ KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast"
 PIECE_BYTES = 4 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
 
-RANK_SLOT = np.dtype([("hash", "i8"), ("asks", "i8"), ("written", "i8"), ("local_seconds", "f8")])
+RANK_SLOT = np.dtype([("hash", "i8"), ("requests", "i8"), ("written", "i8"), ("local_seconds", "f8")])
 """Flags of a rank, for all others."""
 DONE, FAILED, SKIPPED = 1, 2, 3
 
@@ -71,7 +71,7 @@ class Sums:
         scalars: (S,) float64 of each named scalar.
         update_hashes: (S,) uint64, of each client's update, 0 where it was skipped; None where none are taken.
         hashes: (P,) int64, of each rank's replicated state at the start of the round.
-        asks: (P,) int64, what each rank asks of all (`hpcfed.types.Request`).
+        requests: (P,) int64, requests of each rank to all (`hpcfed.types.Request`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
         local_seconds: (P,) float64, spent in local work.
     """
@@ -83,7 +83,7 @@ class Sums:
     loss_sum: np.ndarray
     steps: np.ndarray
     hashes: np.ndarray
-    asks: np.ndarray
+    requests: np.ndarray
     written: np.ndarray
     local_seconds: np.ndarray
     scalars: Mapping[str, np.ndarray]
@@ -272,7 +272,7 @@ class RoundBuffer:
         self._waiting.clear()
 
     def _fill(self, reports: list[_Report], added: list[tuple[Numbers, Numbers]]) -> None:
-        """Fill in the scalars of updates; a device's are read all together, before the reduction."""
+        """Write the scalars of updates into their slots; a device's are kept for one copy before the reduction."""
         if self._device.type == "cpu":
             self._write(reports, added)
         else:
@@ -329,7 +329,7 @@ class RoundBuffer:
         """Take part in the open round's reduction without this rank's device, which can do nothing more."""
         self._failure = failure
 
-    def reduce(self, state_hash: int, local_seconds: float, *, asks: int = 0, written: int = 0) -> Sums:
+    def reduce(self, state_hash: int, local_seconds: float, *, requests: int = 0, written: int = 0) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce.
 
         Raises:
@@ -346,7 +346,7 @@ class RoundBuffer:
                 self.abandon(fault(error, f"rank {self._world.rank} on {self._world.hosts[self._world.rank]}"))
                 self._clients["status"][self._clients["status"] == DONE] = FAILED
         self.seconds["pack"] += time.perf_counter() - started
-        self._ranks[self._world.rank] = state_hash, asks, written, local_seconds
+        self._ranks[self._world.rank] = state_hash, requests, written, local_seconds
         tail = self._host[self._num_words :].numpy()
         self._kind.write_slots(self._slots, tail)
         summed = {name: torch.empty(self.entries_of(name), dtype=torch.float64) for name in self._sums}
@@ -366,7 +366,7 @@ class RoundBuffer:
             loss_sum=clients["loss_sum"],
             steps=clients["steps"],
             hashes=ranks["hash"],
-            asks=ranks["asks"],
+            requests=ranks["requests"],
             written=ranks["written"],
             local_seconds=ranks["local_seconds"],
             scalars={name: clients["scalars"][:, number] for number, name in enumerate(self._scalars)},

@@ -32,7 +32,7 @@ def device_sum(wanted: str, device_slot: DeviceSlot, world: World) -> SumInPlace
 
     Args:
         wanted: the recipe's ``gpu_reduce``.
-        seat: this rank's.
+        device_slot: this rank's.
 
     Raises:
         InputError: what was asked for is not there.

@@ -1,13 +1,13 @@
 """Sums of floating-point vectors that do not depend on their order: fixed-point numbers in int64.
 
 A number is rounded to a multiple of a unit and added as an integer, which is associative, so any split of the clients
-over ranks gives the same bits. A sum has one word or more: x = Σ_k word_k · unit_k, where each word takes what the one
-before, whose unit is coarser, leaves over. `hpcfed.reduce.units` chooses the units, and tells afterwards from the
-largest entries of the contributions, never from a sum that may have wrapped, whether they were right.
+over ranks gives the same bits. A sum has one or more words, x = Σ_k word_k · unit_k with decreasing units: each word
+holds the remainder of the word before it. `hpcfed.reduce.units` chooses the units beforehand and checks them afterwards
+against the largest entries of the contributions, not against the sum, which may have wrapped.
 
-Rounding costs an addition: x + 1.5·2^52 is a float64 whose last bit counts ones, so its bit pattern, read as an
-integer, is round(x) plus a constant; the constants of many contributions are taken off together (`ExactSum.settle`).
-That holds for |x| < 2^51 units; a vector with a larger entry is rounded and converted, to the same integers.
+Rounding is one addition: the last bit of x + 1.5·2^52 in float64 has the value 1, so its bit pattern as an integer is
+round(x) plus a constant. The constants of many contributions are subtracted together (`ExactSum.settle`). This holds
+for |x| < 2^51 units; a vector with a larger entry is rounded and converted, to the same integers.
 """
 
 from __future__ import annotations

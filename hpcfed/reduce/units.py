@@ -7,8 +7,8 @@ largest entry b_i travels in the client's slot, so after the reduction every ran
     precision   u √(d |S| / 12) ≤ ε max c_i b_i · max(1, √|S| / 2)                 u: unit of the finest word
 
 The left side of the second line is the standard deviation (l2) of |S| roundings of d entries to multiples of u; the
-right one is a low estimate of what sums in the run's dtype would err by: ε is 2^-26 (float32) or 2^-55 (float64), a
-quarter of the machine epsilon or less, and half of the additions round a partial sum that holds the largest term.
+right one is a lower bound on the rounding error of a sum in the run's dtype: ε is 2^-26 (float32) or 2^-55 (float64),
+a quarter of the machine epsilon or less, and half of the additions round a partial sum that holds the largest term.
 
 A round's units are predicted from the bounds that a vector had before (`Magnitudes`). Where a prediction turns out
 wrong, the round is run once more with units from the first attempt's bounds, which hold by construction.
@@ -37,12 +37,12 @@ SUMMABLE = 62
 """Bits of a sum in a word, one less than an int64 has, for the rounding of its terms."""
 EPSILON = {torch.float32: 26, torch.float64: 55}
 """−log2 ε of the precision kept."""
-HEAD, TAIL = 6, 3
+HEADROOM_BITS, FOOTROOM_BITS = 6, 3
 """Bits by which bounds may exceed what was predicted, and fall below it, before a round has to be repeated."""
-RELAX = 0.25
+SPAN_DECAY_BITS = 0.25
 """Bits by which the remembered span of a vector's bounds shrinks at each appearance: alternating rounds stay in it."""
-FIRST = -34.0, 20.0
-"""Span of bounds, as exponents of two, that a vector's first appearance is prepared for: 6e-11 to 1e6, and `HEAD`."""
+INITIAL_SPAN = -34.0, 20.0
+"""Span of bounds, as exponents of two, assumed at a vector's first appearance: 6e-11 to 1e6, and `HEADROOM_BITS`."""
 FINEST = -1000
 """Exponent below which units are not refined: float64 ends soon after."""
 RANGE = 2.0**960
@@ -110,9 +110,9 @@ def suffice(units: Units, terms: Terms | None, dtype: torch.dtype) -> bool:
 class Magnitudes:
     """The span of the bounds that each reported vector had, and what follows from it for the next round.
 
-    The span follows the bounds at once where they leave it, and shrinks by `RELAX` towards them, so that vectors whose
-    size alternates get two words where that is needed, not repeated rounds. Part of the replicated state: the same on
-    every rank, and in checkpoints.
+    The span follows the bounds at once where they leave it, and shrinks by `SPAN_DECAY_BITS` towards them, so that
+    vectors whose size alternates get two words where that is needed, not repeated rounds. Part of the replicated state:
+    the same on every rank, and in checkpoints.
 
     Args:
         entries: d.
@@ -131,7 +131,7 @@ class Magnitudes:
     def predict(self, counts: Mapping[str, np.ndarray]) -> dict[str, Units]:
         """Return units for a round's vectors, from the c_i, (S,), that each member will count in each of them."""
         return {
-            name: self._predicted(self._spans.get(name, FIRST), own, self.entries_of(name))
+            name: self._predicted(self._spans.get(name, INITIAL_SPAN), own, self.entries_of(name))
             for name, own in counts.items()
         }
 
@@ -145,9 +145,9 @@ class Magnitudes:
         if total == 0.0:
             total = largest = 1.0  # a cohort without samples: all its vectors are 0
         terms = Terms(
-            total=high + HEAD + exponent(total),
+            total=high + HEADROOM_BITS + exponent(total),
             largest=high + 1 + exponent(largest),
-            least=low - 1 - TAIL + exponent(total / number) - 1,
+            least=low - 1 - FOOTROOM_BITS + exponent(total / number) - 1,
             number=number,
             entries=entries,
         )
@@ -160,7 +160,7 @@ class Magnitudes:
             if largest > 0.0:
                 seen = float(exponent(largest))
                 low, high = self._spans.get(name, (seen, seen))
-                self._spans[name] = min(seen, low + RELAX), max(seen, high - RELAX)
+                self._spans[name] = min(seen, low + SPAN_DECAY_BITS), max(seen, high - SPAN_DECAY_BITS)
 
     def state(self) -> dict[str, Any]:
         """Return all of it as plain JSON."""

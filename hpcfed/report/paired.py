@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Mean of `count` paired differences, and half the width of its confidence interval.
 
     `half_width` is None for a single pair, and for equal differences: a deviation of zero says nothing of the mean's
@@ -89,7 +89,7 @@ def _by_seed(group: Group) -> dict[str, Run]:
     return {run.seed: run for run in group.runs}
 
 
-def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> Difference | None:
+def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> PairedDifference | None:
     """Return `value` of the group's run minus the baseline's, over the pairs with both values; None without any."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
@@ -98,7 +98,7 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
     half = None
     if np.ptp(apart) > 0:
         half = student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
-    return Difference(float(apart.mean()), half, len(apart))
+    return PairedDifference(float(apart.mean()), half, len(apart))
 
 
 def difference_curve(

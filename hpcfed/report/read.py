@@ -205,7 +205,7 @@ def read_code(path: Path) -> dict[str, str]:
     Empty if the run has no code of the user, or none was recorded. Raises InputError: the file is damaged.
     """
     try:
-        content = code.Content.model_validate(read_json(path) or code.NOTHING)
+        content = code.CodeFile.model_validate(read_json(path) or code.NOTHING)
     except ValidationError as error:
         raise InputError("not a record of code", where=str(path), remedy="restore the run's own file") from error
     hashes: dict[str, list[str]] = {}

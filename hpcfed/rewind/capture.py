@@ -120,7 +120,7 @@ def reports_of(
     scalars_of = (*parts.method.local.scalars, *averaged.scalars)
     updates, shown = _Updates(names, scalars_of), _Shown(parts.engine, watch)
     training = Training(replace(parts, engine=shown, skips_bad=False), cast(RoundBuffer, updates), averaged)
-    own = _inseparable(places, parts.engine.group_size, len(plan.cohort.clients))
+    own = _whole_groups(places, parts.engine.group_size, len(plan.cohort.clients))
     _, failure = training(_part_of(plan, own))
     if failure is not None:
         raise failure
@@ -132,7 +132,7 @@ def reports_of(
     return found
 
 
-def _inseparable(places: Sequence[int], group_size: int, size: int) -> list[int]:
+def _whole_groups(places: Sequence[int], group_size: int, size: int) -> list[int]:
     """Return the places with all of their groups, which are cut from the cohort in its order."""
     firsts = {place - place % group_size for place in places}
     return sorted(place for first in firsts for place in range(first, min(first + group_size, size)))

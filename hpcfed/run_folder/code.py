@@ -33,7 +33,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class Entry(_Section):
+class ModuleEntry(_Section):
     """A `Source` in the file."""
 
     file: str
@@ -42,17 +42,17 @@ class Entry(_Section):
     text: str | None
 
 
-class Part(_Section):
+class CodeOfRounds(_Section):
     """The code of the rounds from `since` on, by module."""
 
-    files: dict[str, Entry]
+    files: dict[str, ModuleEntry]
     since: int
 
 
-class Content(Part):
+class CodeFile(CodeOfRounds):
     """The whole file."""
 
-    before: list[Part]
+    before: list[CodeOfRounds]
 
 
 NOTHING: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
@@ -123,26 +123,26 @@ class CodeRecord:
         Raises:
             InputError: naming the files.
         """
-        told = self.changes(recipe)
-        if told:
+        changes = self.changes(recipe)
+        if changes:
             where = str(self._path.parent)
-            raise InputError(f"your code is another than this run's: {told}", where=where, remedy=EDITED)
+            raise InputError(f"your code is another than this run's: {changes}", where=where, remedy=EDITED)
 
     def changes(self, recipe: Recipe) -> str:
         """Name the recorded files that differ from those loaded, or on disk if not loaded yet; "" if none."""
         if not references(recipe):
             return ""
-        here, told = own_code(recipe), []
+        here, changed = own_code(recipe), []
         for name, then in self._files().items():
             now = here.get(name) or _now(then, recipe.python_path)
             if now.hash == then.hash:  # "" if it was gone, too, when the code was last accepted
                 continue
             if not now.hash:
-                told.append(f"{then.file} is gone")
+                changed.append(f"{then.file} is gone")
             else:
                 line = then.differs_at(now)
-                told.append(then.file + (f" differs from line {line}" if line else " differs"))
-        return ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
+                changed.append(then.file + (f" differs from line {line}" if line else " differs"))
+        return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
     def write(self, recipe: Recipe, done: int) -> None:
         """Record the code of the rounds after `done`; that of the earlier rounds is kept, too, if it differs.
@@ -193,7 +193,7 @@ class CodeRecord:
             InputError: it is malformed, or cannot be read.
         """
         try:
-            return Content.model_validate(parse_json(read_text(self._path))).model_dump()
+            return CodeFile.model_validate(parse_json(read_text(self._path))).model_dump()
         except FileNotFoundError:
             return {**NOTHING}
         except OSError as error:

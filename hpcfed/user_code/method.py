@@ -136,14 +136,14 @@ class _CheckedServer(_Checked):
         return state
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
-        stepped = self._part.step(w, state, means, context)
-        self._check_kind("step", stepped, ServerUpdate)
-        self._check_vector("step", "its w", stepped.w, w, float64)
+        update = self._part.step(w, state, means, context)
+        self._check_kind("step", update, ServerUpdate)
+        self._check_vector("step", "its w", update.w, w, float64)
         if self._state is not None:
-            self._check_state("step", stepped.state, self._state)
-        if stepped.server_lr is not None and not isinstance(stepped.server_lr, int | float):
-            self._refuse("step", "its server_lr", "a number or None", f"a {type(stepped.server_lr).__name__}")
-        return stepped
+            self._check_state("step", update.state, self._state)
+        if update.server_lr is not None and not isinstance(update.server_lr, int | float):
+            self._refuse("step", "its server_lr", "a number or None", f"a {type(update.server_lr).__name__}")
+        return update
 
 
 class _CheckedNormalization(_Checked):

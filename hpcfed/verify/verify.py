@@ -27,7 +27,7 @@ SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Request:
+class Verification:
     """What to verify.
 
     Attributes:
@@ -48,7 +48,7 @@ class Request:
     tolerance: float | None = None
 
 
-def verify(request: Request, world: World, say: Callable[[str], None]) -> int:
+def verify(request: Verification, world: World, say: Callable[[str], None]) -> int:
     """Verify a run on all ranks; return the exit code, the same on every rank. `say` prints on rank 0.
 
     Raises:
@@ -61,7 +61,7 @@ def verify(request: Request, world: World, say: Callable[[str], None]) -> int:
     recipe = world.on_root(lambda: placed_recipe(run, request.data, request.code))
     if world.on_root(lambda: _has_faults(input_faults(recipe), say)):
         return _differs(say)
-    session = Session(world.on_root(lambda: recorded(run, recipe)), world, say)
+    session = Recomputation(world.on_root(lambda: recorded(run, recipe)), world, say)
     segments, every = session.segments(request)
     for segment in [*segments, *session.last_state(segments)]:
         with session.again(segment, in_bits) as done:
@@ -100,7 +100,7 @@ def _named(rounds: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Done:
+class ComputedSegment:
     """A segment that was computed: where, by what it was compared, and whether it agrees."""
 
     folder: Path
@@ -109,13 +109,13 @@ class Done:
     diverged: str = ""
 
 
-class Session:
+class Recomputation:
     """Computes segments of a recorded run on all ranks."""
 
     def __init__(self, run: Recorded, world: World, say: Callable[[str], None]):
         self.recorded, self._world, self._say = run, world, say
 
-    def segments(self, request: Request) -> tuple[list[Segment], bool]:
+    def segments(self, request: Verification) -> tuple[list[Segment], bool]:
         """Return the segments to compute, and whether they are all rounds of the run."""
         rounds = len(self.recorded.rows)
         if request.rounds is None or request.rounds >= rounds:
@@ -123,7 +123,7 @@ class Session:
         return drawn(rounds, self.recorded.checkpoints, request.rounds, request.seed), False
 
     @contextmanager
-    def again(self, segment: Segment, judge: Judge) -> Iterator[Done]:
+    def again(self, segment: Segment, judge: Judge) -> Iterator[ComputedSegment]:
         """Compute a segment in a folder that lasts as long as the block."""
         run, world = self.recorded, self._world
         stop = None if self._ends(segment) else segment.stop
@@ -140,7 +140,7 @@ class Session:
                 if "is damaged" in remark:
                     self._say(remark)
                     agrees = False
-            yield Done(folder, reporter, agrees, diverged)
+            yield ComputedSegment(folder, reporter, agrees, diverged)
 
     def _ends(self, segment: Segment) -> bool:
         """Whether the session may end by itself after the segment, and leave its models."""
@@ -152,7 +152,7 @@ class Session:
         is_needed = self.recorded.finished and last in self.recorded.checkpoints
         return [Segment(last, last)] if is_needed and all(segment.stop < last for segment in segments) else []
 
-    def wrong_model(self, segment: Segment, done: Done) -> Fault | None:
+    def wrong_model(self, segment: Segment, done: ComputedSegment) -> Fault | None:
         """Return what is wrong with the run's models, if the segment left others."""
         return self._world.on_root(lambda: self._compare_models(done.folder)) if self._ends(segment) else None
 
@@ -163,7 +163,7 @@ class Session:
                 return Fault(name, f"is not the model after round {len(self.recorded.rows)}")
         return None
 
-    def parted(self, segment: Segment, done: Done, request: Request) -> int:
+    def parted(self, segment: Segment, done: ComputedSegment, request: Verification) -> int:
         """Say how a segment differs; where this machine computes other bits, compare single rounds; return the code."""
         if done.diverged:
             self._say(f"differs: {done.diverged}")
@@ -183,7 +183,7 @@ class Session:
         here = self._world.on_root(lambda: read_mapping(folder / "environment.json"))
         return list(of_environments(self.recorded.environment, here))
 
-    def _within(self, request: Request) -> int:
+    def _within(self, request: Verification) -> int:
         """Compare single rounds, each from its recorded state, within the tolerance; return the exit code."""
         run = self.recorded
         tolerance = request.tolerance or TOLERANCE[run.recipe.dtype]

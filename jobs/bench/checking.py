@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import hpcfed
 from hpcfed.ranks.world import World, world_over
-from hpcfed.verify.verify import Request, verify
+from hpcfed.verify.verify import Verification, verify
 from tests.mpi.recipes import METHODS, small, write_small
 
 ROUNDS = 8
@@ -42,7 +42,7 @@ def recipe(method: str, engine: str, output: Path) -> dict[str, Any]:
 def checked(run: Path, world: World | None, rounds: int | None) -> tuple[int, str]:
     """Return the exit code and last line of a verification on some ranks, on every rank."""
     said: list[str] = []
-    code = verify(Request(run, rounds, 0), world, said.append) if world is not None else 0
+    code = verify(Verification(run, rounds, 0), world, said.append) if world is not None else 0
     return MPI.COMM_WORLD.bcast((code, said[-1] if said else ""))
 
 

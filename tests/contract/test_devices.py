@@ -159,9 +159,9 @@ def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, through, world)
             for place in range(world.rank, cohort_size, world.size):
                 vector = torch.full((16,), 0.1 * (place + round), dtype=dtype)
                 buffer.add(place, 0.3, {"delta": vector, "other": -vector}, loss_sum=0.7 * place, steps=place)
-            told.append(buffer.reduce(7 + world.rank, 0.5, asks=world.rank, written=round))
+            told.append(buffer.reduce(7 + world.rank, 0.5, requests=world.rank, written=round))
         for name, vector in told[0].vectors.items():
             assert torch.equal(vector, told[1].vectors[name])
         assert all(own.tolist() == told[1].bounds[name].tolist() for name, own in told[0].bounds.items())
-        for field in ("status", "delta_sq", "loss_sum", "steps", "hashes", "asks", "written"):
+        for field in ("status", "delta_sq", "loss_sum", "steps", "hashes", "requests", "written"):
             assert getattr(told[0], field).tolist() == getattr(told[1], field).tolist()

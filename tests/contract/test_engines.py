@@ -146,7 +146,7 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
 def test_products_by_onednn(monkeypatch, name, local, least):
     """For all layers and for some: a client's result is independent of its group, and close to BLAS's."""
     monkeypatch.setattr(matmul, "LARGE", least)
-    monkeypatch.setattr(stacked, "_FOUND", {})  # what was found with another limit
+    monkeypatch.setattr(stacked, "_GROUP_INVARIANT", {})  # what was found with another limit
     which, local = MODELS[name], local | {"engine": "batched", "weight_decay": 1e-3}
     engine, model = built(which, local | {"matmul": "onednn"}, torch.float32)
     by_blas, _ = built(which, local | {"matmul": "blas"}, torch.float32)

@@ -107,7 +107,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
                 buffer.add(place, 0.5, vectors, loss_sum=loss, steps=place + 7)
         if world.rank == world.size - 1:
             buffer.fail(len(losses))
-        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank, asks=1 << world.rank)
+        sums = buffer.reduce(state_hash=-5 - world.rank, local_seconds=0.125 * world.rank, requests=1 << world.rank)
         told = sums.loss_sum[:-1].view(np.int64).tolist()
         assert told == np.array(losses).view(np.int64).tolist()
         assert sums.status.tolist() == [DONE] * len(losses) + [FAILED]
@@ -116,7 +116,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(dtype, world):
         assert sums.bounds["delta"][:-1].tolist() == [abs(place - 3.0) for place in range(len(losses))]
         assert sums.bounds["other"].tolist() == [*(2 * abs(place - 3.0) for place in range(len(losses))), 0.0]
         assert sums.hashes.tolist() == [-5 - rank for rank in range(world.size)]
-        assert sums.asks.tolist() == [1 << rank for rank in range(world.size)]
+        assert sums.requests.tolist() == [1 << rank for rank in range(world.size)]
         assert sums.local_seconds.tolist() == [0.125 * rank for rank in range(world.size)]
         total = sum(0.5 * (place - 3.0) for place in range(len(losses))) / (len(losses) + 1)
         assert sums.vectors["delta"].tolist() == [total] * size

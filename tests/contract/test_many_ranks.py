@@ -74,7 +74,7 @@ def test_a_round_of_the_last_of_many_ranks() -> None:
     assert (vectors, 8 * clients, 8 * ranks) == (64, 10_000 * client_slot(1).itemsize, 1 << 17)
     buffer.open({"delta": (2.0**-30,)}, 2)
     buffer.add(1, 1.0, {"delta": torch.full((64,), 0.5)}, loss_sum=3.0, steps=4)
-    sums = buffer.reduce(77, 0.25, asks=1, written=2)
+    sums = buffer.reduce(77, 0.25, requests=1, written=2)
     assert sums.vectors["delta"].tolist() == [0.25] * 64
     assert (sums.hashes[-1], sums.hashes[:-1].any(), sums.local_seconds[-1]) == (77, False, 0.25)
     assert sums.steps.tolist() == [0, 4]

@@ -16,7 +16,7 @@ from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
 from hpcfed.verify.draw import drawn
-from hpcfed.verify.verify import Request, verify
+from hpcfed.verify.verify import Verification, verify
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
@@ -60,7 +60,7 @@ def of(method: str, **changes: Any) -> dict[str, Any]:
 def verified(run: Path, world: World, rounds: int | None = None, **options: Any) -> tuple[int, str]:
     """The exit code, and what was said."""
     said: list[str] = []
-    code = verify(Request(run, rounds, 0, **options), world, said.append)
+    code = verify(Verification(run, rounds, 0, **options), world, said.append)
     return code, "\n".join(world.broadcast(said))
 
 

@@ -32,8 +32,8 @@ MOST = 256
 """Clients trained together at most."""
 TRIED = 64
 """Samples in a minibatch of the group that is tried out, at most."""
-_FOUND: dict[Hashable, bool] = {}
-"""Whether clients' bits are their own, as it was found in this process."""
+_GROUP_INVARIANT: dict[Hashable, bool] = {}
+"""Whether a client's result is independent of its group, as tried in this process."""
 GATHERED_BYTES = 1 << 23
 """Minibatches are gathered together up to this size, all clients' together."""
 
@@ -186,9 +186,9 @@ class StackedSolver:
         shapes = tuple(stack.shape for stack in self._descent.parameters)
         kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
         of_a_kind = network.kind, shapes, kinds, str(self._section), self._elsewhere, torch.get_num_threads()
-        if of_a_kind not in _FOUND:
-            _FOUND[of_a_kind] = self._keeps_clients_apart(like)
-        return _FOUND[of_a_kind]
+        if of_a_kind not in _GROUP_INVARIANT:
+            _GROUP_INVARIANT[of_a_kind] = self._keeps_clients_apart(like)
+        return _GROUP_INVARIANT[of_a_kind]
 
     def _keeps_clients_apart(self, like: Samples) -> bool:
         """Try out whether a client's bits are the same alone and in groups, on random data of the run's shapes."""
