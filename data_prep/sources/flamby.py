@@ -156,7 +156,7 @@ def _tests(y: np.ndarray) -> np.ndarray:
     try:
         from sklearn.model_selection import train_test_split
     except ModuleNotFoundError as error:
-        raise InputError("FLamby's split needs scikit-learn", remedy="pip install 'hpcfed[metrics]'") from error
+        raise InputError("FLamby's split needs scikit-learn", remedy="pip install scikit-learn") from error
     counts = np.bincount(y, minlength=2)
     found = train_test_split(
         np.arange(len(y)),

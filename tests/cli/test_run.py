@@ -83,7 +83,7 @@ def test_the_run_ends_well(finished):
 
 
 def test_the_folder_holds_the_record_and_nothing_else(finished):
-    record = {"recipe.yaml", "environment.json", "metrics.jsonl", "result.json"}
+    record = {"recipe.yaml", "environment.json", "metrics.jsonl", "result.json", "certificate.json"}
     assert files(finished[0] / "run") == {
         *record, ".lock", "checkpoints", "model.safetensors", "model-evaluated.safetensors",
     }  # fmt: skip

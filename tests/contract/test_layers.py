@@ -15,8 +15,10 @@ from tests.launch import ROOT, launch
 LEVELS = (
     {"errors", "registry", "rng", "version"},
     {"types"},
-    {"io", "user_code"},
-    {"config", "ranks"},
+    {"io"},
+    {"ranks"},
+    {"user_code"},
+    {"config"},
     {"algorithms", "cohort", "data", "models", "reduce", "vendor"},
     {"client", "round_checks", "run_folder"},
     {"observers", "parts", "report"},
@@ -26,7 +28,8 @@ LEVELS = (
     {"clock", "doctor", "tools", "trail"},
     {"loop", "rewind", "vectors"},
     {"api", "submit", "sweep", "verify"},
-    {"loaded", "reproduce", "scaling"},
+    {"loaded"},
+    {"reproduce", "scaling"},
     {"cli"},
     {"__main__"},
 )
@@ -37,12 +40,12 @@ ONLY = {
     "types": {"errors", "rng"},
     "rng": set(),
     "io": {"errors"},
-    "user_code": {"errors", "types"},
+    "user_code": {"errors", "io", "ranks", "types"},
     "config": {"errors", "io", "registry", "user_code"},
     "reduce": {"errors", "types", "ranks"},
     "algorithms": {"types", "config", "errors", "registry", "user_code"},
     "report": {"algorithms", "errors", "io", "run_folder", "version"},
-    "watch": {"errors", "report", "run_folder"},
+    "watch": {"errors", "io", "report", "run_folder"},
 }
 """Where the design allows less than the levels do."""
 OF_DATA_PREP = {"data", "errors", "io", "registry"}

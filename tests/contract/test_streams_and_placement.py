@@ -52,6 +52,7 @@ def test_the_numbers_of_the_purposes_never_change():
         "REPORT": 10,
         "NEXT_STATE": 11,
         "SERVER_STEP": 12,
+        "LOCAL_STEP": 13,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 

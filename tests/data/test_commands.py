@@ -112,7 +112,7 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
         ("prepare toy2d --partition dirichlet-class -o OUT", "dirichlet-class needs classes, and toy2d has none"),
         ("prepare toy2d --partition iid --clients 3 -o OUT", "more clients than samples"),
         ("prepare toy2d --partition idd -o OUT", "unknown partition 'idd'; did you mean 'iid'?"),
-        ("prepare toy2d --partition dirichlet -o OUT", "did you mean 'dirichlet-client' or 'dirichlet-class'?"),
+        ("prepare toy2d --partition dirichlet -o OUT", "did you mean 'dirichlet-class' or 'dirichlet-client'?"),
         ("prepare toy2d --standardize pooled --missing drop -o OUT", "--missing has no effect with toy2d"),
         ("prepare toy2d --standardize poled -o OUT", "did you mean 'pooled'?"),
         ("prepare linear-regression --partition iid --alpha 1 -o OUT", "--alpha has no effect with --partition iid"),
