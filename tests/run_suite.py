@@ -50,11 +50,12 @@ LEFT_OUT = {
     3: (
         *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),
         *_files("numerics", "client", "closed_problems", "models", "quadratics", "tasks"),
-        *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers"),
+        *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "replay", "verify"),
     ),
     4: (
         *("tests/contract", "tests/numerics"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
+        *_files("mpi", "metrics", "parameters", "replay", "trail", "verify"),
     ),
 }
 """What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi whole on 2."""
