@@ -383,7 +383,7 @@ def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel)
     try:
         with torch.no_grad():
             model.module(x)
-    except Exception as error:  # whatever else a user's model raises, training will say
+    except Exception as error:  # training reports what else a user's model raises
         if ONE_SAMPLE not in str(error):
             return
     else:

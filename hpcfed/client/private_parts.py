@@ -1,4 +1,4 @@
-"""Private parameters and buffers as part of a client's state, whatever the method: FedBN, FedPer, local heads.
+"""Private parameters and buffers as part of a client's state, for any method: FedBN, FedPer, local heads.
 
 They wrap a method, which sees only the shared parameters and its own part of a state. A client begins with those of the
 initial model.

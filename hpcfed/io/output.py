@@ -72,13 +72,14 @@ class Output(io.TextIOBase):
     def close(self) -> None:
         """Leave the inner stream open."""
 
-    def write(self, text: str) -> int:
-        """Write a text; after a failure, discard it.
+    def write(self, text: str | bytes) -> int:
+        """Write a text, or UTF-8 (click's completion of words); after a failure, discard it.
 
         Raises:
             ReaderGone, EnvironmentFailure: the stream has failed, and it matters.
         """
-        shown = visible(text) if self._cleans else text
+        plain = text.decode() if isinstance(text, bytes) else text
+        shown = visible(plain) if self._cleans else plain
         self._try(lambda stream: stream.write(_encodable(shown, self.encoding)))
         return len(text)
 

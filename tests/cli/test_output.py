@@ -88,3 +88,10 @@ def test_names_steer_no_terminal(folder, command):
     for text in (done.stdout + refused.stderr, shown.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")):
         assert r"\x1b[2Jgone" in text
         assert not set("\x1b\x07\u202e") & set(text)
+
+
+def test_the_shell_completes_commands(folder, command, monkeypatch):
+    for name, value in (("_HPCFED_COMPLETE", "bash_complete"), ("COMP_WORDS", "hpcfed ver"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    done = command([], folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "plain,verify\n", "")

@@ -1,4 +1,4 @@
-"""Permissions that hold for root, too, who otherwise may read and write whatever a file's mode says.
+"""Permissions that hold for root, too, who otherwise may read and write any file.
 
 `denied` is for a block of this process; ``python denied.py ARGUMENTS…`` is ``hpcfed`` in a process of its own, also
 as a rank.

@@ -1,6 +1,6 @@
 """Training samples of raw files as other libraries read them: pandas, Pillow, h5py, scipy, json, tarfile, pickle.
 
-Each function returns x and y of a folder. Whatever it raises says only that the library, or this page's narrow use of
+Each function returns x and y of a folder. An error says only that the library, or this page's narrow use of
 it, cannot read the files.
 """
 
