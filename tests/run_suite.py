@@ -48,12 +48,13 @@ LEFT_OUT = {
     1: ("tests/mpi",),
     2: ("tests/contract", "tests/numerics"),
     3: (
+        "tests/device",
         *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),
         *_files("numerics", "client", "closed_problems", "models", "quadratics", "tasks"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "replay", "verify"),
     ),
     4: (
-        *("tests/contract", "tests/numerics"),
+        *("tests/contract", "tests/device", "tests/numerics"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
         *_files("mpi", "metrics", "parameters", "replay", "trail", "verify"),
     ),
