@@ -89,8 +89,8 @@ def test_sums_leave_the_device_whole(through, reduction, both, stub, world, monk
     stub.mpi_reads_it = through == "mpi"
     monkeypatch.setattr(world, "reads_gpu_memory", through == "mpi")
     way = through.partition(" ")[0]
-    if (through, reduction) == ("nccl", "fast") and world.size > 2:
-        pytest.skip("gloo adds float32 in an order of its own, MPI in another")
+    if through == "nccl" and world.size > 2:
+        reduction = "exact"  # of more than two numbers, gloo and MPI add float32 in different orders
     both(rounds=2, reduction=reduction, gpu_reduce=way, placement="static")  # float32 sums depend on who adds what
 
 
