@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from hpcfed.evaluation.evaluate import Evaluator
     from hpcfed.models.flat import FlatModel
+    from hpcfed.models.losses import Loss
     from hpcfed.parts import Parts
 
 
@@ -187,7 +188,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     from hpcfed.data.shards import Shards
     from hpcfed.evaluation.evaluate import Evaluator
     from hpcfed.evaluation.metrics import whole_metrics
-    from hpcfed.models.losses import loss_for, metrics_for, try_own
+    from hpcfed.models.losses import metrics_for, try_own
     from hpcfed.parts import Parts
     from hpcfed.user_code.method import checked
 
@@ -202,9 +203,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     spec = models.spec(recipe.model)
     device = device_slot.device
     dtype = getattr(torch, recipe.dtype)
-    weights = class_weights(recipe.loss, federation)
-    class_tensor = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
-    loss = loss_for(recipe.loss, federation.task, recipe.python_path, class_tensor)
+    loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
@@ -271,6 +270,21 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         loss_of=evaluator.loss_of,
     )
     return parts, evaluator
+
+
+def build_loss(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> Loss:
+    """Return the recipe's loss, with its class weights.
+
+    Raises:
+        InputError: it fits neither the task nor the targets.
+    """
+    import torch
+
+    from hpcfed.models.losses import loss_for
+
+    weights = class_weights(recipe.loss, federation)
+    of_classes = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
+    return loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
 
 
 def class_weights(section: LossSection, federation: Federation) -> list[float] | None:

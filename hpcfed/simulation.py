@@ -286,7 +286,7 @@ class Simulation:
         """Return the hash of what must be the same on every rank, as a signed 64-bit integer.
 
         Taken twice a round: after the step for the record, and anew before the next Allreduce, so that damage to a
-        rank's memory in between ends the round that it hit. One pass over the state costs less than 1 % of a round.
+        rank's memory in between ends the round that it hit.
         """
         digest = xxhash.xxh3_64(self.w.numpy().data)
         digest.update(repr(self.magnitudes.state()).encode())

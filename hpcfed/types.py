@@ -325,7 +325,7 @@ class LocalMethod(Protocol):
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State | None:
-        """Return the client's next state, or None where clients have none.
+        """Return the client's next state; None leaves the state as it is.
 
         `sent` is what `report` returned: a rule that compresses keeps Δ_i + e_i − ``sent.delta`` as its next error
         e_i. It is valid until the next client is trained, as ``local.delta`` is: a state holds new tensors.

@@ -62,8 +62,9 @@ class _KeepPrivate:
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State:
-        inner = self._inner.next_state(sent, local, w, shared, method_part(client), context)
-        return {**(inner or {}), **local.own}
+        before = method_part(client)
+        after = self._inner.next_state(sent, local, w, shared, before, context)
+        return {**(before if after is None else after), **local.own}
 
 
 def keeping_private(method: Method, initial: State) -> Method:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.solver import Engine, Seen, Task
+from hpcfed.errors import HpcfedError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.rows import Number
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.types import LocalResult
 
@@ -39,6 +41,8 @@ class Reported:
 class _Updates:
     """Takes updates in the place of a round's buffer, and keeps copies."""
 
+    is_torn = False
+
     def __init__(self, names: Sequence[str], scalars: Sequence[str]):
         self.names, self.scalars = tuple(names), tuple(scalars)
         self.kept: dict[int, tuple[dict[str, Tensor], dict[str, float], float, int]] = {}
@@ -49,15 +53,14 @@ class _Updates:
         weight: float,
         vectors: Mapping[str, Tensor],
         *,
-        scalars: Mapping[str, float] | None = None,
-        factor: float = 1.0,
-        loss_sum: float,
+        scalars: Mapping[str, float],
+        loss_sum: Number,
         steps: int,
-        skips: bool = False,
+        **_: object,  # of the sum
     ) -> bool:
         """Keep an update; see `RoundBuffer.add`."""
         copies = {name: vectors[name].detach().clone() for name in self.names}
-        self.kept[place] = copies, {name: float((scalars or {})[name]) for name in self.scalars}, loss_sum, steps
+        self.kept[place] = copies, {name: float(scalars[name]) for name in self.scalars}, float(loss_sum), steps
         return True
 
     def is_filled(self, place: int) -> bool:
@@ -69,6 +72,9 @@ class _Updates:
 
     def fail(self, place: int) -> None:
         """Note a failure, which `Training` returns."""
+
+    def abandon(self, failure: HpcfedError) -> None:
+        """Note that the device has failed, likewise."""
 
 
 class SolveProbe(Protocol):

@@ -19,14 +19,14 @@ from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import Loss, loss_for
+from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import generator
 from hpcfed.rewind.capture import Reported, reports_of
 from hpcfed.rewind.enter import Entered, entered
 from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
-from hpcfed.setup import build_model
+from hpcfed.setup import build_loss, build_model
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 from hpcfed.types import State
 
@@ -212,7 +212,7 @@ class _Looking:
         self._parts, self._client, self._w, self._found = parts, client, w, found
         device, dtype = parts.model.vector.device, parts.model.vector.dtype
         self._model: FlatModel = build_model(recipe, parts.federation, dtype, device)
-        self._loss: Loss = loss_for(recipe.loss, parts.federation.task, recipe.python_path)
+        self._loss: Loss = build_loss(recipe, parts.federation, dtype, device)
         self._batches = _batches(recipe, parts, client, round, steps)
         self._keeps = steps * w.nbytes <= MOST_BYTES
         self._draws = _Draws(torch_seed(recipe.seed.batches, Purpose.DROPOUT, round, client), device)

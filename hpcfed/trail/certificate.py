@@ -208,7 +208,8 @@ def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, str | None]]:
-    for name in FILES:
+    private = (str(path.relative_to(folder)) for path in sorted((folder / "private").glob("*.safetensors")))
+    for name in (*FILES, *private):
         if (folder / name).is_file():
             yield name, sha256_of(folder / name)
     for manifest in reversed(manifests(folder / "checkpoints")):

@@ -1,9 +1,15 @@
-"""Modules with BatchNorm, for recipes that name them by ``factory``."""
+"""Modules, most with BatchNorm, and a method, for recipes that name them by ``factory``."""
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
+
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, RoundContext, State, Tilt
 
 
 def mlp(inputs: int = 12, hidden: int = 8, outputs: int = 4) -> nn.Module:
@@ -68,3 +74,31 @@ class ResNet18(nn.Module):
         for number in range(1, 5):
             y = getattr(self, f"layer{number}")(y)
         return self.fc(y.mean((2, 3)))
+
+
+class Fragile(nn.Linear):
+    """A linear model whose passes fail on minibatches once the environment says so, not on a sample or two."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(input) > 2 and "HPCFED_TEST_FAILS" in os.environ:
+            raise RuntimeError("no such pass")
+        return super().forward(input)
+
+
+class Settled(ClientRule):
+    """A rule whose clients keep the state that they began with."""
+
+    stateful = True
+
+    def begin(self, w: Tensor) -> State:
+        return {"began": w.clone()}
+
+    def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        return Tilt(mu=0.1, anchor=client["began"].to(w))
+
+
+def settled() -> Method:
+    return Method("settled", Settled(), ServerStep())

@@ -19,6 +19,7 @@ import hpcfed
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
+from hpcfed.trail.certificate import faults, read_certificate
 from tests.federations import blobs, write_federation
 from tests.mpi.nets import mlp
 from tests.mpi.recipes import METHODS, small
@@ -194,6 +195,17 @@ def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
         assert found.keys() == {*kept}
         for name in kept:
             np.testing.assert_allclose(found[name], own[k][name], rtol=1e-12, atol=1e-13)
+
+
+def test_a_state_that_the_method_leaves_alone_stays_beside_a_private_part(world, folder):
+    """The private files are in the certificate, too."""
+    again = recipe("run", FEDBN, algorithm={"factory": "nets:settled"}, cohort={"size": 6}, rounds=3)
+    run = hpcfed.run(again, world=world, quiet=True)
+    certificate = read_certificate(run.folder) or {}
+    private = {f"private/{path.name}" for path in (run.folder / "private").iterdir()}
+    assert len(private) == 7
+    assert private < set(certificate["files"])
+    assert not faults(run.folder, certificate)
 
 
 def test_what_is_sent_is_counted(world, folder):

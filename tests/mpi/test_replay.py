@@ -43,6 +43,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "last-models": ("fedavgm", {"evaluate": {"model": "client-average", "batch_size": 64}}),
     "full-gradient": ("dsgd", {}),
+    "class-weights": ("fedprox", {"loss": {"weights": [0.5, 2.0, 1.0, 4.0]}}),
 }
 
 
@@ -90,6 +91,16 @@ def check_steps(found: hpcfed.Replay) -> None:
         assert torch.equal(found.w - last.iterate, found.reported.vectors["delta"])
     assert all(step.gradient > 0 for step in found.steps)
     assert len(table(found).rows) == len(found.steps)
+
+
+def test_a_client_that_fails_in_a_replay_is_named(world, folder, monkeypatch):
+    model = {"model": {"factory": "nets:Fragile"}, "python_path": [str(Path(__file__).parent)]}
+    run = hpcfed.run(of("fedavg", **model), world=world, quiet=True)
+    world.gather(None)
+    monkeypatch.setenv("HPCFED_TEST_FAILS", "1")
+    client = run.metrics[0]["cohort"][0]
+    with pytest.raises(InputError, match=f"round 1, client {client} .*no such pass"):
+        hpcfed.replay("run", 1, client)
 
 
 def test_steps_of_plain_gradient_descent_follow_from_the_gradients_at_the_iterates(world, folder):
