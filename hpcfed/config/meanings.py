@@ -55,7 +55,7 @@ MEANINGS = {
         "`augment: {crop: 4, crop_probability: 1, flip: 0.5, per: sample}` or `per: batch`; `engine: "
         "batched` trains many clients at once, `sequential` one after another, `auto` is batched for "
         "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "
-        "`blas` by MKL, `auto` by oneDNN on processors with AVX-512 that are not Intel's (`hpcfed bench "
+        "`blas` by MKL, `auto` by oneDNN on AMD's processors from Zen 5 on (`hpcfed bench "
         "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model; "
         '`step: "module:function"` takes a step of your own in place of all that, with `step_args: {}` (see '
         "below)"

@@ -179,6 +179,20 @@ def test_onednn_is_used_for_large_products(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("vendor", "family", "flags", "faster"),
+    [
+        ("AuthenticAMD", "26", "avx2 avx512f", True),
+        ("AuthenticAMD", "25", "avx2 avx512f", False),  # Zen 4: two cycles for 512 bits
+        ("AuthenticAMD", "25", "avx2", False),
+        ("GenuineIntel", "6", "avx2 avx512f", False),  # where MKL takes its own AVX-512 path
+    ],
+)
+def test_where_auto_takes_onednn(vendor, family, flags, faster):
+    assert onednn.is_faster({"vendor_id": vendor, "cpu family": family, "flags": flags}) is faster
+    assert not onednn.is_faster({})
+
+
+@pytest.mark.parametrize(
     ("model", "local", "dtype", "why"),
     [
         ("logistic", {"engine": "batched"}, torch.float64, "cannot be reached in torch"),
