@@ -90,7 +90,9 @@ def cox(output: Tensor, target: Tensor) -> Tensor:
 
     A sample with an event adds log Σ_{j at risk} exp(output_j) − output. At risk are the samples that come before it in
     the stable order by descending time, and itself; so among equal times the order of the samples decides, as in
-    FLamby's loss. Reference: Cox, "Regression models and life-tables", 1972.
+    FLamby's loss. A sample's own risk is taken out of the logarithm, log(1 + Σ_before exp(output_j − output)), so that
+    the gradient of an event at the last time is 0 and no rounding error, which Adam would scale to a whole step.
+    Reference: Cox, "Regression models and life-tables", 1972.
 
     Args:
         output: log hazards, (B, 1).
@@ -98,7 +100,8 @@ def cox(output: Tensor, target: Tensor) -> Tensor:
     """
     order = target[:, 1].argsort(descending=True, stable=True)
     risk, event = output.reshape(-1)[order], target[order, 0]
-    return (risk.logcumsumexp(0) - risk) * event
+    before = torch.cat([risk.new_full((1,), -torch.inf), risk[:-1].logcumsumexp(0)])
+    return torch.logaddexp(before - risk, risk.new_zeros(())) * event
 
 
 def weighted(each: Each, weights: Tensor, output: Tensor, target: Tensor) -> Tensor:
