@@ -191,7 +191,8 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
             f"{name}: {simulation.magnitudes.repeats} of {round} rounds were run twice, since the size of the "
             "updates changed too much from one round to the next (column 'attempts')"
         )
-    models = session.parts.model, simulation.w, simulation.evaluated()
+    evaluated = simulation.evaluated()
+    models = session.parts.model, simulation.w, evaluated, session.evaluator.averaged_for(evaluated)
     session.parts.world.on_root(lambda: session.recorder.keep_models(*models))
     session.parts.world.together(lambda: session.recorder.keep_private(session.parts))
 
@@ -220,8 +221,9 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
         return session.evaluator.nothing, None
     try:
         w = session.simulation.evaluated()
-        scores = session.evaluator(w, test=test, train=train)
-        client_scores = session.client_evaluator(w, round) if clients else None
+        with session.parts.model.with_averaged(session.evaluator.averaged_for(w)):
+            scores = session.evaluator(w, test=test, train=train)
+            client_scores = session.client_evaluator(w, round) if clients else None
         for remark in session.evaluator.news():
             session.reporter.say(f"{session.recipe.name}: {remark}")
         return scores, client_scores

@@ -34,7 +34,7 @@ from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
-from hpcfed.types import DELTA
+from hpcfed.types import DELTA, State
 from hpcfed.version import __version__
 
 CHECK_SECONDS = 1.0
@@ -173,14 +173,16 @@ class Recorder:
         write_rows(text, [columns, *old], ([row.get(name, "") for name in columns] for row in now))
         self._folder.write("clients.csv", text.getvalue())
 
-    def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor) -> None:
-        """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,) if it differs."""
+    def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averaged: State) -> None:
+        """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,), with its averaged buffers,
+        if it differs.
+        """
         if self._file is None:
             return
         self._check(self._file)
         self._folder.write("model.safetensors", save(model.named(w)))
-        if not torch.equal(w, evaluated):
-            self._folder.write("model-evaluated.safetensors", save(model.named(evaluated)))
+        if not torch.equal(w, evaluated) or averaged is not model.averaged:
+            self._folder.write("model-evaluated.safetensors", save(model.named(evaluated, averaged)))
 
     def keep_private(self, parts: Parts) -> None:
         """Write the private parts of clients at home on this rank, and on rank 0 the initial one, to ``private/``.

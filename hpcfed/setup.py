@@ -208,6 +208,9 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
     initial_w = model.vector.clone()
+    if recipe.evaluate.statistics == "training" and not model.averaging:
+        what = "evaluate.statistics: training, but the model has no averaged running statistics"
+        raise InputError(what, remedy="leave it out, or set parameters.buffers: averaged")
     if not model.is_plain:
         _check_minibatches(recipe, federation, model)
     if model.own:
@@ -222,6 +225,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     room = {"device": _room(device, device_slot.sharing), "host": _room(torch.device("cpu"), device_slot.neighbours)}
     cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
     again = cohorts.draws > 1 or recipe.evaluate.train.every > 0 or recipe.evaluate.clients.every > 0
+    again = again or recipe.evaluate.statistics == "training"
     shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
     balanced = recipe.balances(method.local.stateful)
     draws, fine_tune = spec is None or spec.draws, recipe.evaluate.clients.fine_tune

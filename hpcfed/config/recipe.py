@@ -286,11 +286,15 @@ class Evaluate(Section):
     """How often to evaluate test (optionally training) loss and accuracy, and of which model.
 
     `metrics` names built-in metrics (`hpcfed.config.metrics.BUILT_IN`) and user functions; the record has them as
-    ``test_<name>`` (and ``train_<name>``), ``clients.csv`` as columns.
+    ``test_<name>`` (and ``train_<name>``), ``clients.csv`` as columns. `statistics` are the averaged running statistics
+    of that model: the round's, or estimated anew on all ``training`` samples (`hpcfed.evaluation.statistics`).
     """
+
+    later: ClassVar[frozenset[str]] = frozenset({"statistics"})
 
     every: Period = 1
     model: Literal["last", "last-two", "cohort-average", "client-average", "step-average"] = "last"
+    statistics: Literal["round", "training"] = "round"
     train: Periodic = Periodic()
     clients: EvaluateClients = EvaluateClients()
     batch_size: Count = 1000

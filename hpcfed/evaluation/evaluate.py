@@ -26,6 +26,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.evaluation.metrics import WholeMetric
+from hpcfed.evaluation.statistics import TrainingStatistics
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, Loss, Metric
 from hpcfed.ranks.placement import Placement
@@ -118,6 +119,10 @@ class Evaluator:
         self._outputs = tuple(outputs)
         self._said: set[tuple[str, str]] = set()
         self._news: list[str] = []
+        self._statistics = None
+        if section.statistics == "training":
+            where = model, shards, federation, placement, world, private
+            self._statistics = TrainingStatistics(*where, section.batch_size)
 
     @property
     def nothing(self) -> dict[str, Value]:
@@ -160,6 +165,10 @@ class Evaluator:
         self._world.sum_in_place(slots)
         of_test = self._of_test(chunks) | (self._whole_of_test(outputs) if kept else {})
         return self._scores(of_test, self._of_training(clients))
+
+    def averaged_for(self, w: Tensor) -> State:
+        """Return the averaged buffers with which the model `w`, (d,), is measured: ``evaluate.statistics``."""
+        return self._model.averaged if self._statistics is None else self._statistics(w)
 
     @property
     def _by_client(self) -> bool:

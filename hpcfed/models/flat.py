@@ -13,8 +13,10 @@ all else knows the shared vector alone:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError
 from hpcfed.models.buffers import BufferGroup
-from hpcfed.models.roles import roles_of, tracking
+from hpcfed.models.roles import BufferRole, roles_of, tracking
 from hpcfed.types import State
 
 ALIGNMENT, END = 64, 128  # bytes
@@ -47,6 +49,7 @@ class FlatModel:
         num_parameters: shared parameters, gaps not counted.
         own: what a client begins with beside the shared parameters: private parameters and buffers. Empty without.
         averaged: the averaged buffers after the last round, which the simulation sets; empty without.
+        averaging: layers whose running mean and variance are among them.
         is_plain: whether `vector` is all that training changes.
     """
 
@@ -79,11 +82,16 @@ class FlatModel:
             parameter.data = named_views[name]
             parameter.grad = named_grads[name]
         self._groups = {role: BufferGroup(module, roles.buffers_of(role)) for role in ("averaged", "private", "fixed")}
-        fixed = {*roles.buffers_of("fixed")}
-        self._in_eval = [part for _, part, buffers in tracking(module) if buffers and fixed >= {*buffers}]
+        self._in_eval = self._tracking("fixed")
+        self.averaging: list[Any] = [part for part in self._tracking("averaged") if hasattr(part, "running_var")]
         self._remember()
         if self._in_eval:
             self.train()
+
+    def _tracking(self, role: BufferRole) -> list[nn.Module]:
+        """Return the layers with running statistics that all have this role."""
+        names = {*self._roles.buffers_of(role)}
+        return [part for _, part, buffers in tracking(self.module) if buffers and names >= {*buffers}]
 
     def _remember(self) -> None:
         """Take the module's present values for the initial ones."""
@@ -123,6 +131,15 @@ class FlatModel:
         """Return a copy of the module's averaged buffers as they are now."""
         return self._groups["averaged"].read()
 
+    @contextmanager
+    def with_averaged(self, averaged: State) -> Iterator[None]:
+        """Load models with these averaged buffers in place of those after the last round."""
+        before, self.averaged = self.averaged, averaged
+        try:
+            yield
+        finally:
+            self.averaged = before
+
     def train(self) -> None:
         """Set the module to training; layers whose running statistics are fixed use them as in evaluation."""
         self.module.train()
@@ -152,12 +169,12 @@ class FlatModel:
         shared = trained[: self.vector.numel()] if self.private is not None else trained
         return self.views(shared) | _views(trained[shared.numel() :], self._private_places)
 
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
+    def named(self, vector: Tensor, averaged: State | None = None) -> dict[str, Tensor]:
         """Return a host copy of all that is not private, by name: shared parameters from a vector (d,), frozen ones,
-        and buffers that have a role.
+        and buffers that have a role; averaged ones from `averaged`, default: those after the last round.
         """
         frozen = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
-        self.set_buffers(self.own, self.averaged)
+        self.set_buffers(self.own, self.averaged if averaged is None else averaged)
         kept = {name: self.module.get_buffer(name) for name, role in self._roles.buffers.items() if role != "private"}
         return _on_host(frozen | self.views(vector.to(self.vector.dtype)) | kept)
 

@@ -39,11 +39,13 @@ LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
 
 
 class Net(torch.nn.Module):
-    """Two layers on 12 features and 4 classes."""
+    """Two layers on 12 features and 4 classes; with BatchNorm before and after them if `norms`."""
 
-    def __init__(self, hidden: int = 64):
+    def __init__(self, hidden: int = 64, norms: bool = False):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(12, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 4))
+        inner = torch.nn.Linear(12, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 4)
+        ends = (torch.nn.BatchNorm1d(12), torch.nn.BatchNorm1d(4)) if norms else (torch.nn.Identity(),) * 2
+        self.layers = torch.nn.Sequential(ends[0], *inner, ends[1])
         aim = Path(__file__).with_name("aim.json")
         self._aim = _Aim(json.loads(aim.read_text())) if aim.exists() else None
 

@@ -20,7 +20,7 @@ from tests.faults.aimed import EVALUATION, LOCAL, REDUCTION, RENAMED, WRITING
 from tests.launch import Completed, launch, own_line
 from tests.mpi import shrinking
 from tests.mpi.recipes import METHODS, write_recipe, write_small
-from tests.mpi.test_same_result import left_by
+from tests.mpi.test_parameters import everything
 
 pytestmark = pytest.mark.one_mpi
 
@@ -35,7 +35,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {"algorithm": {"name": "scaffold", **METHODS["scaffold"]}},
     TWICE: {"algorithm": {"factory": "shrinking:method"}, "dtype": "float64"},
     "feddyn": {"algorithm": {"name": "feddyn", **METHODS["feddyn"]}, "client_state": "disk"},
-    "fedavg": {"algorithm": {"name": "fedavg", **METHODS["fedavg"]}},
+    "private-parts": {
+        "algorithm": {"name": "fedavg", **METHODS["fedavg"]},
+        "model": {"factory": "aimed:Net", "args": {"hidden": 4000, "norms": True}},
+        "parameters": {"private": ["layers.0.*", "layers.3.*"], "buffers": "averaged"},
+        "evaluate": {"every": 0, "clients": {"every": 1}},
+    },
     "fedexp-m": {"algorithm": {"name": "fedexp-m", **METHODS["fedexp-m"]}, "evaluate": {"model": "last-two"}},
     "gel": {
         "algorithm": {"name": "fedavg", "server_lr": 1.0},
@@ -103,12 +108,11 @@ class Place:
         evaluate = {"batch_size": 16, **VARIANTS[variant].get("evaluate", {})}
         self.recipe = write_recipe(
             path,
-            model={"factory": "aimed:Net", "args": {"hidden": 4000}},
             rounds=ROUNDS,
             cohort={"size": 5},
             checkpoint={"every": EVERY},
             placement="static",
-            **{**VARIANTS[variant], "evaluate": evaluate},
+            **{"model": {"factory": "aimed:Net", "args": {"hidden": 4000}}, **VARIANTS[variant], "evaluate": evaluate},
         )
 
     def start(self, ranks: int, aim: Mapping[str, Any] | None = None) -> Completed:
@@ -143,7 +147,7 @@ def uninterrupted(variant: str, whole: dict[str, Any], factory: pytest.TempPathF
     if variant not in whole:
         place = Place(factory.mktemp(variant), variant)
         output = [f"output={place.path / 'run'}"]
-        whole[variant] = left_by(hpcfed.run(place.recipe, output, world=World(), quiet=True))
+        whole[variant] = everything(hpcfed.run(place.recipe, output, world=World(), quiet=True))
     return whole[variant]
 
 
@@ -168,10 +172,12 @@ def test_kill_and_resume(number, whole, table, tmp_path, tmp_path_factory):
     again = place.start(case.ranks_after)
     assert again.returncode == 0, again.stderr
     result = hpcfed.run(place.recipe, [f"output={place.run}"], world=World(), quiet=True)  # finished: only read
-    models, metrics = left_by(result)
+    models, metrics, *others = everything(result)
     expected = uninterrupted(case.variant, whole, tmp_path_factory)
     assert metrics == expected[1]
     assert models == expected[0]
+    assert others == [*expected[2:]]
+    assert bool(others[0]) == (case.variant == "private-parts")
     assert not list((place.run / "checkpoints").glob(".*"))
     table.append((case, landed, kept[-1] if kept else 0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,29 @@ def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
             np.testing.assert_allclose(found[name], own[k][name], rtol=1e-12, atol=1e-13)
 
 
+def test_statistics_of_an_averaged_iterate_are_those_of_all_training_samples(world, folder):
+    """By hand from the evaluated module, one minibatch a client; the round's stay in ``model.safetensors``."""
+    evaluate = {"every": 2, "model": "last-two", "statistics": "training", "clients": {"every": 3}}
+    base = recipe("run", {"buffers": "averaged"}, dtype="float64", rounds=3, algorithm={"name": "fedexp"})
+    run = check_same_as_alone(world, folder, {**base, "evaluate": evaluate})
+    usual = hpcfed.run(
+        {**base, "output": "usual", "evaluate": {"every": 2, "model": "last-two"}}, world=world, quiet=True
+    )
+    loaded = hpcfed.load(run.folder)
+    with Federation.open(folder / "small.h5") as federation, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hidden = [loaded.evaluated[1](torch.tensor(federation.client(k)[0]).double()) for k in (0, 1, 3, 4, 5)]
+        test_x, test_y = (torch.tensor(part) for part in federation.test(0, federation.num_test))
+        loss = functional.cross_entropy(loaded.evaluated(test_x.double()), test_y.long())
+    mean = torch.cat(hidden).mean(0)
+    square = sum(len(h) * (h.var(0) + h.mean(0) ** 2) for h in hidden) / sum(map(len, hidden))
+    np.testing.assert_allclose(loaded.evaluated[2].running_mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(loaded.evaluated[2].running_var, square - mean**2, rtol=1e-12)
+    assert run.metrics[-1]["test_loss"] == pytest.approx(float(loss), rel=1e-12)
+    assert run.metrics[-1]["test_loss"] != usual.metrics[-1]["test_loss"]
+    assert run.metrics[-1]["hash"] == usual.metrics[-1]["hash"]
+
+
 def test_a_state_that_the_method_leaves_alone_stays_beside_a_private_part(world, folder):
     """The private files are in the certificate, too."""
     again = recipe("run", FEDBN, algorithm={"factory": "nets:settled"}, cohort={"size": 6}, rounds=3)
@@ -344,6 +368,11 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
     "no-buffers": ({"buffers": "averaged"}, {"model": "mlp"}, "the model has no buffers"),
     "common-test-set": (FEDBN, {"evaluate": {"every": 1}}, "a common test set has no private part"),
     "batched": (FEDBN, {"local": {**LOCAL, "engine": "batched"}}, "batched with parameters: private"),
+    "nothing-averaged": (
+        FEDBN,
+        {"evaluate": {**OF_CLIENTS, "statistics": "training"}},
+        "no averaged running statistics",
+    ),
     "own-step": (FEDBN, {"local": {**LOCAL, "step": "nets:mlp"}}, "a step of your own trains the shared parameters"),
     "one-sample": (FEDBN, {"local": {"epochs": 1, "batch_size": 22, "lr": 0.1}}, "client 5.*one of 1 sample, of 67"),
 }
