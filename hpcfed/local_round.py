@@ -21,7 +21,7 @@ from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.rng import Purpose
-from hpcfed.round_checks import LOWER, check_own, check_update, whereabouts
+from hpcfed.round_checks import LOWER, check_own, checked, whereabouts
 from hpcfed.run_folder.outcome import see_log
 from hpcfed.types import ClientInfo, RoundContext, State
 from hpcfed.user_code.blame import blamed
@@ -167,8 +167,12 @@ class Training:
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
             update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
-            check_update(self._parts.method.name, update, names, method.scalars, local.delta)
-            check_own(local.own)
+            vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
+            if local.own:
+                check_own(local.own)
+            if local.buffers:
+                vectors = {**vectors, **self._averaged.changes(local.buffers)}
+                scalars = {**scalars, **self._averaged.counts(local.buffers)}
             next_state = None
             if method.stateful:  # before the sum: what fails can then be trained again
                 following = RoundContext(*about, Purpose.NEXT_STATE)
@@ -176,8 +180,8 @@ class Training:
             added = buffer.add(
                 place,
                 counts[row],
-                {**update.named, **self._averaged.changes(local.buffers)},
-                scalars={**update.scalars, **self._averaged.counts(local.buffers)},
+                vectors,
+                scalars=scalars,
                 factor=factors[row],
                 loss_sum=local.loss_sum,
                 steps=local.steps,

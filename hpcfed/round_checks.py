@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -40,30 +40,40 @@ def ranks_differ(round: int, which: str, *, own_method: bool = False) -> RanksDi
     return error
 
 
-def check_update(method: str, update: Update, names: Sequence[str], scalars: Sequence[str], like: Tensor) -> None:
-    """Refuse an update that the buffer would misread: it has these vectors, each like Δ_i, and these scalars.
+def checked(
+    method: str, update: Update, names: Sequence[str], scalars: Sequence[str], like: Tensor
+) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
+    """Return an update's vectors and scalars by name; vectors are like Δ_i.
 
     Raises:
         InputError: a vector or a scalar is missing or undeclared, or a vector of another shape, type or device.
     """
-    vectors = update.named
-    for kind, said, found in (("vectors", names, vectors), ("scalars", scalars, update.scalars)):
-        if len(found) > len(said):
-            name = next(name for name in found if name not in said)
-            remedy = "set reports_delta" if name == DELTA else f"name it in {kind}"
-            raise InputError(f"{method}, report of {name!r}", expected="nothing of this name", remedy=remedy)
+    vectors, numbers = update.named, update.scalars
+    if len(vectors) > len(names):
+        raise _undeclared(method, vectors, names, "vectors")
+    if len(numbers) > len(scalars):
+        raise _undeclared(method, numbers, scalars, "scalars")
     for name in scalars:
-        if not isinstance(update.scalars.get(name), int | float):
-            got = f"a {type(update.scalars[name]).__name__}" if name in update.scalars else "nothing"
+        if not isinstance(numbers.get(name), int | float):
+            got = f"a {type(numbers[name]).__name__}" if name in numbers else "nothing"
             raise InputError(f"{method}, report of {name!r}", expected="a number", got=got)
     for name in names:
         vector = vectors.get(name)
+        if vector is like:
+            continue
         if vector is None or (vector.shape, vector.dtype, vector.device) != (like.shape, like.dtype, like.device):
             raise InputError(
                 f"{method}, report of {name!r}",
                 expected=f"a vector of shape {tuple(like.shape)} in {like.dtype}",
                 got="nothing" if vector is None else f"shape {tuple(vector.shape)} in {vector.dtype}",
             )
+    return vectors, numbers
+
+
+def _undeclared(method: str, found: Iterable[str], declared: Sequence[str], kind: str) -> InputError:
+    name = next(name for name in found if name not in declared)
+    remedy = "set reports_delta" if name == DELTA else f"name it in {kind}"
+    return InputError(f"{method}, report of {name!r}", expected="nothing of this name", remedy=remedy)
 
 
 def check_own(own: State) -> None:

@@ -6,6 +6,9 @@ and stay 0 in every vector that a rule returns.
 
 Sign, everywhere: Δ_i = w − y_i, the server's model minus the client's last iterate. It points uphill like a gradient,
 and the server subtracts it.
+
+Nothing here is to be modified. The classes of which every client has one in every round are not frozen, since frozen
+ones take two to four times as long to make: with 20 small clients, 3 % of a round.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ class Request(IntFlag):
     """This rank's part of a checkpoint could not be written."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ClientInfo:
     """A client's number and size."""
 
@@ -72,9 +75,9 @@ class ClientInfo:
     """Samples of the federation over N, so that num_samples / mean_samples is 1 where clients are equal."""
 
 
-@dataclass(slots=True)  # three are made a client: frozen ones take four times as long
+@dataclass(slots=True)
 class RoundContext:
-    """Arguments common to every call of a rule. Do not modify.
+    """Arguments common to every call of a rule.
 
     Attributes:
         round: t, counted from 1.
@@ -104,7 +107,7 @@ class RoundContext:
         return stream(self.seed, Purpose.SERVER_STEP if self.purpose is None else self.purpose, self.round, client)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tilt:
     """What a method adds to a client's gradient: ``shift + mu·(y − anchor)``, constant during one round.
 
@@ -124,7 +127,7 @@ class Tilt:
     radius: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalResult:
     """Result of a client's local solve.
 
@@ -148,7 +151,7 @@ class LocalResult:
     buffers: State = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Update:
     """A client's contribution to the round: Δ_i, further named vectors and scalars, each averaged over the cohort.
 

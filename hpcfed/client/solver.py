@@ -35,7 +35,7 @@ from hpcfed.rng import Purpose, stream, torch_seed
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Task:
     """A client's work in a round.
 

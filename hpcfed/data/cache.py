@@ -36,13 +36,12 @@ class Held:
     def __contains__(self, key: Key) -> bool:
         return key in self._samples
 
-    def get(self, key: Key) -> Samples:
-        """Return cached samples; their piece becomes the most recently used.
-
-        Raises:
-            KeyError: they are not cached.
-        """
-        samples, piece = self._samples[key]
+    def get(self, key: Key) -> Samples | None:
+        """Return cached samples, whose piece becomes the most recently used; None where they are not cached."""
+        found = self._samples.get(key)
+        if found is None:
+            return None
+        samples, piece = found
         self._pieces.move_to_end(piece)
         return samples
 

@@ -67,9 +67,9 @@ class Shards:
 
     def clients(self, clients: Sequence[int]) -> list[Samples]:
         """Return all samples of each of several clients, (C,), as `client` does; small clients are read together."""
-        is_small = (self._federation.sizes[clients] * self._sample_bytes <= SMALL).tolist()
-        missing = [k for k, small in zip(clients, is_small, strict=True) if small and ("train", k) not in self._held]
-        read = self._read_together(missing) if missing else {}
+        missing = [k for k in clients if ("train", k) not in self._held]
+        small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= SMALL]
+        read = self._read_together(small) if small else {}
         return [read[k] if k in read else self.client(k) for k in clients]
 
     def expect(self, clients: Callable[[], Iterable[int]]) -> None:
@@ -96,8 +96,9 @@ class Shards:
         return torch.from_numpy(np.array(y)).to(self._y_dtype)
 
     def _get(self, key: Key, read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Samples:
-        if key in self._held:
-            return self._held.get(key)
+        found = self._held.get(key)
+        if found is not None:
+            return found
         self._missed = True
         samples = self._prepare(*read())
         if self.keeps_clients or key[0] != "train":

@@ -149,6 +149,7 @@ class RoundBuffer:
         self.is_torn, self._failure = False, cast("HpcfedError | None", None)
         self._slots = np.empty(0, np.int64)
         self._clients = self._ranks = np.empty(0, RANK_SLOT)
+        self._status = self._slots
         self.seconds: dict[str, float] = {}
 
     def open(self, units: Mapping[str, Units], cohort_size: int, scalars: Sequence[str] = ()) -> None:
@@ -178,6 +179,7 @@ class RoundBuffer:
         first_of_ranks = clients // self._kind.slot_words
         self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(units), len(self._scalars)))
         self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
+        self._status = self._clients["status"]
         self._waiting.clear()
         self._unread.clear()
         self.is_torn, self._failure = False, None
@@ -257,7 +259,7 @@ class RoundBuffer:
         self.is_torn = False
         if self._hashes_updates:
             self._clients["hash"][place] = hash_of_update(vectors, self.names, own_scalars)
-        self._clients["status"][place] = DONE
+        self._status[place] = DONE
         self.seconds["pack"] += time.perf_counter() - started
         return True
 
@@ -310,15 +312,15 @@ class RoundBuffer:
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""
-        return bool(self._clients["status"][place])
+        return bool(self._status[place])
 
     def skip(self, place: int) -> None:
         """Say that the round goes on without the client at this place."""
-        self._clients["status"][place] = SKIPPED
+        self._status[place] = SKIPPED
 
     def fail(self, place: int) -> None:
         """Say that this rank could not train the client at this place."""
-        self._clients["status"][place] = FAILED
+        self._status[place] = FAILED
 
     @property
     def failure(self) -> HpcfedError | None:
@@ -344,7 +346,7 @@ class RoundBuffer:
                 if not is_fault(error):
                     raise
                 self.abandon(fault(error, f"rank {self._world.rank} on {self._world.hosts[self._world.rank]}"))
-                self._clients["status"][self._clients["status"] == DONE] = FAILED
+                self._status[self._status == DONE] = FAILED
         self.seconds["pack"] += time.perf_counter() - started
         self._ranks[self._world.rank] = state_hash, requests, written, local_seconds
         tail = self._host[self._num_words :].numpy()

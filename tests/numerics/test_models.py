@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import h5py
@@ -16,7 +17,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import labels_right, loss_for
+from hpcfed.models.losses import cross_entropy, labels_right, loss_for
 from hpcfed.rng import Purpose, stream
 from tests.federations import write_federation
 
@@ -210,3 +211,16 @@ def test_augments_a_batch_alike():
 def test_a_certain_flip_mirrors_and_nothing_else():
     x = images(4, 3, 3)
     assert torch.equal(augmented(x, Augment(flip=1.0), stream(0, Purpose.AUGMENT)), x.flip(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_loss_of_few_classes_has_the_bits_of_torchs(dtype):
+    draws = torch.Generator().manual_seed(3)
+    for classes, samples in product(range(2, 20), (1, 7, 37, 256)):
+        z = torch.randn(samples, classes, generator=draws, dtype=dtype) * 3
+        z[0, 0], z[-1, 1], z[samples // 2, 0] = torch.nan, torch.inf, 1e30
+        y = torch.randint(classes, (samples,), generator=draws)
+        with torch.no_grad():
+            found = cross_entropy(z, y)
+        expected = torch.nn.functional.cross_entropy(z, y, reduction="none")
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
