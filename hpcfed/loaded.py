@@ -17,6 +17,8 @@ from hpcfed.io.text import open_file
 from hpcfed.report.read import CLIENTS, RECIPE, read_json
 from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
 
+EVALUATED = "model-evaluated.safetensors"
+
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
@@ -108,8 +110,11 @@ class LoadedRun:
     @cached_property
     def evaluated(self) -> nn.Module:
         """The module evaluated last; equals `module` unless `evaluate.model` names another than the last iterate."""
-        other = "model-evaluated.safetensors"
-        return self._module(other) if (self.folder / other).exists() else self.module
+        return self._module(EVALUATED) if (self.folder / EVALUATED).exists() else self.module
+
+    def evaluated_of(self, client: int) -> nn.Module:
+        """The same with a client's private parameters and buffers, as `module_of`."""
+        return self._module(EVALUATED, client) if (self.folder / EVALUATED).exists() else self.module_of(client)
 
     def module_of(self, client: int) -> nn.Module:
         """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.

@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "replay": "Train one client of one round of a run again, step by step.",
     "compare": "Find the round, client and step in which two runs part.",
     "vectors": "Write or check small trajectories of every method, for other frameworks.",
+    "export": "Write a trained model for other programs, with a model card.",
     "cite": "Print BibTeX for what a run used.",
     "doctor": "Say what this machine and this MPI offer, and what looks slow or wrong.",
     "schema": "Print the JSON Schema of a recipe, for editors.",
@@ -33,7 +34,7 @@ SUBCOMMANDS = {
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
 
-LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale", "certify", "vectors")
+LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale", "certify", "vectors", "export")
 """Commands whose result is files; the result of the others is their output."""
 
 

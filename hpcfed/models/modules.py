@@ -38,7 +38,7 @@ class ImageSequential(nn.Sequential):
         self._shape = shape
 
     def forward(self, input: Tensor) -> Tensor:
-        images = input.reshape(len(input), *self._shape)
+        images = input.reshape(input.shape[0], *self._shape)  # `len` would be a constant of a traced module
         return super().forward(images.movedim(1, -1).contiguous().movedim(-1, 1))
 
 

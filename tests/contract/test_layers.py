@@ -29,6 +29,7 @@ LEVELS = (
     {"loop", "rewind", "vectors"},
     {"api", "submit", "sweep", "verify"},
     {"loaded"},
+    {"export"},
     {"reproduce", "scaling"},
     {"cli"},
     {"__main__"},

@@ -1,0 +1,29 @@
+"""``hpcfed export``: a trained model for other programs, with a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+KINDS = ("safetensors", "state_dict", "torchscript")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--format", "kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True,
+              help="Tensors by name; the same by torch.save; or a traced module.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path),
+              help="The model's file [default: the run's name]; its card goes beside it, as .md.")  # fmt: skip
+@click.option("--site", help="Name or number of a client, whose private parts the model then has.")
+@click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
+@click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+def command(run: Path, kind: str, output: Path | None, site: str | None, data: Path | None, overwrite: bool) -> None:
+    """Write the evaluated model of RUN as one file, and a model card beside it.
+
+    The card has data, sites with sizes and metrics, method, recipe, digests, certificate and references.
+    """
+    from hpcfed.export import export
+
+    for path in export(run, kind, output, site, data=data, overwrite=overwrite):
+        click.echo(f"wrote {path}")

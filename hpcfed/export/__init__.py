@@ -1,0 +1,77 @@
+"""A trained model as one file for other programs, beside a model card."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hpcfed.data.federation import Federation
+from hpcfed.errors import EnvironmentFailure, InputError, nearest
+from hpcfed.export.card import Exported, card
+from hpcfed.export.formats import FORMATS, content_of
+from hpcfed.io.atomic import write_whole
+from hpcfed.loaded import LoadedRun, load
+from hpcfed.run_folder.files import INITIAL
+
+
+def export(
+    run: Path,
+    kind: str = "safetensors",
+    output: Path | None = None,
+    site: str | None = None,
+    *,
+    data: Path | None = None,
+    overwrite: bool = False,
+) -> tuple[Path, Path]:
+    """Write a run's evaluated model, and a model card beside it; return both paths.
+
+    Args:
+        run: the run folder.
+        kind: a name of `FORMATS`.
+        output: the model's file; default: the run's name, the site's, and the format's ending, in the working folder.
+        site: name or number of a client, whose private parts the model then has.
+        data: present path of its federation file, if that has moved.
+        overwrite: whether to replace files that exist.
+
+    Raises:
+        InputError: no trained model, no such site, a file that exists, or a model that the format cannot hold.
+        EnvironmentFailure: the disk refuses.
+    """
+    loaded = load(run, data=data)
+    client = None if site is None else _client(loaded, site)
+    name = loaded.recipe.name if client is None else f"{loaded.recipe.name}-{client}"
+    path = output or Path(f"{name}{FORMATS[kind]}")
+    if path.suffix == ".md":
+        raise InputError("--output", where=str(path), got="the place of the model card", remedy="use another ending")
+    for taken in (path, path.with_suffix(".md")):
+        if taken.exists() and not overwrite:
+            raise InputError("exists", where=str(taken), remedy="choose another --output, or add --overwrite")
+    content = content_of(loaded, kind, client)
+    made = Exported(path.name, kind, hashlib.sha256(content).hexdigest(), client)
+    text = card(loaded, made)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+        write_whole(path.with_suffix(".md"), text)
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(path), got=error.strerror or str(error)) from error
+    return path, path.with_suffix(".md")
+
+
+def _client(loaded: LoadedRun, site: str) -> int:
+    """Return the client of a name or a number.
+
+    Raises:
+        InputError: the federation has none, or clients have no private parts.
+    """
+    if not (loaded.folder / INITIAL).exists():
+        what = f"--site {site}: the model has no private part, so that all sites have the same"
+        raise InputError(what, where=str(loaded.folder), remedy="leave it out")
+    with Federation.open(loaded.recipe.data) as federation:
+        names = federation.client_names()
+    if site in names:
+        return names.index(site)
+    if site.isascii() and site.isdecimal() and int(site) < len(names):
+        return int(site)
+    remedy = nearest(site, names)
+    raise InputError(f"--site {site!r}", where=str(loaded.recipe.data), expected="a client", remedy=remedy)

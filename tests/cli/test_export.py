@@ -1,0 +1,158 @@
+"""`hpcfed export`: files that predict what hpcfed does, bit for bit, and a model card."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import hpcfed
+from hpcfed.cli.main import main
+from hpcfed.data.federation import Federation
+from tests.federations import blobs, write_federation
+from tests.mpi.recipes import small
+
+pytestmark = [pytest.mark.one_mpi, pytest.mark.filterwarnings("ignore:.*the model is code")]
+
+NETS = str(Path(__file__).parents[1] / "mpi")
+SITES = ("Praha | St. <b>", "Ålesund", "Zürich")
+FEDBN = {"private": ["2.*"]}
+OF_SITES = {"every": 1, "model": "last-two", "metrics": ["f1-macro"], "clients": {"every": 1}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with three sites by name that have test sets in ``small.h5``."""
+    write_federation(tmp_path / "small.h5", **blobs(3), content="three")
+    with h5py.File(tmp_path / "small.h5", "r+") as file:
+        file["test/offsets"] = np.array([0, 20, 30, len(file["test/y"])])
+        file["train/client"] = np.array([name.encode() for name in SITES])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(**changes: Any) -> None:
+    hpcfed.run(small("run", name="three", evaluate=OF_SITES, **changes), quiet=True)
+
+
+def exported(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Return exit code and output of ``hpcfed export run``."""
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "run", *words])
+    return int(ended.value.code or 0), "".join(capfd.readouterr())
+
+
+def inputs() -> torch.Tensor:
+    with Federation.open("small.h5") as federation:
+        return torch.tensor(federation.test(0, federation.num_test)[0])
+
+
+def check_file(path: str, kind: str, module: nn.Module) -> None:
+    """Check that the file predicts what the module does, in batches of any size."""
+    if kind == "torchscript":
+        again: Any = torch.jit.load(path)
+    else:
+        tensors = load_file(path) if kind == "safetensors" else torch.load(path, weights_only=True)
+        again = module
+        expected = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        for tensor in module.state_dict().values():
+            tensor.zero_()
+        again.load_state_dict(tensors)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in module.state_dict().items())
+    x = inputs()
+    with torch.no_grad():
+        for size in (1, 3, len(x)):
+            for _ in range(3):  # an optimising executor changes its program after a call or two
+                assert torch.equal(again(x[:size]), hpcfed.load("run").evaluated(x[:size]))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "state_dict", "torchscript"])
+def test_a_file_predicts_what_hpcfed_does(kind, folder, capfd):
+    trained()
+    code, said = exported(capfd, "--format", kind, "-o", "out/model.x")
+    assert (code, said) == (0, "wrote out/model.x\nwrote out/model.md\n")
+    check_file("out/model.x", kind, hpcfed.load("run").evaluated)
+
+
+def test_a_site_has_its_private_part(folder, capfd):
+    trained(parameters=FEDBN, model={"factory": "nets:mlp"}, python_path=[NETS])
+    x, own = inputs(), hpcfed.load("run").evaluated_of(1)
+    assert exported(capfd, "--site", "Ålesund")[0] == 0
+    assert all(torch.equal(tensor, own.state_dict()[name]) for name, tensor in load_file("three-1.safetensors").items())
+    assert exported(capfd, "--site", "1", "--format", "torchscript")[0] == 0
+    with torch.no_grad():
+        assert torch.equal(torch.jit.load("three-1.torchscript.pt")(x), own(x))
+        assert not torch.equal(hpcfed.load("run").evaluated_of(0)(x), own(x))
+    assert "private parts of Ålesund" in Path("three-1.md").read_text()
+    assert exported(capfd)[0] == 0
+    assert {name.split(".")[0] for name in load_file("three.safetensors")} == {"1", "4"}
+    assert "5 tensors are private to each site" in Path("three.md").read_text()
+
+
+def test_the_card_has_data_sites_metrics_and_digests(folder, capfd):
+    trained()
+    assert exported(capfd)[0] == 0
+    card, run = Path("three.md").read_text(), hpcfed.load("run")
+    rows = {line.split(" | ")[0].lstrip("| "): line for line in card.splitlines() if line.startswith("| ")}
+    assert hashlib.sha256(Path("three.safetensors").read_bytes()).hexdigest() in rows["SHA-256"]
+    with Federation.open("small.h5") as federation:
+        assert federation.content in rows["content"]
+        sizes = federation.sizes.tolist()
+    loss = {
+        row["client"]: row["loss"] for row in run.clients.query("round == 3 and split == 'test'").to_dict("records")
+    }
+    assert (
+        rows["Ålesund"]
+        == f"| Ålesund | {sizes[1]} | 10 | {rows['Ålesund'].split(' | ')[3]} | {loss[1]:.4g} | "
+        + (rows["Ålesund"].split(" | ")[5])
+    )
+    assert r"| Praha \| St. &lt;b>" in card
+    assert rows["test_f1-macro"] == f"| test_f1-macro | {run.metrics['test_f1-macro'].iloc[-1]:.4g} | 3 |"
+    certificate = Path("run/certificate.json").read_text()
+    assert card.split("chain `")[1][:64] in certificate
+    assert run.metrics["hash"].iloc[-1] in card
+    assert "algorithm:\n  name: fedavg" in card
+    assert str(folder) not in card.partition("## Cite")[0]
+    assert "mcmahan" in card.lower()
+
+
+WRONG: Mapping[str, tuple[list[str], str]] = {
+    "no-private-part": (["--site", "0"], "--site 0: the model has no private part"),
+    "the-cards-place": (["-o", "model.md"], "the place of the model card"),
+    "exists": (["-o", "small.h5"], "small.h5: exists; choose another --output, or add --overwrite"),
+    "no-format": (["--format", "onnx"], "'onnx' is not one of 'safetensors', 'state_dict', 'torchscript'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_refused_in_one_line(case, folder, capfd):
+    trained()
+    words, says = WRONG[case]
+    code, said = exported(capfd, *words)
+    assert (code, said.count("\n")) == (2, 1)
+    assert says in said
+
+
+def test_a_model_that_cannot_be_traced_or_misses_its_site_is_refused(folder, capfd):
+    assert exported(capfd)[1] == f"hpcfed: {folder}/run: not a run folder; name the output folder of a run\n"
+    trained(parameters=FEDBN, model={"factory": "nets:mlp"}, python_path=[NETS])
+    code, said = exported(capfd, "--format", "torchscript")
+    assert (code, "name a client by --site" in said) == (2, True)
+    code, said = exported(capfd, "--site", "Zurich")
+    assert (code, "did you mean 'Zürich'?" in said) == (2, True)
+    (folder / "odd.py").write_text(
+        "from torch import nn\nclass Odd(nn.Linear):\n    def __init__(self): super().__init__(12, 4)\n"
+        "    def forward(self, x): return super().forward(x) * len(x)\n"
+    )
+    hpcfed.run(small("run", name="odd", model={"factory": "odd:Odd"}), quiet=True, fresh=True)
+    code, said = exported(capfd, "--format", "torchscript")
+    assert (code, "the traced module predicts other values" in said) == (2, True)
+    assert not list(folder.glob("odd*.pt"))
