@@ -50,7 +50,7 @@ def run(
     world = world or connect()
     with world.united():
         (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world)
-        return _run(recipe, world, quiet, fresh, accept_code, given_twice(overrides))
+        return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides))
 
 
 def run_seeds(
@@ -70,7 +70,7 @@ def run_seeds(
     with world.united():
         recipes = _resolved(lambda: load_recipes(source, overrides), world)
         twice = given_twice(overrides)
-        return [_run(recipe, world, quiet, fresh, accept_code, twice) for recipe in recipes]
+        return [run_resolved(recipe, world, quiet, fresh, accept_code, twice) for recipe in recipes]
 
 
 def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
@@ -88,9 +88,10 @@ def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
     return recipes
 
 
-def _run(
+def run_resolved(
     recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bool, twice: Sequence[str] = ()
 ) -> Result:
+    """Run a resolved recipe, the same on every rank; `twice` are overrides that replaced others of their key."""
     refuse_both(fresh, accept_code)
     folder = RunFolder(recipe.output, fresh=fresh)
     if accept_code:

@@ -24,7 +24,7 @@ class Cohort:
     """One round's clients.
 
     Attributes:
-        clients: (S,) int64, distinct.
+        clients: (S,) int64, distinct; none of them where all that were drawn are left out (``cohort.without``).
         shares: p_i = q_i / q(S), (S,) float64; they sum to 1.
         counts: |S| p_i, (S,) float64, one quotient each: exactly 1 where weights are equal.
         fraction: q(S).
@@ -51,27 +51,38 @@ class Cohorts:
         weights: ``samples`` (q_i = n_i/n) or ``uniform`` (q_i = 1/N).
 
     Attributes:
+        present: (N,) bool, false for the clients of ``cohort.without``.
+        measured: (N,) bool, whose data count in evaluations.
+        mean_size: mean number of samples of the clients present.
         draws: average number of rounds in which a client takes part.
 
     Raises:
-        InputError: a cohort larger than the federation, or a schedule that does not fit it.
+        InputError: a cohort larger than the federation, or a schedule that does not fit it, or no client is left.
     """
 
     def __init__(self, recipe: Recipe, sizes: np.ndarray, weights: str):
         self._recipe = recipe
         self._sizes = sizes
-        self._total = sizes.sum() if weights == "samples" else None
-        self._draw, self.draws = self._sampler()
+        self.present = present_in(recipe, len(sizes))
+        without = recipe.cohort.without
+        self.measured = self.present if without is None or without.evaluate == "others" else np.full(len(sizes), True)
+        self._num_present = int(self.present.sum())
+        self.mean_size = float(sizes[self.present].mean())
+        self._samples = (sizes[self.present].sum(), sizes.sum()) if weights == "samples" else None
+        self._redraws = without is not None and without.cohorts == "redrawn"
+        self._drawn, self.draws = self._sampler()
         self._budgets = self._read_budgets()
 
     def round(self, round: int) -> Cohort:
         """Return the cohort of a round, counted from 1."""
         clients = self._draw(round)
         sizes = self._sizes[clients]
-        q = np.full(len(clients), 1 / len(self._sizes)) if self._total is None else sizes / self._total
+        q = self._shares_of_all(sizes, everyone=not self._redraws)
         fraction = float(q.sum())
         shares = q / fraction if fraction > 0 else np.zeros(len(q))
-        counts = np.ones(len(q)) if self._total is None else len(q) * sizes / max(sizes.sum(), 1)
+        if self._num_present < len(self._sizes):
+            fraction = float(self._shares_of_all(sizes, everyone=False).sum())
+        counts = np.ones(len(q)) if self._samples is None else len(q) * sizes / max(sizes.sum(), 1)
         steps = self._steps(round, clients)
         batch_size = self._recipe.local.batch_size
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
@@ -80,16 +91,16 @@ class Cohorts:
     @property
     def most_participants(self) -> int:
         """Clients that can have taken part by the last round, expected under Bernoulli sampling."""
-        return min(len(self._sizes), math.ceil(self.draws * len(self._sizes) - 1e-9))
+        return min(self._num_present, math.ceil(self.draws * self._num_present - 1e-9))
 
     @property
     def without_samples(self) -> int:
         """Clients without samples that count in the mean with an update of 0, as they do where weights are uniform."""
-        return int((self._sizes == 0).sum()) if self._total is None else 0
+        return int((self._sizes[self.present] == 0).sum()) if self._samples is None else 0
 
     def idle(self, ranks: int) -> str:
         """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
-        size = self.draws * len(self._sizes) / self._recipe.rounds
+        size = self.draws * self._num_present / self._recipe.rounds
         if ranks <= size:
             return ""
         about = f"{size:.0f}" if math.isclose(size, round(size)) else f"about {size:.1f}"
@@ -101,22 +112,52 @@ class Cohorts:
         """Return the clients of the round that follows, in order; none after the last one."""
         return self._draw(round + 1) if round < self._recipe.rounds else np.empty(0, np.int64)
 
+    def _draw(self, round: int) -> np.ndarray:
+        """Return the members of a round's cohort: those drawn that are present."""
+        drawn = self._drawn(round)
+        return drawn if self._num_present == len(self._sizes) else drawn[self.present[drawn]]
+
+    def _shares_of_all(self, sizes: np.ndarray, *, everyone: bool) -> np.ndarray:
+        """Return q_i, (S,), of members with these samples: over all clients of the federation, or those present.
+
+        p_i is the same of both, up to its last bit. Cohorts with places that stay empty take it from the first, so that
+        a round whose members all stay is the same to the bit; those drawn among the others from the second, as on a
+        federation file that lacks the clients.
+        """
+        if self._samples is None:
+            return np.full(len(sizes), 1 / (len(self._sizes) if everyone else self._num_present))
+        return sizes / max(self._samples[everyone], 1)
+
     def _sampler(self) -> tuple[Callable[[int], np.ndarray], float]:
-        """Return a function round → clients, and the average number of rounds in which a client takes part."""
-        section, num_clients, seed = self._recipe.cohort, len(self._sizes), self._recipe.seed.cohort
+        """Return a function round → clients drawn, and the average number of rounds in which a client takes part."""
+        section = self._recipe.cohort
         if section.schedule is not None:
             schedule = self._schedule(section.schedule)
-            each = sum(map(len, schedule)) / num_clients
-            return lambda round: np.array(schedule[round - 1], dtype=np.int64), each
+            members = sum(int(self.present[row].sum()) for row in schedule)
+            if not members:
+                remedy = "leave cohort.without out, or choose another schedule"
+                raise InputError("cohort.without: no round of cohort.schedule has a client left", remedy=remedy)
+            return lambda round: np.array(schedule[round - 1], dtype=np.int64), members / self._num_present
+        if not self._redraws:
+            return self._drawn_among(len(self._sizes))
+        numbers = np.flatnonzero(self.present)
+        draw, draws = self._drawn_among(len(numbers))
+        return lambda round: numbers[draw(round)], draws
+
+    def _drawn_among(self, num_clients: int) -> tuple[Callable[[int], np.ndarray], float]:
+        """Return a function round → drawn of so many clients, and the average number of rounds that draw a client."""
+        section, seed, rounds = self._recipe.cohort, self._recipe.seed.cohort, self._recipe.rounds
         size = section.size_in(num_clients) or num_clients
         if size > num_clients:
+            is_whole = num_clients == len(self._sizes)
+            left, other = ("", "prepare more clients") if is_whole else (" left", "use cohorts: empty")
+            who = "client" if num_clients == 1 else "clients"
             raise InputError(
                 "cohort.size",
-                expected=f"at most the {num_clients} clients of {self._recipe.data.name}",
+                expected=f"at most the {num_clients} {who}{left} of {self._recipe.data.name}",
                 got=str(size),
-                remedy="make the cohort smaller or prepare more clients",
+                remedy=f"make the cohort smaller or {other}",
             )
-        rounds = self._recipe.rounds
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
             if section.stream == "authors":
@@ -141,7 +182,8 @@ class Cohorts:
         local, budget = self._recipe.local, self._recipe.budget
         asked: list[int | None]
         if self._budgets is not None:
-            asked = [*self._budgets[round - 1]]
+            budgets = np.array(self._budgets[round - 1])
+            asked = budgets[self.present[self._drawn(round)]].tolist()
         elif budget is not None and budget.low is not None and budget.high is not None:
             seed = self._recipe.seed.cohort
             asked = [
@@ -178,9 +220,23 @@ class Cohorts:
 
     def _check_budget(self, row: list[int], where: str) -> None:
         number = int(where.rsplit(" ", 1)[1])
-        cohort_size = len(self._draw(number))
+        cohort_size = len(self._drawn(number))
         if len(row) != cohort_size or min(row) < 1:
             raise InputError(where, expected=f"{cohort_size} numbers of steps, each at least 1", got=str(row))
+
+
+def present_in(recipe: Recipe, num_clients: int) -> np.ndarray:
+    """Return which clients take part at all, (N,) bool: not those of ``cohort.without``.
+
+    Raises:
+        InputError: they are all left out.
+    """
+    present = np.full(num_clients, True)
+    if recipe.cohort.without is not None:
+        present[recipe.cohort.without.numbers] = False
+    if not present.any():
+        raise InputError("cohort.without", expected="at least one client left", got=f"all {num_clients} left out")
+    return present
 
 
 def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:

@@ -150,7 +150,7 @@ class Training:
         sizes, all_samples = federation.sizes[clients].tolist(), self._parts.shards.clients(clients)
         members, tasks = [], []
         for row, (client, samples) in enumerate(zip(clients, all_samples, strict=True)):
-            info = ClientInfo(client, sizes[row], federation.mean_size)
+            info = ClientInfo(client, sizes[row], self._parts.cohorts.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
             loss = self._parts.loss_of(plan.w, samples, own) if method.loss_at_w else None

@@ -30,6 +30,7 @@ from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
 from hpcfed.stopping import Stopping
 from hpcfed.trail.certificate import write_certificate
+from hpcfed.trail.left_out import TRAINING_ONLY, without_facts
 from hpcfed.types import Request
 from hpcfed.user_code.blame import blamed
 
@@ -63,6 +64,7 @@ def train(
                 facts = environment(world, parts.model.vector.device, recipe.reduction)
                 facts |= {"method": parts.method.name, "data": data}
                 facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
+                facts |= without_facts(recipe, parts.federation)
                 world.on_root(lambda: folder.write("environment.json", facts))
                 for remark in _remarks(recipe, parts):
                     reporter.say(f"{recipe.name}: {remark}")
@@ -98,6 +100,9 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{empty} {what} as an update of 0 (weights: uniform)"
     if idle := parts.cohorts.idle(parts.world.size):
         yield f"{idle}; the result is the same"
+    for facts in without_facts(recipe, parts.federation).values():
+        if facts["exact"] == TRAINING_ONLY:
+            yield f"without {', '.join(facts['clients'].values())}: {TRAINING_ONLY}: {'; '.join(facts['since'])}"
     if recipe.local.step is not None:
         yield f"local.step: {recipe.local.step} trains one client after another (local.engine: sequential)"
     if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:

@@ -103,6 +103,16 @@ def whereabouts(federation: Federation, round: int, client: int) -> str:
     return f"round {round}, client {client} ({federation.client_name(client)})"
 
 
+def check_same(hashes: np.ndarray, round: int, world: World) -> None:
+    """Raise, on every rank alike, if the ranks' hashes of the model and the server's state, (P,), differ.
+
+    Raises:
+        RanksDiffer: they do.
+    """
+    if len(set(hashes.tolist())) > 1:
+        raise ranks_differ(round, differing(hashes, world.hosts))
+
+
 def check_sums(
     sums: Sums,
     round: int,
@@ -124,8 +134,7 @@ def check_sums(
         EnvironmentFailure: the training of a client raised.
         Diverged: a client's update is not finite.
     """
-    if len(set(sums.hashes.tolist())) > 1:
-        raise ranks_differ(round, differing(sums.hashes, world.hosts))
+    check_same(sums.hashes, round, world)
     if (sums.status == SKIPPED).all():
         what = f"round {round}: training failed for every client of the cohort"
         raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")

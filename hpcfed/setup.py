@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from hpcfed import algorithms, models
 from hpcfed.algorithms._client_average import following_clients, following_iterates
 from hpcfed.algorithms._compatibility import check_parts, check_product
-from hpcfed.cohort import Cohorts
+from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import made, own_step
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.metrics import CLASSES, check_metrics, targets_of
@@ -69,6 +69,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     check_observers(recipe.observers, recipe.python_path)
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
+        recipe = _with_numbers(recipe, federation)
         _check_samples(recipe, federation, spec)
         _check_test_set(recipe, federation)
         if federation.task == "survival" and recipe.loss.factory is None:
@@ -94,6 +95,20 @@ def _resolve(recipe: Recipe) -> Recipe:
             "data_content": content,
         }
     )
+
+
+def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:
+    """Return the recipe with the clients of ``cohort.without`` by number, each once.
+
+    Raises:
+        InputError: there is no such client.
+    """
+    without = recipe.cohort.without
+    if without is None:
+        return recipe
+    numbers: list[int | str] = [*sorted({federation.client_number(client) for client in without.clients})]
+    cohort = recipe.cohort.model_copy(update={"without": without.model_copy(update={"clients": numbers})})
+    return recipe.model_copy(update={"cohort": cohort})
 
 
 def _parts(section: Algorithm) -> dict[str, str]:
@@ -244,12 +259,13 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         elsewhere=method.local.evaluates_elsewhere,
         own_step=step,
     )
-    home = homes(federation.sizes, world.size)
+    home = homes(np.where(cohorts.present, federation.sizes, 0), world.size)
     placement = Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     private = PrivateParts(model, clients)
     measured = loss, sums, whole, shards, federation, placement, world, outputs
-    evaluator = Evaluator(recipe.evaluate, model, *measured, private if model.own else None)
+    own_parts = private if model.own else None
+    evaluator = Evaluator(recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured)
     parts = Parts(
         method=method,
         federation=federation,
@@ -286,15 +302,16 @@ def build_loss(recipe: Recipe, federation: Federation, dtype: torch.dtype, devic
 
     from hpcfed.models.losses import loss_for
 
-    weights = class_weights(recipe.loss, federation)
+    weights = class_weights(recipe.loss, federation, present_in(recipe, federation.num_clients))
     of_classes = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
     return loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
 
 
-def class_weights(section: LossSection, federation: Federation) -> list[float] | None:
+def class_weights(section: LossSection, federation: Federation, present: np.ndarray) -> list[float] | None:
     """Return the weight of each class in the loss, (C,); None without weights.
 
-    ``balanced`` is n / (C · n_c), so that each class counts alike and the mean weight of all training samples is 1.
+    ``balanced`` is n / (C · n_c), so that each class counts alike and the mean weight of all training samples is 1: of
+    the clients `present`, (N,) bool.
 
     Raises:
         InputError: the targets are not one label a sample, or a class has no training sample, or no weight.
@@ -308,7 +325,8 @@ def class_weights(section: LossSection, federation: Federation) -> list[float] |
         if len(section.weights) != count:
             raise InputError("loss.weights", expected=f"{count} numbers", got=str(len(section.weights)))
         return section.weights
-    found = np.bincount(federation.train()[1].ravel(), minlength=count)
+    labels = federation.train()[1].ravel()[np.repeat(present, federation.sizes)]
+    found = np.bincount(labels, minlength=count)
     if not found.all():
         what = "loss.weights: balanced needs training samples of every class"
         raise InputError(what, where=str(federation.path), got=f"none of class {int(found.argmin())}")
@@ -406,7 +424,7 @@ def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel)
             return
     else:
         return
-    size, sizes = recipe.local.batch_size, federation.sizes
+    size, sizes = recipe.local.batch_size, np.where(present_in(recipe, federation.num_clients), federation.sizes, 0)
     most = recipe.budget.high if recipe.budget is not None else recipe.local.steps
     last = sizes if size == "full" else np.where((most or sizes) > sizes // size, sizes % size, 0)
     for client in np.flatnonzero(last == 1)[:1].tolist():

@@ -25,7 +25,7 @@ from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
-from hpcfed.round_checks import LOWER, check_range, check_repeated, check_step, check_sums
+from hpcfed.round_checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums
 from hpcfed.types import DELTA, Means, Request, RoundContext, State
 
 
@@ -101,12 +101,16 @@ class Simulation:
         If the predicted units do not fit the updates, the cohort is trained and reduced a second time. Requests and
         saved rounds of all ranks are in the result.
 
+        A cohort whose members are all left out (``cohort.without``) leaves the model and all states as they are.
+
         Raises:
             Diverged: a client's update is not finite.
             EnvironmentFailure: a client's training raised, or the ranks' states differ, or a client that was trained
                 twice reported two different updates.
         """
         plan = self.plan(round)
+        if not len(plan.cohort.clients):
+            return self._round_of_nobody(plan, requests, written)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
@@ -144,6 +148,33 @@ class Simulation:
             hash=self.hash,
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
+            never_drawn=int((~self.touched).sum()) if self._parts.model.own else None,
+        )
+
+    def _round_of_nobody(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
+        """Return a round without training: one Allreduce of the ranks' requests and hashes.
+
+        Raises:
+            EnvironmentFailure: the ranks' states differ.
+        """
+        started = time.perf_counter()
+        ranks = self._buffer.exchange(self._state_hash(), requests=requests, written=written)
+        check_same(ranks["hash"], plan.round, self._world)
+        nothing = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None)
+        return RoundResult(
+            cohort=plan.cohort,
+            means=nothing,
+            server_lr=None,
+            local_loss=None,
+            gradients=0,
+            requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
+            skipped=[],
+            written=int(ranks["written"].min()),
+            seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
+            imbalance=1.0,
+            units={} if self._is_exact else None,
+            hash=self.hash,
+            attempts=1,
             never_drawn=int((~self.touched).sum()) if self._parts.model.own else None,
         )
 

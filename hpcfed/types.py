@@ -382,6 +382,11 @@ class Method:
         return (*((DELTA,) if self.local.reports_delta else ()), *self.local.vectors(alike))
 
     @property
+    def counts_clients(self) -> bool:
+        """Whether N or n enters what a part keeps, by q(S) or the mean size of clients."""
+        return any(getattr(part, "counts_clients", False) for part in (self.local, self.normalize, self.server))
+
+    @property
     def client_scalars(self) -> bool:
         """Whether the server rule reads each client's scalars."""
         return bool(getattr(self.server, "client_scalars", False))

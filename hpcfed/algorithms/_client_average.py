@@ -40,7 +40,7 @@ class _WithClientAverage:
 
     def __init__(self, inner: LocalMethod):
         self._inner = inner
-        self.stateful = True
+        self.stateful = self.counts_clients = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -60,6 +60,8 @@ class DynamicRegularizer(ClientRule):
 class DynamicServer(Part):
     """h ← h + α q(S) Δ̄;  w ← w − Δ̄ − h/α."""
 
+    counts_clients: ClassVar[bool] = True
+
     alpha: float = Field(gt=0)
 
     def begin(self, w: Tensor) -> State:

@@ -71,6 +71,10 @@ class SplitServer(Part):
 
     variant: Variant = "act"
 
+    @property
+    def counts_clients(self) -> bool:
+        return self.variant == "all"
+
     def begin(self, w: Tensor) -> State:
         return {}
 

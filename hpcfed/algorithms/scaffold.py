@@ -44,6 +44,7 @@ class ControlVariates(ClientRule):
     sent: ClassVar[int] = 2
     received: ClassVar[int] = 2
     uses_effective_steps: ClassVar[bool] = True
+    counts_clients: ClassVar[bool] = True
 
     c_scale: Literal["none", "samples"] = "none"
 

@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "verify": "Check a run: its files, and its rounds computed again.",
     "replay": "Train one client of one round of a run again, step by step.",
     "compare": "Find the round, client and step in which two runs part.",
+    "without": "Run a run again as if some clients had never taken part.",
     "vectors": "Write or check small trajectories of every method, for other frameworks.",
     "export": "Write a trained model for other programs, with a model card.",
     "cite": "Print BibTeX for what a run used.",
@@ -34,7 +35,7 @@ SUBCOMMANDS = {
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
 
-LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale", "certify", "vectors", "export")
+LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale", "certify", "without", "vectors", "export")
 """Commands whose result is files; the result of the others is their output."""
 
 

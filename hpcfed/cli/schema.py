@@ -19,6 +19,9 @@ REFERENCE = "#/$defs/{model}"
 SEEDS = {"description": MEANINGS["seed"], "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 SHORT = {"seed": {"type": "integer", "minimum": 0}, "observers": {"type": "string"}}
 """Schemas of short forms, which `hpcfed.config.recipe` expands to sections."""
+CLIENT = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}
+SHORT_WITHOUT = [CLIENT, {"type": "array", "items": CLIENT, "minItems": 1}]
+"""Short forms of ``cohort.without``: a client, or a list of them."""
 FILLED_IN = {"name", "output"}
 """Keys that `hpcfed.config.load` adds if a file lacks them."""
 
@@ -40,6 +43,7 @@ def of_recipe() -> Schema:
     properties, sections = schema["properties"], schema["$defs"]
     for key, short in SHORT.items():
         properties[key] = {"anyOf": [short, {name: properties[key].pop(name) for name in [*properties[key]]}]}
+    sections["CohortSection"]["properties"]["without"]["anyOf"] += SHORT_WITHOUT
     for key, meaning in MEANINGS.items():
         section, _, inner = key.rpartition(".")
         place = properties if not section else sections[section.capitalize()]["properties"]

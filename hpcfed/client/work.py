@@ -17,7 +17,7 @@ def effective_work(
     ‖a_i‖₁ is None where the method does not ask for it, and for client optimizers that have none.
     """
     size = len(cohort.clients)
-    if not method.uses_effective_steps:
+    if not (size and method.uses_effective_steps):
         return [None] * size, np.ones(size)
     prox_mu = method.local.prox_mu
     effective_steps = [

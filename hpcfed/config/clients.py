@@ -1,8 +1,8 @@
-"""The recipe's section ``evaluate.clients``: evaluation on each client's own samples."""
+"""Sections of the recipe on clients one by one: evaluation on their own samples, and rounds without some of them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -41,3 +41,31 @@ class EvaluateClients(Section):
         if ("fine-tuned" in self.models) != (self.fine_tune is not None):
             raise ValueError("'fine_tune' beside 'fine-tuned' in 'models', and only there")
         return self
+
+
+class Without(Section):
+    """Clients that never take part, as if they had not joined the federation: all else stays as it is.
+
+    The others keep their numbers, the initial model and their random streams; q_i, n and N are those of the others.
+
+    `clients` are numbers or names. `cohorts: empty` draws among all clients and leaves the places of these empty (a
+    round without any member leaves the model as it is); ``redrawn`` draws among the others. `evaluate: others` counts
+    the data of the others, and reports the test sets of these clients apart, as ``apart``; ``all`` evaluates on all
+    clients, so that runs with and without are measured on the same data.
+    """
+
+    clients: list[int | str] = Field(min_length=1)
+    cohorts: Literal["empty", "redrawn"] = "empty"
+    evaluate: Literal["others", "all"] = "others"
+
+    @property
+    def numbers(self) -> list[int]:
+        """The clients of a resolved recipe."""
+        return [client for client in self.clients if isinstance(client, int)]
+
+
+def a_client_or_several(value: Any) -> Any:
+    """Return the section from its short form, a client or a list of them."""
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        return {"clients": [value]}
+    return {"clients": value} if isinstance(value, list) else value

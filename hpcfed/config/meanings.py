@@ -44,7 +44,10 @@ MEANINGS = {
     "cohort": (
         "all clients; or `{size: 20}`, `{fraction: 0.1}`, with `sampling: uniform` or `bernoulli`; or "
         "`{schedule: cohorts.json}` or `{schedule: [[0], [1], [2]]}`, repeated (a model that travels; "
-        "`[[2]]`: client 2 alone); `stream: authors` draws Bernoulli cohorts as FedDyn's code does"
+        "`[[2]]`: client 2 alone); `stream: authors` draws Bernoulli cohorts as FedDyn's code does. "
+        "`without: [hospital-3]`: as if these clients had never taken part (docs/checking.md); or `without: {clients: "
+        "[3], cohorts: empty, evaluate: others}`; `cohorts: redrawn` draws among the others, `evaluate: all` measures "
+        "on all clients' data"
     ),
     "weights": ("`samples` (n_i/n) or `uniform`; default: the method's own"),
     "local": (

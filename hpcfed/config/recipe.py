@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from hpcfed.config.clients import BatchSize, EvaluateClients
+from hpcfed.config.clients import BatchSize, EvaluateClients, Without, a_client_or_several
 from hpcfed.config.limits import (
     A_PERIOD,
     A_SCHEDULE,
@@ -154,12 +154,13 @@ class CohortSection(Section):
     from the next one whose cohort is not empty.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"stream"})
+    later: ClassVar[frozenset[str]] = frozenset({"stream", "without"})
     size: Count | None = None
     fraction: float | None = Field(None, gt=0, le=1)
     sampling: Literal["uniform", "bernoulli"] = "uniform"
     stream: Literal["own", "authors"] = "own"
     schedule: Annotated[Path | list[list[int]] | None, PlainValidator(a_schedule), WithJsonSchema(A_SCHEDULE)] = None
+    without: Annotated[Without | None, BeforeValidator(a_client_or_several)] = None
 
     @model_validator(mode="after")
     def _one_rule(self) -> CohortSection:
@@ -167,6 +168,8 @@ class CohortSection(Section):
             raise ValueError("one of 'size', 'fraction' and 'schedule'")
         if self.schedule is not None and self.sampling != "uniform":
             raise ValueError("no 'sampling' beside 'schedule'")
+        if self.schedule is not None and self.without is not None and self.without.cohorts == "redrawn":
+            raise ValueError("'cohorts: empty' in 'without' beside 'schedule', which leaves nothing to draw")
         if self.stream == "authors" and self.sampling != "bernoulli":
             raise ValueError("'sampling: bernoulli' beside 'stream: authors'")
         return self

@@ -76,7 +76,7 @@ class Federation:
         features: names of the p features of x (n, p); None without names.
         num_clients, num_samples, num_test: N, n and the size of the test set (0 if absent).
         offsets: (N+1,) int64; the rows of client k are ``offsets[k]:offsets[k+1]``.
-        sizes, mean_size: samples per client, (N,) int64, 0 allowed; and their mean.
+        sizes: samples per client, (N,) int64, 0 allowed.
         test_offsets: (N+1,) int64 for per-client test sets; None if absent.
         feature_shape, target_shape: of one sample; target_shape is () for labels.
         x_dtype, y_dtype: of the returned arrays, in native byte order.
@@ -98,7 +98,6 @@ class Federation:
         self.x_dtype, self.y_dtype = self._x.dtype, self._y.dtype
         self.offsets = self._index("train/offsets", self.num_samples)
         self.sizes = np.diff(self.offsets)
-        self.mean_size = float(self.sizes.mean())
         self.num_clients = len(self.sizes)
         self._read_test()
         self._check_targets()
@@ -195,6 +194,21 @@ class Federation:
         if names is not None and names.shape == (self.num_clients,) and names.dtype.kind == "S":
             return [text(name) for name in names[:]]
         return [self.client_name(k) for k in range(self.num_clients)]
+
+    def client_number(self, client: int | str) -> int:
+        """Return a client's number from its number or name.
+
+        Raises:
+            InputError: there is no such client.
+        """
+        text = str(client)
+        if text.isdecimal() and int(text) < self.num_clients:
+            return int(text)
+        names = self.client_names()
+        if text in names:
+            return names.index(text)
+        expected = f"a number below {self.num_clients}, or a name of the federation"
+        raise InputError(f"no client {text!r}", where=str(self.path), expected=expected)
 
     def close(self) -> None:
         """Close the file; arrays returned before stay valid."""

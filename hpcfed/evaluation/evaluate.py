@@ -8,7 +8,7 @@ outputs of all ranks in the order of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -39,6 +39,8 @@ FEW = 4
 """Clients named in a line."""
 COLUMNS = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
 """Columns of the record that every task has; the recipe's ``evaluate.metrics`` follow, each of test and training."""
+APART = "apart"
+"""Column of clients that never take part and have test sets, where evaluations count the others alone."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,15 @@ class Evaluator:
 
     On the test set a sum's measure is Σ sums / Σ counts; on the training sets every measure is the unweighted mean of
     the clients' own ones, over the clients for which it is defined, but a matrix of counts their sum. A client with a
-    private part is measured with it, on its own test set.
+    private part is measured with it, on its own test set. The test sets of clients that do not count are measured
+    apart.
 
     Args:
         section: the recipe's ``evaluate``.
         sums, whole: its metrics, as sums and as functions of all outputs.
         outputs: shape of the model's output for a sample.
         private: the clients' private parts, if they have any.
+        counted: (N,) bool, clients whose data count; all by default.
 
     Attributes:
         sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
@@ -99,6 +103,7 @@ class Evaluator:
         world: World,
         outputs: Sequence[int] = (),
         private: PrivateParts | None = None,
+        counted: np.ndarray | None = None,
     ):
         self._section = section
         self._model, self._private = model, private
@@ -113,6 +118,8 @@ class Evaluator:
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
+        self._counted = np.full(federation.num_clients, True) if counted is None else counted
+        self._sizes = np.where(self._counted, federation.sizes, 0)
         self._placement = placement
         self._world = world
         self._batch_size = section.batch_size
@@ -127,7 +134,7 @@ class Evaluator:
     @property
     def nothing(self) -> dict[str, Value]:
         """Scores of a round that is not evaluated, all None."""
-        return self._scores({}, {})
+        return self._scores({}, {}) | (dict.fromkeys([APART]) if self._apart else {})
 
     def __call__(self, w: Tensor, *, test: bool, train: bool) -> dict[str, Value]:
         """Measure the model `w`, (d,), on the test set, on the training sets, or both: one small reduction.
@@ -158,13 +165,14 @@ class Evaluator:
                     outputs[start : start + len(rows)] = rows
             if train:
                 for client in self._placement.at_home(self._world.rank).tolist():
-                    if self._federation.sizes[client]:
+                    if self._sizes[client]:
                         self._load_own(w, client)
                         clients[client] = self.cells(self._shards.client(client))
         self._model.train()
         self._world.sum_in_place(slots)
-        of_test = self._of_test(chunks) | (self._whole_of_test(outputs) if kept else {})
-        return self._scores(of_test, self._of_training(clients))
+        whole = self._world.on_root(lambda: self._measured_whole(outputs)) if kept else {}
+        of_test = self._of_test(chunks, whole)
+        return self._scores(of_test, self._of_training(clients)) | self._of_others(chunks, whole)
 
     def averaged_for(self, w: Tensor) -> State:
         """Return the averaged buffers with which the model `w`, (d,), is measured: ``evaluate.statistics``."""
@@ -172,21 +180,28 @@ class Evaluator:
 
     @property
     def _by_client(self) -> bool:
-        """Whether the test set is measured client by client, each with its private part."""
-        return self._private is not None and self._federation.test_offsets is not None
+        """Whether the test set is measured client by client: with private parts, or since some are reported apart."""
+        own = self._private is not None or not self._counted.all()
+        return own and self._federation.test_offsets is not None
+
+    @property
+    def _apart(self) -> list[int]:
+        """Clients whose test sets are reported apart."""
+        offsets = self._federation.test_offsets
+        return [] if offsets is None else np.flatnonzero(~self._counted & (np.diff(offsets) > 0)).tolist()
 
     def _test_bounds(self) -> np.ndarray:
         """Return the first row of each chunk of the test set, and its end, (chunks + 1,): ``evaluate.batch_size`` rows
-        each, or a client's own where it has a private part.
+        each, or a client's own where it is measured client by client.
         """
         count, offsets = self._federation.num_test, self._federation.test_offsets
-        if self._private is not None and offsets is not None:
+        if self._by_client and offsets is not None:
             return offsets
         return np.minimum(np.arange(-(-count // self._batch_size) + 1) * self._batch_size, count)
 
     def _own_chunks(self, bounds: np.ndarray) -> Sequence[int]:
         """Return the chunks that this rank measures: every P-th, or its clients'."""
-        if self._by_client:
+        if self._by_client and len(bounds) > 1:
             mine = self._placement.at_home(self._world.rank)
             return mine[np.diff(bounds)[mine] > 0].tolist()
         return range(self._world.rank, len(bounds) - 1, self._world.size)
@@ -260,29 +275,42 @@ class Evaluator:
         while self._news:
             yield self._news.pop(0)
 
-    def _of_test(self, chunks: np.ndarray) -> dict[str, Value]:
-        """Return the sums' measures on the test set, from each chunk's sums and counts, (chunks, S, 2)."""
-        totals = chunks.sum(axis=0)
-        return {name: float(total / count) for name, (total, count) in zip(self.sums, totals, strict=True) if count}
-
-    def _whole_of_test(self, outputs: np.ndarray) -> dict[str, Value]:
-        """Return the other measures on the test set, from all outputs, (n · outputs,): computed on rank 0."""
-        found = self._world.on_root(lambda: self._measured_whole(outputs))
-        for name, value in found.items():
+    def _of_test(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Value]:
+        """Return the measures on the test set, from each chunk's sums and counts, (chunks, S, 2), and from `whole`."""
+        totals = (chunks[self._counted] if self._apart else chunks).sum(axis=0)
+        others = whole.get(None, {})
+        for name, value in others.items():
             if value is None:
                 self.note_undefined(name, "test set")
-        return {name: value for name, value in found.items() if value is not None}
+        return _quotients(self.sums, totals) | {name: value for name, value in others.items() if value is not None}
 
-    def _measured_whole(self, outputs: np.ndarray) -> dict[str, Value]:
-        num_test = self._federation.num_test
+    def _of_others(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Any]:
+        """Return the column ``apart``, measures on test sets of clients that do not count, by number; {} if none."""
+        if not self._apart:
+            return {}
+        if not len(chunks):
+            return {APART: None}
+        found = {str(k): {**_quotients(self.sums, chunks[k]), **whole.get(k, {})} for k in self._apart}
+        return {APART: found}
+
+    def _measured_whole(self, outputs: np.ndarray) -> dict[int | None, dict[str, Value]]:
+        """Return the other measures from all outputs, (n · outputs,): on the test set, None, and on those apart."""
+        num_test, offsets = self._federation.num_test, self._federation.test_offsets
         output = torch.from_numpy(outputs).to(self._model.vector.dtype).view(num_test, *self._outputs)
         target = self._shards.targets(self._federation.test(0, num_test)[1])
-        return {name: _value(metric.cells(output, target), metric.shape) for name, metric in self.whole.items()}
+        rows: dict[int | None, Any] = {None: slice(None)}
+        if self._apart and offsets is not None:
+            rows |= {k: slice(*offsets[k : k + 2].tolist()) for k in self._apart}
+            rows[None] = torch.from_numpy(np.repeat(self._counted, np.diff(offsets)))
+        return {
+            which: {name: _value(one.cells(output[own], target[own]), one.shape) for name, one in self.whole.items()}
+            for which, own in rows.items()
+        }
 
     def _of_training(self, clients: np.ndarray) -> dict[str, Value]:
         """Return the measures on the clients' training sets, from each client's pairs, (N, cells, 2)."""
         found: dict[str, Value] = {}
-        filled = np.flatnonzero(self._federation.sizes[: len(clients)])
+        filled = np.flatnonzero(self._sizes[: len(clients)])
         for name, place in self.layout.places.items():
             pairs = clients[:, place]
             defined = pairs[:, 0, 1] != 0
@@ -304,6 +332,11 @@ class Evaluator:
         found |= {f"train_{name}": value for name, value in train.items()}
         own = (f"{part}_{name}" for part in ("test", "train") for name in self._section.metrics)
         return {column: found.get(column) for column in (*COLUMNS, *own)}
+
+
+def _quotients(names: Iterable[str], totals: np.ndarray) -> dict[str, Value]:
+    """Return measures that are sums over counts, (S, 2), by name; without those that count nothing."""
+    return {name: float(total / count) for name, (total, count) in zip(names, totals, strict=True) if count}
 
 
 def _value(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:

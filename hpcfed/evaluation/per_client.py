@@ -35,7 +35,8 @@ class ClientScores:
 
     Attributes:
         models: the recipe's names of the measured models.
-        sizes: samples of each client, (N,) int64, by split: ``train``, and ``test`` if clients have test sets.
+        sizes: samples of each client, (N,) int64, by split: ``train``, and ``test`` if clients have test sets; 0 of
+            clients that do not count.
         directions: measures → whether larger values are better, None if unknown or a matrix.
         layout: of the measures' numbers.
         cells: these numbers, (N, models, splits, cells, 2) float64.
@@ -104,10 +105,10 @@ class ClientEvaluator:
 
     def __init__(self, section: Evaluate, parts: Parts, evaluator: Evaluator):
         self._section, self._parts, self._evaluator = section.clients, parts, evaluator
-        federation = parts.federation
-        self._sizes = {"train": federation.sizes}
+        federation, counted = parts.federation, parts.cohorts.measured
+        self._sizes = {"train": np.where(counted, federation.sizes, 0)}
         if federation.test_offsets is not None:
-            self._sizes["test"] = np.diff(federation.test_offsets)
+            self._sizes["test"] = np.where(counted, np.diff(federation.test_offsets), 0)
         known = {"loss": False, "accuracy": True}
         self._directions = {
             name: known[name] if name in known else larger_is_better(section.metrics[name])

@@ -190,7 +190,7 @@ class Placement:
     def place(self, clients: np.ndarray, samples: np.ndarray, steps: np.ndarray) -> list[int]:
         """Return the rank of each cohort member, (S,), from its client number, samples and steps, (S,) each."""
         home = self.home_of(clients)
-        if not self.balanced:
+        if not self.balanced or not len(home):
             return home.tolist()
         groups = np.arange(0, len(samples), self._group_size)
         own, taken = np.add.reduceat(samples, groups), np.maximum.reduceat(steps, groups)

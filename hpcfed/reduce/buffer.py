@@ -375,6 +375,13 @@ class RoundBuffer:
             update_hashes=clients["hash"] if self._hashes_updates else None,
         )
 
+    def exchange(self, state_hash: int, *, requests: int = 0, written: int = 0) -> np.ndarray:
+        """Exchange the ranks' flags alone, in a round that nobody trains: one Allreduce; return `RANK_SLOT`s, (P,)."""
+        ranks = np.zeros(self._world.size, RANK_SLOT)
+        ranks[self._world.rank] = state_hash, requests, written, 0.0
+        self._world.sum_in_place(ranks.view(np.int64))
+        return ranks
+
     def _read(self, name: str, words: Tensor, out: Tensor) -> None:
         """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
         self._kind.read(words, self._units[name], len(self._clients), out)

@@ -157,7 +157,7 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
         InputError: it took no part in it.
     """
     parts, plan = begun.parts, begun.simulation.plan(round)
-    number = _number(parts, client)
+    number = parts.federation.client_number(client)
     name = parts.federation.client_name(number)
     clients = plan.cohort.clients.tolist()
     if number not in clients:
@@ -184,21 +184,6 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
         _entered=begun,
         _run=run,
     )
-
-
-def _number(parts: Parts, client: int | str) -> int:
-    """Return a client's number from its number or name.
-
-    Raises:
-        InputError: there is no such client.
-    """
-    text, count = str(client), parts.federation.num_clients
-    if text.isdigit() and int(text) < count:
-        return int(text)
-    names = parts.federation.client_names()
-    if text in names:
-        return names.index(text)
-    raise InputError(f"no client {text!r}", expected=f"a number below {count}, or a name of the federation")
 
 
 class _Looking:

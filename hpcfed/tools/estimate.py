@@ -197,7 +197,7 @@ def _seconds(work: Any) -> float:
 
 def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
     """Return the samples visited in a round on its slowest rank and on the average one, means over drawn rounds."""
-    home = homes(parts.federation.sizes, ranks)
+    home = homes(np.where(cohorts.present, parts.federation.sizes, 0), ranks)
     slowest, average = [], []
     for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
         cohort = cohorts.round(round)

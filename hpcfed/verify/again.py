@@ -7,23 +7,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.checkpoint.layout import Manifest, stem
 from hpcfed.config.limits import Checkpoint
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import HpcfedError
-from hpcfed.io.atomic import write_whole
 from hpcfed.loop import train
 from hpcfed.ranks.world import World
-from hpcfed.run_folder.code import NAME as CODE
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import identity
 from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter
-from hpcfed.run_folder.rounds import RECORD
-from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 Judge = Callable[[Mapping[str, Any], Mapping[str, Any]], Sequence[object]]
 """From a recorded row and the one computed here to what is wrong with it."""
@@ -122,22 +116,3 @@ def compute(recipe: Recipe, folder: Path, reporter: Comparing, world: World) -> 
     except _Enough:
         pass
     return True
-
-
-def prepare(folder: Path, run: Path, start: int, recipe: Recipe) -> None:
-    """Put into `folder` what training needs to go on after round `start` of a run; on rank 0 alone."""
-    folder.mkdir()
-    if not start:
-        return
-    with (run / RECORD).open("rb") as record:
-        write_whole(folder / RECORD, b"".join(record.readline() for _ in range(start)))
-    for name in (CODE, UPDATE_HASHES):
-        if (run / name).exists():
-            shutil.copyfile(run / name, folder / name)
-    there, here = run / "checkpoints" / stem(start), folder / "checkpoints" / stem(start)
-    here.parent.mkdir()
-    for suffix in (".server", ".clients"):
-        if there.with_suffix(suffix).exists():
-            here.with_suffix(suffix).symlink_to(there.with_suffix(suffix))
-    manifest = replace(Manifest.read(there.with_suffix(".json")), recipe=identity(recipe))
-    write_whole(here.with_suffix(".json"), manifest.to_json())

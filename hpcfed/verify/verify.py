@@ -12,10 +12,11 @@ from typing import Any
 from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import read_mapping
+from hpcfed.trail.beginning import begin_after
 from hpcfed.trail.certificate import Fault
 from hpcfed.trail.differences import TOLERANCE, beyond, in_bits, largest, of_environments
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
-from hpcfed.verify.again import Comparing, Judge, Segment, compute, for_verification, prepare, scratch_folder
+from hpcfed.verify.again import Comparing, Judge, Segment, compute, for_verification, scratch_folder
 from hpcfed.verify.draw import drawn
 from hpcfed.verify.faults import folder_faults, input_faults
 
@@ -130,7 +131,7 @@ class Recomputation:
         with scratch_folder(world) as scratch:
             folder = scratch / "run"
             recipe = for_verification(run.recipe, folder)
-            world.on_root(partial(prepare, folder, run.folder, segment.start, recipe))
+            world.on_root(partial(begin_after, folder, run.folder, segment.start, recipe, linked=True))
             reporter = Comparing(run.rows, stop, judge, self._say)
             try:
                 agrees, diverged = compute(recipe, folder, reporter, world), ""

@@ -30,7 +30,7 @@ LEVELS = (
     {"api", "submit", "sweep", "verify"},
     {"loaded"},
     {"export"},
-    {"reproduce", "scaling"},
+    {"reproduce", "scaling", "whatif"},
     {"cli"},
     {"__main__"},
 )

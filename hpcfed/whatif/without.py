@@ -1,0 +1,205 @@
+"""``hpcfed without``: a recorded run as it would have been if some clients had never taken part."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed import algorithms
+from hpcfed.api import Result, run_resolved
+from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.config.clients import Without
+from hpcfed.config.load import dump_yaml, to_plain, validated
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.atomic import write_whole
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.files import RECIPE
+from hpcfed.setup import resolve
+from hpcfed.trail.beginning import begin_after
+from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+
+COMPARED = ("clients", "shares", "counts", "steps", "guessed", "work")
+"""What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
+WORD, LONGEST = " without ", 80
+"""In the names of runs without clients, and the maximum length of the clients' names there."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        run: the recorded run.
+        clients: numbers or names of those that never take part.
+        cohorts, evaluate: of the recipe's ``cohort.without``; None: as in the run, or the default.
+        output: the folder; None: beside the run's.
+        data, code: present places of the federation file and of the user's code, where they have moved.
+    """
+
+    run: Path
+    clients: Sequence[str]
+    cohorts: str | None = None
+    evaluate: str | None = None
+    output: Path | None = None
+    data: Path | None = None
+    code: Path | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a run without clients leaves the recorded one.
+
+    Attributes:
+        joined: first round that is another without them; one more than are recorded, if none is.
+        first: first round that must be computed.
+        why: what makes rounds before `joined` differ; "" where nothing does.
+        start: last round whose state is kept before `first`; 0: the initial model.
+    """
+
+    joined: int
+    first: int
+    why: str
+    start: int
+
+
+def run_without(request: Request, world: World, say: Say, *, quiet: bool = False) -> Result:
+    """Run a recorded recipe without some clients, on all ranks, from the first round that they change.
+
+    The folder is an ordinary run's: a killed one goes on by the same command.
+
+    Raises:
+        InputError, Diverged, EnvironmentFailure: the same on every rank.
+    """
+    with world.united():
+        base = world.on_root(lambda: _recorded(request))
+        recipe = world.on_root(lambda: recipe_without(base, request))
+        entry = world.on_root(lambda: begin(base, recipe))
+        if entry is not None and world.is_root:
+            for line in described(entry, base, recipe):
+                say(line)
+        return run_resolved(recipe, world, quiet, False, False)
+
+
+def _recorded(request: Request) -> Recorded:
+    run = request.run.resolve()
+    return recorded(run, placed_recipe(run, request.data, request.code))
+
+
+def recipe_without(base: Recorded, request: Request) -> Recipe:
+    """Return the resolved recipe of a run without some more clients.
+
+    Raises:
+        InputError: there is no such client, no client is left, or the others are fewer than a cohort.
+    """
+    before = base.recipe.cohort.without
+    asked: dict[str, Any] = {"clients": [*(before.clients if before else ()), *request.clients]}
+    asked["cohorts"] = request.cohorts or (before.cohorts if before else "empty")
+    asked["evaluate"] = request.evaluate or (before.evaluate if before else "others")
+    cohort = {**base.recipe.cohort.model_dump(), "without": validated(Without, asked, "--client").model_dump()}
+    section = validated(type(base.recipe.cohort), cohort, "--cohorts")
+    recipe = resolve(base.recipe.model_copy(update={"cohort": section}))
+    own, _, _ = base.recipe.name.partition(WORD)
+    folder, _, _ = base.folder.name.partition("-without-")
+    who = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(_names(recipe)))[:LONGEST]
+    output = request.output or base.folder.with_name(f"{folder}-without-{who}")
+    return recipe.model_copy(update={"name": f"{own}{WORD}{who}", "output": Path.cwd() / output})
+
+
+def _names(recipe: Recipe) -> list[str]:
+    assert recipe.cohort.without is not None
+    with Federation.open(recipe.data) as federation:
+        return [federation.client_name(k) for k in recipe.cohort.without.numbers]
+
+
+def begin(base: Recorded, recipe: Recipe) -> Entry | None:
+    """Lay out a new run's folder with the rounds that are the recorded ones; None if the folder has a run already.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    folder = recipe.output
+    if folder.exists() and any(folder.iterdir()):
+        return None
+    entry = entry_of(base, recipe)
+    if not entry.start:
+        return entry
+    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        begin_after(new, base.folder, entry.start, recipe, linked=False)
+        if (base.folder / "clients.csv").exists():
+            shutil.copyfile(base.folder / "clients.csv", new / "clients.csv")
+        write_whole(new / RECIPE, dump_yaml(to_plain(recipe)))
+        new.rename(folder)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        what = error.strerror or str(error)
+        raise EnvironmentFailure("cannot be written", where=str(folder), got=what, remedy="choose --output") from None
+    return entry
+
+
+def entry_of(base: Recorded, recipe: Recipe) -> Entry:
+    """Return where a run of `recipe`, without some clients, leaves the recorded one."""
+    with Federation.open(base.recipe.data) as federation:
+        weights = str(recipe.weights)
+        there, here = (Cohorts(one, federation.sizes, weights) for one in (base.recipe, recipe))
+        rounds = range(1, min(len(base.rows), recipe.rounds) + 1)
+        joined = next((t for t in rounds if not same(there.round(t), here.round(t))), rounds.stop)
+        first, why = min([(joined, ""), *_other_rounds(recipe, federation)])
+    start = max((kept for kept in base.checkpoints if kept < first), default=0)
+    return Entry(joined, first, why, start)
+
+
+def same(there: Cohort, here: Cohort) -> bool:
+    """Whether two cohorts have the same members, with the same weights and work, to the bit."""
+    return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED)
+
+
+def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
+    """Yield first rounds that differ without clients whether or not they are in the cohort, and why."""
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
+    if recipe.algorithm.factory is not None or recipe.local.step is not None:
+        yield 1, "code of yours may use the number of clients"
+    elif method.counts_clients:
+        yield 1, f"N enters the state of {method.name} from round 1 on"
+    if recipe.evaluate.model == "client-average":
+        yield 1, "N enters the average of all clients' models"
+    if recipe.loss.weights == "balanced":
+        yield 1, "the class weights are those of the others' samples"
+    if recipe.cohort.without is not None and recipe.cohort.without.evaluate == "others":
+        yield from _other_scores(recipe, federation)
+
+
+def _other_scores(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
+    """Yield the first rounds whose recorded scores count all clients."""
+    section = recipe.evaluate
+    scores = [("the training sets are", section.train.every), ("each client is", section.clients.every)]
+    if federation.test_offsets is not None:
+        scores.append(("the clients' test sets are", section.every))
+    for what, every in scores:
+        if every:
+            yield min(every, recipe.rounds), f"{what} evaluated there; --evaluate all measures them as the run did"
+
+
+def described(entry: Entry, base: Recorded, recipe: Recipe) -> Iterator[str]:
+    """Yield lines on the rounds that are computed, and on those that would have to be."""
+    total, who = recipe.rounds, ", ".join(_names(recipe))
+    if entry.joined <= len(base.rows):
+        yield f"the first round that is another without {who}: {entry.joined}"
+    else:
+        yield f"no recorded round is another without {who}"
+    if entry.first < entry.joined:
+        yield f"computed from round {entry.first} on: {entry.why}"
+    from_where = f"from the state of round {entry.start}" if entry.start else "from w⁰"
+    needed = max(total - entry.joined + 1, 0)
+    yield f"rounds computed: {total - entry.start} of {total}, {from_where}; needed: {needed}"
