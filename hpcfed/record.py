@@ -113,6 +113,7 @@ class Recorder:
             "attempts": result.attempts,
             "unit": result.units,
             "server_lr": result.server_lr,
+            **({"method": dict(result.metrics)} if result.metrics else {}),
             "delta_sq": result.means.delta_sq if has_delta else None,
             "mean_delta_sq": result.means.mean_delta_sq if has_delta else None,
             **self.totals,

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
 from hpcfed.round_checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums
-from hpcfed.types import DELTA, Means, Request, RoundContext, State
+from hpcfed.types import DELTA, Means, Request, RoundContext, ServerUpdate, State
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class RoundResult:
     """1, or 2 if the predicted units did not fit the updates."""
     update_hashes: np.ndarray | None = None
     """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The method's own numbers."""
     never_drawn: int | None = None
     """Clients whose private part is still the initial one; None without private parts."""
 
@@ -126,7 +128,7 @@ class Simulation:
             self.magnitudes.repeats += 1
         reduced = time.perf_counter()
         means = self._means(plan, sums)
-        server_lr = self._step(means, plan)
+        update = self._step(means, plan)
         self.buffers.step(sums, _kept(cohort, sums))
         self.magnitudes.learn(sums.bounds)
         self._parts.clients.commit(states)
@@ -136,7 +138,8 @@ class Simulation:
         return RoundResult(
             cohort=cohort,
             means=means,
-            server_lr=server_lr,
+            server_lr=update.server_lr,
+            metrics=update.metrics,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
             gradients=steps,
             requests=Request(int(np.bitwise_or.reduce(sums.requests))),
@@ -240,8 +243,8 @@ class Simulation:
             touched=self.touched,
         )
 
-    def _step(self, means: Means, plan: RoundPlan) -> float | None:
-        """Take the server's step; return its η_g, where there is one.
+    def _step(self, means: Means, plan: RoundPlan) -> ServerUpdate:
+        """Take the server's step, and return it.
 
         Raises:
             Diverged: the model is not finite afterwards.
@@ -257,7 +260,7 @@ class Simulation:
         self.w, self.server = update.w.to(self._dtype), update.state
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
-        return update.server_lr
+        return update
 
     def replicated(self) -> dict[str, Tensor]:
         """Return all that every rank holds alike after a round: what a checkpoint needs besides the clients' states."""

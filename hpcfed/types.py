@@ -218,11 +218,19 @@ class Means:
 
 @dataclass(frozen=True)
 class ServerUpdate:
-    """Result of a server step: the next model (d,), float64; the next state; the step size η_g where there is one."""
+    """Result of a server step.
+
+    Attributes:
+        w: the next model, (d,), float64.
+        state: the next state.
+        server_lr: the step size η_g, where there is one.
+        metrics: numbers by name for the round's line in the record, column ``method``.
+    """
 
     w: Tensor
     state: State = field(default_factory=dict)
     server_lr: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Part(BaseModel):

@@ -143,6 +143,9 @@ class _CheckedServer(_Checked):
             self._check_state("step", update.state, self._state)
         if update.server_lr is not None and not isinstance(update.server_lr, int | float):
             self._refuse("step", "its server_lr", "a number or None", f"a {type(update.server_lr).__name__}")
+        for name, number in update.metrics.items():
+            if not isinstance(number, int | float):
+                self._refuse("step", f"its metric {name!r}", "a number", f"a {type(number).__name__}")
         return update
 
 

@@ -37,7 +37,9 @@ class FairStep(ServerRule):
 
     def step(self, w, state, means, context):
         largest = w.new_tensor(means.client_scalars["h"].max())
-        return ServerUpdate(w - means.delta / means.scalars["h"], {"largest": largest}, 1 / means.scalars["h"])
+        step, each = 1 / means.scalars["h"], means.client_scalars["h"]
+        spread = {"h_min": float(each.min()), "h_max": float(each.max())}
+        return ServerUpdate(w - step * means.delta, {"largest": largest}, step, metrics=spread)
 
 
 def method(q: float) -> Method:

@@ -186,6 +186,11 @@ class Rate(ServerStep):
         return ServerUpdate(w, state, means.delta.norm())
 
 
+class Counts(ServerStep):
+    def step(self, w, state, means, context):  # Counts
+        return ServerUpdate(w, state, metrics={"norm": means.delta.norm()})
+
+
 class Grows(ServerStep):
     def step(self, w, state, means, context):  # Grows
         return ServerUpdate(w, {**state, "v": w})
@@ -236,6 +241,7 @@ def made(client="Plain", rule="ServerStep"):
         ({"rule": "Steps"}, "# Steps", ": Steps.step: its answer: expected a ServerUpdate, got a Tensor"),
         ({"rule": "Short"}, "# Short", ": Short.step: its w: expected a tensor of shape (144,) in torch.float64, got"),
         ({"rule": "Single"}, "# Single", "in torch.float64, got a tensor of shape (144,) in torch.float32"),
+        ({"rule": "Counts"}, "# Counts", ": Counts.step: its metric 'norm': expected a number, got a Tensor"),
         ({"rule": "Rate"}, "# Rate", ": Rate.step: its server_lr: expected a number or None, got a Tensor"),
         ({"rule": "Grows"}, "# Grows", ": Grows.step: its state 'v': expected none, got a tensor of shape (144,)"),
         ({"rule": "Reads"}, "nowhere", "in step: FileNotFoundError: "),

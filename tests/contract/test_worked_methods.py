@@ -53,8 +53,9 @@ def test_q_ffl_on_any_number_of_ranks(world, place):
     together = run(place, "together", world, {**fair, "q": 2.0})
     alone = run(place, f"alone-{world.rank}", World(), {**fair, "q": 2.0})
     assert model(together) == model(alone) != model(zero)
-    for column in ("server_lr", "hash", "bytes_up"):
+    for column in ("server_lr", "hash", "bytes_up", "method"):
         assert [row[column] for row in together.metrics] == [row[column] for row in alone.metrics]
+    assert all(0 < row["method"]["h_min"] < row["method"]["h_max"] for row in together.metrics)
     sent = sum(parameter.nbytes for parameter in together.module.parameters()) + 8
     assert [row["bytes_up"] for row in together.metrics] == [5 * sent, 10 * sent, 15 * sent]
 
