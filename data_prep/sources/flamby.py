@@ -193,9 +193,9 @@ def load_tcga(raw: str | Path) -> Dataset:
         InputError: files are missing or damaged, or a time is negative.
     """
     paths = locate(Path(raw), {name: [name] for name in TABLES}, inside="fed_tcga_brca")
-    patients = _table(paths["brca.csv"], "pid", "E", "T")
-    codes = _table(paths["centers.csv"], "TSS Code", "Region")
-    folds = _table(paths["train_test_split.csv"], "pid", "fold2")
+    patients = table(paths["brca.csv"], "pid", "E", "T")
+    codes = table(paths["centers.csv"], "TSS Code", "Region")
+    folds = table(paths["train_test_split.csv"], "pid", "fold2")
     of_code = {row["TSS Code"]: row["Region"] for row in codes}
     fold_of = {row["pid"]: row["fold2"] for row in folds}
     kept = [(number, row) for number, row in enumerate(patients) if row["pid"] in fold_of]
@@ -209,7 +209,7 @@ def load_tcga(raw: str | Path) -> Dataset:
         worst = int(y[:, 1].argmin())
         what = f"row {kept[worst][0] + 1}: a negative survival time"
         raise InputError(what, where=str(path), got=f"{y[worst, 1]:g} days")
-    split = [_fold(paths["train_test_split.csv"], fold_of[row["pid"]]) for _, row in kept]
+    split = [fold(paths["train_test_split.csv"], fold_of[row["pid"]]) for _, row in kept]
     tests, owner = np.array([test for test, _ in split]), np.array([site for _, site in split])
     entries, verdict = examine(TCGA, paths.values(), title="TCGA-BRCA")
     regions = _regions([row["pid"] for _, row in kept], owner, of_code)
@@ -232,7 +232,7 @@ def load_tcga(raw: str | Path) -> Dataset:
     )
 
 
-def _table(path: Path, *needed: str) -> list[dict[str, str]]:
+def table(path: Path, *needed: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file with a header that has the needed columns."""
     with reading(path), path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         reader = csv.DictReader(file, restval="")
@@ -245,7 +245,7 @@ def _table(path: Path, *needed: str) -> list[dict[str, str]]:
     return rows
 
 
-def _fold(path: Path, text: str) -> tuple[bool, int]:
+def fold(path: Path, text: str) -> tuple[bool, int]:
     """Return whether ``train_3`` or ``test_3`` is for testing, and its site."""
     part, _, site = text.partition("_")
     if part not in ("train", "test") or not site.isdecimal():

@@ -39,6 +39,8 @@ DATA = {
     "emnist": ("cohen2017emnist",),
     "flamby-heart-disease": ("terrail2022flamby", "janosi1988heart"),
     "flamby-tcga-brca": ("terrail2022flamby",),
+    "flamby-isic2019": ("terrail2022flamby", "tschandl2018ham10000", "codella2018skin", "combalia2019bcn20000"),
+    "flamby-camelyon16": ("terrail2022flamby", "litjens2018camelyon"),
     "cifar10": ("krizhevsky2009learning",),
     "cifar100": ("krizhevsky2009learning",),
     "cinic10": ("darlow2018cinic",),

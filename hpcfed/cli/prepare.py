@@ -28,7 +28,7 @@ from hpcfed.errors import InputError, nearest
 # Options of sources; the others belong to partitions, except the number of clients, which belongs to both, and alpha,
 # which belongs to a source that takes one.
 OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
-              "first", "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
+              "first", "tiles", "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
 NAMES = {"client_column": "client"}
 FEW = 8
 OWN = """\b
@@ -97,9 +97,11 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help="Deal the samples of the natural clients that are kept to so many at random.")  # fmt: skip
 @click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
 @click.option("--incomplete", is_flag=True, default=None,
-              help="cifar10, cifar100: take the binary files that are there, though some are missing.")  # fmt: skip
+              help="cifar10, cifar100, flamby-camelyon16: take the files that are there.")  # fmt: skip
 @click.option("--first", type=click.IntRange(min=4),
               help="cifar10: the first so many images to train on, and a quarter of that to test.")  # fmt: skip
+@click.option("--tiles", type=click.IntRange(min=1),
+              help="flamby-camelyon16: tiles of a slide [default: 10000].")  # fmt: skip
 @click.option("--task", metavar="[classification|multi-label|regression|survival|next-token]",
               help="What own data are for [default: the first]; survival: --target EVENT,TIME.")  # fmt: skip
 @click.option("--target", help="Column of y in own tables, several with commas between "
