@@ -153,7 +153,7 @@ class Training:
             info = ClientInfo(client, sizes[row], self._parts.cohorts.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
-            loss = self._parts.loss_of(plan.w, samples, own) if method.loss_at_w else None
+            loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
             context = RoundContext(*about, Purpose.TILT)
             tilt = method.tilt(plan.w, plan.shared, state, context)

@@ -53,6 +53,6 @@ class Parts:
     """What sums the device's memory over ranks; None where MPI sums a copy on the host."""
     seed: int
     """The recipe's ``seed.batches``, of the methods' random streams too."""
-    loss_of: Callable[[Tensor, Samples, State], float]
-    """f_i of a model, (d,), all of a client's samples, and its private part."""
+    loss_of: Callable[[int, Tensor, Samples, State], float]
+    """f_i of a client, a model, (d,), all of a client's samples, and its private part."""
     world: World

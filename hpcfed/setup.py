@@ -307,14 +307,17 @@ def build_loss(recipe: Recipe, federation: Federation, dtype: torch.dtype, devic
     return loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
 
 
-def class_weights(section: LossSection, federation: Federation, present: np.ndarray) -> list[float] | None:
-    """Return the weight of each class in the loss, (C,); None without weights.
+def class_weights(
+    section: LossSection, federation: Federation, present: np.ndarray
+) -> list[float] | list[list[float]] | None:
+    """Return the weight of each class in the loss, (C,), or in each client's, (N, C); None without weights.
 
     ``balanced`` is n / (C · n_c), so that each class counts alike and the mean weight of all training samples is 1: of
-    the clients `present`, (N,) bool.
+    the clients `present`, (N,) bool. ``balanced-by-site`` is the same of each client's own samples.
 
     Raises:
-        InputError: the targets are not one label a sample, or a class has no training sample, or no weight.
+        InputError: the targets are not one label a sample, or a class has no training sample, of a client by site, or
+            no weight.
     """
     if section.weights is None:
         return None
@@ -325,12 +328,31 @@ def class_weights(section: LossSection, federation: Federation, present: np.ndar
         if len(section.weights) != count:
             raise InputError("loss.weights", expected=f"{count} numbers", got=str(len(section.weights)))
         return section.weights
+    if section.weights == "balanced-by-site":
+        return _by_site(federation, count, present & (federation.sizes > 0))
     labels = federation.train()[1].ravel()[np.repeat(present, federation.sizes)]
     found = np.bincount(labels, minlength=count)
     if not found.all():
         what = "loss.weights: balanced needs training samples of every class"
         raise InputError(what, where=str(federation.path), got=f"none of class {int(found.argmin())}")
     return (found.sum() / (count * found)).tolist()
+
+
+def _by_site(federation: Federation, count: int, filled: np.ndarray) -> list[list[float]]:
+    """Return n_i / (C · n_ic) of each client, (N, C); 0 for all but those `filled`, (N,) bool.
+
+    Raises:
+        InputError: naming the first of them that lacks a class.
+    """
+    sizes, labels = federation.sizes, federation.train()[1].ravel()
+    places = np.repeat(np.arange(len(sizes)), sizes) * count + labels
+    found = np.bincount(places, minlength=len(sizes) * count).reshape(len(sizes), count)
+    if len(absent := np.argwhere((found == 0) & filled[:, None])):
+        client, label = absent[0].tolist()
+        what = "loss.weights: balanced-by-site needs training samples of every class at every site"
+        got = f"none of class {label} at {federation.client_name(client)} (client {client})"
+        raise InputError(what, where=str(federation.path), got=got, remedy="use balanced, or leave it out")
+    return (sizes[:, None] / (count * np.maximum(found, 1)) * filled[:, None]).tolist()
 
 
 def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:

@@ -92,7 +92,7 @@ class StepContext:
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the recipe's loss of a minibatch."""
-        return self._tools.loss.batch(output, y)
+        return self._tools.loss.of_client(self.client.client).batch(output, y)
 
 
 class OwnStepSolver:

@@ -145,7 +145,7 @@ class SequentialSolver:
         self._model = model
         self._module = _compiled(model) if section.compile else model.module
         self._computing = computing(precision, model.vector.device)
-        self._loss = loss
+        self._loss = self._loss_here = loss
         self._section = section
         self._stepping = Stepping(section)
         self._seed = seed
@@ -169,8 +169,9 @@ class SequentialSolver:
     def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
         """Return the minibatches of one client in one round, augmented where the recipe says so.
 
-        What the model draws itself comes from the client's stream from here on.
+        What the model draws itself comes from the client's stream, and gradients are of its loss, from here on.
         """
+        self._loss_here = self._loss.of_client(task.client)
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(self._seed, self._of_model, round, task.client))
         rng = stream(self._seed, self._of_batches, round, task.client)
@@ -183,7 +184,7 @@ class SequentialSolver:
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
         with self._computing():
-            loss = self._loss.batch(self._module(x), y)
+            loss = self._loss_here.batch(self._module(x), y)
             loss.backward()
         return loss.detach()
 

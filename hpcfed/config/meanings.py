@@ -32,7 +32,8 @@ MEANINGS = {
     "loss": (
         "`{name: auto, reduction: mean}`: `cross-entropy`, `binary-cross-entropy`, `squared` (½‖·‖²), `cox`"
         " (partial likelihood of a minibatch, for targets of event and time); `weights: balanced` (n / (C "
-        "n_c) of all training samples) or `[1, 3]` multiply each class's; or your own `{factory: "
+        "n_c) of all training samples), `balanced-by-site` (of each client's own, in training alone) or "
+        "`[1, 3]` multiply each class's; or your own `{factory: "
         '"module:function", args: {}}`, which returns a function (output, target) → one loss per sample; '
         "`reduction: sum`"
     ),

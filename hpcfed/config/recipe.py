@@ -108,7 +108,8 @@ class LossSection(Section):
 
     By `name` (``auto`` is the task's default), or the user's: `factory`, called with `args`, returns a function
     (output, target) → one loss per sample, like ``torch.nn:CrossEntropyLoss`` with ``reduction: none``. `weights`
-    multiply each sample's loss by its class's: ``balanced`` is n / (C · n_c) from all training samples.
+    multiply each sample's loss by its class's: ``balanced`` is n / (C · n_c) from all training samples,
+    ``balanced-by-site`` from each client's own, in training alone.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -117,7 +118,7 @@ class LossSection(Section):
     factory: Reference | None = None
     args: dict[str, Any] = Field(default_factory=dict)
     reduction: Literal["mean", "sum"] = "mean"
-    weights: Literal["balanced"] | list[Annotated[float, Field(gt=0)]] | None = None
+    weights: Literal["balanced", "balanced-by-site"] | list[Annotated[float, Field(gt=0)]] | None = None
 
     @model_validator(mode="after")
     def _name_or_factory(self) -> LossSection:

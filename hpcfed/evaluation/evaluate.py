@@ -237,10 +237,11 @@ class Evaluator:
                 outputs.append(output.cpu())
         return sums, torch.cat(outputs) if outputs else torch.empty(0)
 
-    def loss_of(self, w: Tensor, samples: Samples, own: State) -> float:
+    def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
         """Return f_i of the model `w`, (d,), and a client's private part over its samples, as its ``loss.reduction``
         says; 0 without any.
         """
+        loss = self._loss.of_client(client)
         self._model.load(w, own)
         self._model.module.eval()
         total, outputs = 0.0, []
@@ -250,7 +251,7 @@ class Evaluator:
                 if self._loss.whole:
                     outputs.append(output.cpu())
                 else:
-                    total += self._loss.summed(output, y)[0]
+                    total += loss.summed(output, y)[0]
         self._model.train()
         if outputs:
             return self._loss.of_all(torch.cat(outputs), samples[1].cpu())

@@ -7,7 +7,7 @@ pieces of a data set is Σ sums / Σ counts, for any pieces.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Loss:
         inverse_link, encode: for a canonical link, functions of the output (…, C) and of the target such that the
             derivative of `each` by the output is inverse_link(output) − encode(target); else None.
         whole: whether a sample's loss depends on the other samples: then the loss of a data set is no sum of pieces.
+        by_client: client → its loss in training, where the weights of classes are its own.
     """
 
     each: Each
@@ -63,6 +64,11 @@ class Loss:
     inverse_link: Callable[[Tensor], Tensor] | None = None
     encode: Encode | None = None
     whole: bool = False
+    by_client: Callable[[int], Loss] | None = None
+
+    def of_client(self, client: int) -> Loss:
+        """Return the loss with which a client trains: this one, unless its weights are the client's."""
+        return self if self.by_client is None else self.by_client(client)
 
     def batch(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss of a minibatch of B samples, averaged or summed over them."""
@@ -175,7 +181,9 @@ ACCURACY: Mapping[str, Metric] = {
 
 
 def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class_weights: Tensor | None = None) -> Loss:
-    """Return the recipe's loss; ``auto`` is the task's. Each class's samples are multiplied by its weight, (C,).
+    """Return the recipe's loss; ``auto`` is the task's.
+
+    Each class's samples are multiplied by its weight, (C,); where clients have weights, (N, C), in training alone.
 
     Raises:
         InputError: a loss that does not fit the task, or a factory that cannot be found or called.
@@ -188,7 +196,14 @@ def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class
     loss = LOSSES[name](section.reduction)
     if loss.whole and section.reduction == "sum":
         raise InputError(f"loss.reduction: sum with {name}", remedy="use mean")
-    return loss if class_weights is None else Loss(partial(weighted, loss.each, class_weights), section.reduction)
+    if class_weights is None:
+        return loss
+    if class_weights.ndim == 1:
+        return Loss(partial(weighted, loss.each, class_weights), section.reduction)
+    return replace(
+        loss,
+        by_client=lambda client: Loss(partial(weighted, loss.each, class_weights[client]), section.reduction),
+    )
 
 
 def metrics_for(metrics: Mapping[str, MetricSection], python_path: Sequence[Path]) -> dict[str, Metric]:

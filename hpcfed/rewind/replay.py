@@ -197,7 +197,7 @@ class _Looking:
         self._parts, self._client, self._w, self._found = parts, client, w, found
         device, dtype = parts.model.vector.device, parts.model.vector.dtype
         self._model: FlatModel = build_model(recipe, parts.federation, dtype, device)
-        self._loss: Loss = build_loss(recipe, parts.federation, dtype, device)
+        self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
         self._batches = _batches(recipe, parts, client, round, steps)
         self._keeps = steps * w.nbytes <= MOST_BYTES
         self._draws = _Draws(torch_seed(recipe.seed.batches, Purpose.DROPOUT, round, client), device)

@@ -318,6 +318,32 @@ def test_balanced_weights_are_those_of_all_training_samples(name, count, world, 
     assert plain[-1] == pytest.approx(float(each.mean()), rel=1e-6)
 
 
+def test_weights_by_site_are_those_of_each_sites_own_samples(world, folder):
+    """A round of one full-batch step, by hand; what is measured has no weights."""
+    rng = np.random.default_rng(2)
+    sites = [(rng.normal(size=(n, 3)).astype(np.float32), np.arange(n) % k % 2) for n, k in ((9, 2), (14, 5))]
+    world.on_root(lambda: write_federation(folder / "uneven.h5", [*sites], num_classes=2, content="uneven"))
+    local = {"steps": 1, "batch_size": "full", "lr": 0.5}
+    base = small("by-site", data="uneven.h5", model={"name": "linear"}, dtype="float64", rounds=1, local=local)
+    base["evaluate"] = {"every": 0, "train": {"every": 1}}
+    run = hpcfed.run({**base, "loss": {"weights": "balanced-by-site"}}, world=world, quiet=True)
+    start = hpcfed.run({**base, "output": "start", "local": {**local, "lr": 1e-30}}, world=world, quiet=True).module
+    expected = {name: torch.zeros_like(tensor) for name, tensor in start.state_dict().items()}
+    for x, y in sites:
+        counts = torch.tensor(np.bincount(y, minlength=2)).double()
+        loss = torch.nn.functional.cross_entropy(start(torch.tensor(x).double()), torch.tensor(y), reduction="none")
+        weights = len(y) / (2 * counts)
+        gradients = torch.autograd.grad((weights[y] * loss).mean(), list(start.parameters()))
+        for (name, parameter), gradient in zip(start.named_parameters(), gradients, strict=True):
+            expected[name] += len(y) / 23 * (parameter.detach() - 0.5 * gradient)
+    for name, tensor in run.module.state_dict().items():
+        np.testing.assert_allclose(tensor, expected[name], rtol=1e-12)
+    losses = [
+        torch.nn.functional.cross_entropy(run.module(torch.tensor(x).double()), torch.tensor(y)) for x, y in sites
+    ]
+    assert run.metrics[0]["train_loss"] == pytest.approx(float(sum(losses) / 2), rel=1e-12)
+
+
 def damaged(folder: Path, name: str, **changes: Any) -> None:
     """Change targets of the training samples: all, or the first's entry."""
     with h5py.File(folder / f"{name}.h5", "r+") as file:
@@ -334,6 +360,7 @@ def damaged(folder: Path, name: str, **changes: Any) -> None:
         ("times", {}, {"local": {"steps": 1, "engine": "batched"}}, ("batched with loss.name: cox",)),
         ("times", {}, {"loss": {"weights": "balanced"}}, ("loss.weights needs classes", "survival")),
         ("classes", {"all": 1}, {"loss": {"weights": "balanced"}}, ("every class: got none of class 0",)),
+        ("binary", {}, {"loss": {"weights": "balanced-by-site"}}, ("every site: got none of class 1 at 4 (client 4)",)),
         ("classes", {}, {"loss": {"weights": [1.0, 2.0]}}, ("loss.weights: expected 4 numbers, got 2",)),
         ("classes", {}, {"loss": {"weights": [1.0, 0.0]}}, ("loss.weights",)),
         ("classes", {}, {"loss": {"name": "cox"}}, ("'cox' does not fit a classification",)),
