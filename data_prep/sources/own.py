@@ -70,9 +70,20 @@ def load(
     """
     raw = Path(raw)
     dataset = _load(raw, task, target, client_column, categorical, exclude, missing, partition)
-    if dataset.task == "classification" and dataset.num_classes == 1:
-        raise InputError("all samples are of one class", where=str(raw), remedy="name another --target")
+    if flaw := _constant(dataset):
+        raise InputError(flaw, where=str(raw), remedy="name another --target")
     return dataset
+
+
+def _constant(dataset: Dataset) -> str:
+    """Return what leaves nothing to learn in the training targets, "" for nothing."""
+    if dataset.task == "classification" and dataset.num_classes == 1:
+        return "all samples are of one class"
+    if dataset.task == "multi-label" and dataset.y.shape[1:] == (1,) and dataset.y.min() == dataset.y.max():
+        return "all samples are of one class"
+    if dataset.task == "survival" and not dataset.y[:, 0].any():
+        return "no sample has an event"
+    return ""
 
 
 def _load(

@@ -410,6 +410,12 @@ def test_a_client_of_missing_values_and_data_of_one_class_are_refused(tmp_path: 
     (raw / "east.csv").write_text("age,dose,y\n1,2,a\n")
     with pytest.raises(InputError, match=r"raw: all samples are of one class"):
         own.load(raw)
+    for name in ("west", "east"):
+        (raw / f"{name}.csv").write_text("age,dose,died\n3,4,0\n5,1,0\n")
+    with pytest.raises(InputError, match=r"raw: all samples are of one class"):
+        own.load(raw, task="multi-label", target="died")
+    with pytest.raises(InputError, match=r"raw: no sample has an event"):
+        own.load(raw, task="survival", target="died,age")
 
 
 def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
