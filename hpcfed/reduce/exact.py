@@ -79,7 +79,7 @@ class ExactSum:
             squared += float(torch.dot(scaled, scaled))
             scaled.mul_(weight / self._units[0])
             self._add_block(start, scaled, small)
-        self._biased += small and not self._empty
+        self._biased += small
         self._empty = False
         return squared, largest
 
@@ -101,7 +101,7 @@ class ExactSum:
             if self._empty:
                 integers.copy_(total)
             else:
-                integers.add_(total)
+                _add(integers, total)
             if word < last:
                 rows.sub_(rounded.sub_(BIAS)).mul_(self._units[word] / self._units[word + 1])
         self._empty = False
@@ -137,31 +137,28 @@ class ExactSum:
         """Add a block in units of the coarsest word; what a word leaves over goes to the next."""
         stop, last = start + scaled.numel(), len(self._units) - 1
         for word, row in enumerate(self.integers):
-            rounded = scaled if word == last else self._rounded[: scaled.numel()]
+            own, scratch = row[start:stop], scaled if word == last else self._rounded[: scaled.numel()]
             if small:
-                torch.add(scaled, BIAS, out=rounded)
+                rounded = torch.add(scaled, BIAS, out=own.view(torch.float64) if self._empty else scratch)
                 whole = rounded.view(torch.int64)
             else:
-                torch.round(scaled, out=rounded)
+                rounded = torch.round(scaled, out=scratch)
                 whole = rounded.to(torch.int64)
-            if self._empty:
-                torch.sub(whole, BIAS_BITS if small else 0, out=row[start:stop])
-            else:
-                row[start:stop].add_(whole)
+            if not self._empty:
+                _add(own, whole)
+            elif not small:
+                own.copy_(whole)
             if word < last:
-                scaled.sub_(rounded.sub_(BIAS) if small else rounded)
+                scaled.sub_(torch.sub(rounded, BIAS, out=scratch) if small else rounded)
                 scaled.mul_(self._units[word] / self._units[word + 1])
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
-        """Take the rounding constants off the entries ``first:last``, once and after the last contribution.
-
-        One pass for all contributions but the first since `begin`.
-        """
+        """Take the rounding constants off the entries ``first:last``, once and after the last contribution."""
         entries = self.integers[:, first:last]
         if self._empty:
             entries.zero_()
         elif self._biased:
-            entries.sub_(_wrapped(self._biased * BIAS_BITS))
+            _add(entries, _wrapped(-self._biased * BIAS_BITS))
 
     @staticmethod
     def words_of(units: Units) -> int:
@@ -203,6 +200,15 @@ def to_float64(integers: Tensor, units: Units, number: int = 1, out: Tensor | No
             piece.add_(rows[word].to(torch.float64), alpha=units[word])
         piece.div_(number)
     return total
+
+
+def _add(integers: Tensor, other: Tensor | int) -> None:
+    """Add int64 in place; on a host by numpy, where torch takes three times as long."""
+    if integers.device.type == "cpu":
+        own = integers.numpy()
+        np.add(own, other if isinstance(other, int) else other.numpy(), out=own)
+    else:
+        integers.add_(other)
 
 
 def _wrapped(number: int) -> int:
