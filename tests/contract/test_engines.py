@@ -210,8 +210,8 @@ def test_a_machine_that_mixes_clients_is_found_out():
     """A network whose results depend on the group's size: where a cohort cannot be cut beforehand, clients go alone."""
 
     class Mixing(Perceptron):
-        def descend(self, layers, x, encoded, keep, lr):
-            return super().descend(layers, x * (1 + 2.0**-20 * len(x)), encoded, keep, lr)
+        def descend(self, layers, x, *factors):
+            return super().descend(layers, x * (1 + 2.0**-20 * len(x)), *factors)
 
     _, model = built(MODELS["logistic"], {"engine": "sequential", "steps": 1}, torch.float32)
     local, like = Local(batch_size=5, steps=1), (torch.zeros(1, 60), torch.zeros(1, dtype=torch.int64))

@@ -80,26 +80,31 @@ class Perceptron:
                 torch.sum(outgoing, 1, out=slot.bias)
         return self.losses(z, y)
 
-    def descend(self, layers: Sequence[Layer], x: Tensor, encoded: Tensor, keep: float, lr: float) -> Tensor:
-        """Set the parameters to keep·parameters − lr·gradients.
+    def descend(
+        self, layers: Sequence[Layer], x: Tensor, encoded: Tensor, keep: float, lr: float, scale: float = 1.0
+    ) -> Tensor:
+        """Set V to keep·V − lr·gradients, where the parameters are scale·V.
 
         Args:
-            layers: what `layers` returned.
+            layers: what `layers` returned for V.
             x: (R, B, inputs).
             encoded: (R, B, C), what `encoded` returned.
-            keep, lr: the factors.
+            keep, lr, scale: the factors.
 
         Returns:
             z before the step, (R, B, C), from which `losses` tells the losses.
         """
-        inputs, z = self._forward(layers, x)
+        inputs, z = self._forward(layers, x, scale)
         slope, step = self._inverse_link(z).sub_(encoded), -lr * self._share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
             if layer.row is not None and outgoing.shape[1] * outgoing.shape[2] < SMALL:
                 layer.row.baddbmm_(self._ones_for(outgoing), outgoing, beta=keep, alpha=step)
             elif layer.bias is not None:
-                layer.bias.mul_(keep).add_(outgoing.sum(1), alpha=step)
+                if keep != 1:
+                    layer.bias.mul_(keep)
+                layer.bias.add_(outgoing.sum(1), alpha=step)
+            step *= scale  # D of the layers below is taken through V, not scale·V
         return z
 
     def encoded(self, y: Tensor, layers: Sequence[Layer]) -> Tensor:
@@ -122,14 +127,14 @@ class Perceptron:
         """What a sample's loss counts for in its minibatch's."""
         return 1 / batch if self._loss.reduction == "mean" else 1.0
 
-    def _forward(self, layers: Sequence[Layer], x: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the input of each layer, (R, B, …), and z, (R, B, C)."""
+    def _forward(self, layers: Sequence[Layer], x: Tensor, scale: float = 1.0) -> tuple[list[Tensor], Tensor]:
+        """Return the input of each layer, (R, B, …), and z, (R, B, C), of parameters scale·layers."""
         inputs, z = [], x
         for number, layer in enumerate(layers):
             if number:
                 z = z.relu_()
             inputs.append(z)
-            z = self._matmul.outputs(layer, z)
+            z = self._matmul.outputs(layer, z, scale)
         return inputs, z
 
     def _backward(

@@ -36,9 +36,11 @@ class Layer(NamedTuple):
 class Blas:
     """Every product of R clients in one call of torch's BLAS."""
 
-    def outputs(self, layer: Layer, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b, (R, B, outputs), of x (R, B, inputs)."""
-        return torch.bmm(x, layer.across) if layer.row is None else torch.baddbmm(layer.row, x, layer.across)
+    def outputs(self, layer: Layer, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Return scale·(x Wᵀ + b), (R, B, outputs), of x (R, B, inputs)."""
+        if layer.row is None:
+            return _scaled(torch.bmm(x, layer.across), scale)
+        return torch.baddbmm(layer.row, x, layer.across, beta=scale, alpha=scale)
 
     def backward(self, layer: Layer, outgoing: Tensor) -> Tensor:
         """Return D W, (R, B, inputs), of D (R, B, outputs)."""
@@ -56,14 +58,13 @@ class Blas:
 class OneDNN(Blas):
     """Products of `LARGE` and more by oneDNN, a call for each client; smaller ones by BLAS."""
 
-    def outputs(self, layer: Layer, x: Tensor) -> Tensor:
-        """Return x Wᵀ + b; see `Blas`."""
+    def outputs(self, layer: Layer, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Return scale·(x Wᵀ + b); see `Blas`."""
         if not _is_large(x, layer.across):
-            return super().outputs(layer, x)
+            return super().outputs(layer, x, scale)
         biases = [None] * len(x) if layer.bias is None else layer.bias.unbind()
-        return torch.stack(
-            [onednn.product(*one) for one in zip(x.unbind(), layer.weight.unbind(), biases, strict=True)]
-        )
+        each = [onednn.product(*one) for one in zip(x.unbind(), layer.weight.unbind(), biases, strict=True)]
+        return _scaled(torch.stack(each), scale)
 
     def backward(self, layer: Layer, outgoing: Tensor) -> Tensor:
         """Return D W; see `Blas`."""
@@ -106,6 +107,10 @@ def matmul_for(name: str, like: Tensor) -> Blas:
         what = f"local.matmul: onednn cannot be reached in torch {torch.__version__} ({why})"
         raise InputError(what, remedy="use local.matmul: blas")
     return OneDNN()
+
+
+def _scaled(z: Tensor, scale: float) -> Tensor:
+    return z if scale == 1 else z.mul_(scale)
 
 
 def _is_large(left: Tensor, right: Tensor) -> bool:

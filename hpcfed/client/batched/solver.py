@@ -106,6 +106,7 @@ class StackedSolver:
             self._descent.take_steps(first, x, y, parts[first:last], losses[:, first:last])
             if seen is not None:
                 self._show(rows, last, seen)
+        self._descent.end()
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
             torch.sub(start, stack[:size], out=delta)
@@ -129,8 +130,8 @@ class StackedSolver:
             if step <= task.steps:
                 iterate = torch.zeros_like(self._model.vector)
                 views = self._model.views(iterate).values()
-                for view, stack in zip(views, self._descent.parameters, strict=True):
-                    view.copy_(stack[row])
+                for view, parameter in zip(views, self._descent.iterate(row), strict=True):
+                    view.copy_(parameter)
                 seen(task.client, step, iterate)
 
     def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:

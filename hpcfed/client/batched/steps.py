@@ -21,6 +21,9 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
 
+SMALLEST_KEEP, SMALLEST_SCALE = 0.5, 2.0**-20
+"""Of `FusedDescent`: the least keep that joins the scale, and the scale below which it is applied."""
+
 
 class EqualBatches(NamedTuple):
     """Clients of a stack whose minibatches have the same size in a step: rows ``first:last``, `size` samples."""
@@ -40,7 +43,8 @@ class Descent(Protocol):
     """Steps of stacked clients.
 
     Attributes:
-        parameters: each parameter's stack, (clients, …), in the module's order.
+        parameters: each parameter's stack, (clients, …), in the module's order; between `begin` and `end` only
+            `iterate` says what they are.
     """
 
     parameters: list[Tensor]
@@ -66,6 +70,14 @@ class Descent(Protocol):
             parts: of each step; clients in none have taken all their steps.
             losses: (R, S), where the losses go.
         """
+        ...
+
+    def iterate(self, row: int) -> list[Tensor]:
+        """Return the parameters of a client that took the last step."""
+        ...
+
+    def end(self) -> None:
+        """End the round: `parameters` are the clients' last ones."""
         ...
 
 
@@ -101,6 +113,13 @@ class FlatDescent:
             active = of_step[-1].last
             self._step(slice(0, active))
             self._guess(first + step + 1, active)
+
+    def iterate(self, row: int) -> list[Tensor]:
+        """Return a client's parameters; see `Descent`."""
+        return [stack[row] for stack in self.parameters]
+
+    def end(self) -> None:
+        """End the round; see `Descent`."""
 
     def _gradients_of(self, rows: slice, x: Tensor, y: Tensor) -> Tensor:
         """Write each row's ∇f of its minibatch, taken where its tilt says; return the losses there."""
@@ -156,20 +175,27 @@ class FlatDescent:
 class FusedDescent:
     """By plain SGD on a perceptron: its products are added where the parameters lie, each one's stack without gaps.
 
-    Tilt and decay are a factor of the parameters and a constant; ``tests/numerics/test_tilts.py`` holds them to those
-    of `FlatDescent` and `SequentialSolver`. Tilts with an offset or a radius need `FlatDescent`.
+    Tilt and decay are a factor of the parameters, keep, and a constant; ``tests/numerics/test_tilts.py`` holds them to
+    those of `FlatDescent` and `SequentialSolver`. Tilts with an offset or a radius need `FlatDescent`. The factor is
+    not applied in each step: the stacks hold V, the parameters are scale·V, and
+
+        scale ← keep·scale,     V ← V − (lr / scale)·gradient
+
+    takes one pass over memory less.
     """
 
     def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, together: int):
         self._network, self._model, self._stepping = network, model, Stepping(section)
         self.parameters = [model.vector.new_empty(together, *view.shape) for view in model.views(model.vector).values()]
         self._layers: dict[tuple[int, int], list[Layer]] = {}
+        self._scale, self._active = 1.0, 0
 
     def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
         """Prepare; see `Descent`. Without momentum there is nothing to guess from."""
         self._lr, self._keep = lr, 1 - lr * sum(self._stepping.scales(mu))
         self._constants = None if constant is None else list(self._model.views(constant).values())
         self._layers.clear()
+        self._scale, self._active = 1.0, len(rows)
 
     def take_steps(
         self, first: int, x: Tensor, y: Tensor, parts: Sequence[Sequence[EqualBatches]], losses: Tensor
@@ -179,19 +205,52 @@ class FusedDescent:
         outputs: dict[EqualBatches, dict[int, Tensor]] = defaultdict(dict)
         batches = zip(x.flatten(3).unbind(1), encoded.unbind(1), parts, strict=True)
         for step, (x_step, y_step, of_step) in enumerate(batches):
+            self._leave_out(of_step[-1].last)
+            keep, scale = self._factors()
             for part in of_step:
                 layers = self._rows_of(part.first, part.last)
                 outputs[part][step] = self._network.descend(
-                    layers, part.of(x_step), part.of(y_step), self._keep, self._lr
+                    layers, part.of(x_step), part.of(y_step), keep, self._lr / scale, self._scale
                 )
+            self._scale = scale
             for stack, constant in self._shifts(of_step[-1].last):
-                stack.sub_(constant, alpha=self._lr)
+                stack.sub_(constant, alpha=self._lr / scale)
         for part, z in outputs.items():  # of many steps at once, for no step waits for its loss
             rows = slice(part.first, part.last)
             steps = slice(None) if len(z) == len(parts) else upload(torch.tensor(list(z)), y.device)
             targets = y[rows, steps, : part.size]
             of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
             losses[rows, steps] = of_part.view(-1, len(z))
+
+    def iterate(self, row: int) -> list[Tensor]:
+        """Return a client's parameters; see `Descent`."""
+        return [stack[row] * self._scale for stack in self.parameters]
+
+    def end(self) -> None:
+        """End the round; see `Descent`."""
+        self._apply_scale(0)
+        self._scale = 1.0
+
+    def _factors(self) -> tuple[float, float]:
+        """Return the factor of V in the next step, and the scale after it."""
+        if not SMALLEST_KEEP <= self._keep <= 1:
+            return self._keep, self._scale
+        if self._scale < SMALLEST_SCALE:
+            self._apply_scale(0)
+            self._scale = 1.0
+        return 1.0, self._scale * self._keep
+
+    def _leave_out(self, active: int) -> None:
+        """Go on with the first clients alone; the others have taken all their steps."""
+        if active < self._active:
+            self._apply_scale(active)
+            self._active = active
+
+    def _apply_scale(self, first: int) -> None:
+        """Multiply the parameters of the clients ``first:`` that still worked."""
+        if self._scale != 1:
+            for stack in self.parameters:
+                stack[first : self._active].mul_(self._scale)
 
     def _rows_of(self, first: int, last: int) -> list[Layer]:
         """Return the layers of some rows."""
