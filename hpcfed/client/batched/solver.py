@@ -34,7 +34,7 @@ TRIED = 64
 """Samples in a minibatch of the group that is tried out, at most."""
 _GROUP_INVARIANT: dict[Hashable, bool] = {}
 """Whether a client's result is independent of its group, as tried in this process."""
-GATHERED_BYTES = 1 << 23
+GATHERED_BYTES = 1 << 24
 """Minibatches are gathered together up to this size, all clients' together."""
 
 
