@@ -20,6 +20,7 @@ from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.setup import build_model, resolve
 from hpcfed.user_code.modules import forget, outdated
+from hpcfed.vendor.collector import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,7 +107,8 @@ def run_resolved(
         if finished:
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")
         else:
-            from hpcfed.loop import train
+            with uncollected():
+                from hpcfed.loop import train
 
             if code := named_code(recipe):
                 looked = ", ".join(map(str, recipe.python_path))

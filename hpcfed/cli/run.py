@@ -21,8 +21,11 @@ def command(recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: b
     """
     # Outside of training SIGUSR1 must not end the process: SLURM may send it just as the run ends by itself.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    from hpcfed.api import run_seeds
     from hpcfed.errors import Stopped
+    from hpcfed.vendor.collector import uncollected
+
+    with uncollected():
+        from hpcfed.api import run_seeds
 
     began_before = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # SLURM requeues a job with the same --fresh
     try:

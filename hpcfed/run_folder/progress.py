@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from hpcfed.io.console import Console
 from hpcfed.io.output import Output
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 QUIET_SECONDS = 10.0
 
@@ -75,6 +75,10 @@ class Reporter:
         print(text, file=self._stream, flush=True)
 
     def _bar(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from hpcfed.io.console import Console
+
         progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
