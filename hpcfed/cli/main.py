@@ -17,6 +17,7 @@ SUBCOMMANDS = {
     "inspect": "Show what is in a federation file.",
     "run": "Run a recipe, alone or under mpirun or srun.",
     "sweep": "Run a recipe over a grid of settings and seeds, and compare.",
+    "study": "Compare methods and baselines at a few sites, over splits of their samples.",
     "reproduce": "Run an experiment of a paper, and set its table beside ours.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
@@ -36,7 +37,19 @@ SUBCOMMANDS = {
     "scale": "Time a recipe on more and more ranks, and predict it on thousands.",
 }
 
-LEAVE_FILES = ("prepare", "run", "sweep", "reproduce", "report", "scale", "certify", "without", "vectors", "export")
+LEAVE_FILES = (
+    "prepare",
+    "run",
+    "sweep",
+    "study",
+    "reproduce",
+    "report",
+    "scale",
+    "certify",
+    "without",
+    "vectors",
+    "export",
+)
 """Commands whose result is files; the result of the others is their output."""
 
 

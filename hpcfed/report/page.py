@@ -57,32 +57,40 @@ def render_page(
     has_files: bool,
 ) -> str:
     """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file or script."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hpcfed", "report"),
+    page = (
+        templates("report")
+        .get_template("page.html.j2")
+        .render(
+            marker=MARKER,
+            version=__version__,
+            light=LIGHT.variables(),
+            dark=DARK.variables(),
+            title=_title([group.label for group in groups]),
+            num_runs=sum(len(group.runs) for group in groups),
+            keys={group.label: line_key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
+            warnings=[*warnings(groups), *left_out(waiting)],
+            results=results,
+            chapters=chapters,
+            differing=recipes,
+            runs=runs,
+            has_files=has_files,
+            data=_data(groups),
+            environment=_shared([run.environment for group in groups for run in group.runs]),
+            recipes=[(group, _yaml(group.recipe)) for group in groups],
+        )
+    )
+    return visible(page)
+
+
+def templates(*rooms: str) -> jinja2.Environment:
+    """Return the templates of some rooms of the package, the first one's before those of the next."""
+    return jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader("hpcfed", room) for room in rooms]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("page.html.j2").render(
-        marker=MARKER,
-        version=__version__,
-        light=LIGHT.variables(),
-        dark=DARK.variables(),
-        title=_title([group.label for group in groups]),
-        num_runs=sum(len(group.runs) for group in groups),
-        keys={group.label: _key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
-        warnings=[*warnings(groups), *left_out(waiting)],
-        results=results,
-        chapters=chapters,
-        differing=recipes,
-        runs=runs,
-        has_files=has_files,
-        data=_data(groups),
-        environment=_shared([run.environment for group in groups for run in group.runs]),
-        recipes=[(group, _yaml(group.recipe)) for group in groups],
-    )
-    return visible(page)
 
 
 def _title(labels: Sequence[str]) -> str:
@@ -90,7 +98,7 @@ def _title(labels: Sequence[str]) -> str:
     return _some(labels, named)
 
 
-def _key(index: int) -> tuple[str, str]:
+def line_key(index: int) -> tuple[str, str]:
     """Return a group's colour and dash on the page, as SVG has them."""
     dash = DASHES[index % len(DASHES)]
     lengths = "none" if dash == "-" else " ".join(f"{2 * length:g}" for length in dash[1])

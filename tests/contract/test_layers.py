@@ -30,7 +30,7 @@ LEVELS = (
     {"api", "submit", "sweep", "verify"},
     {"loaded"},
     {"export"},
-    {"reproduce", "scaling", "whatif"},
+    {"reproduce", "scaling", "study", "whatif"},
     {"cli"},
     {"__main__"},
 )

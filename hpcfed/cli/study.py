@@ -1,0 +1,105 @@
+"""``hpcfed study``: methods and baselines at a few sites, over splits and seeds, and one page."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcfed.study.plan import Study
+
+
+@click.command("study")
+@click.argument("recipe", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--methods", default="fedavg", show_default=True, metavar="LIST",
+              help="Methods, each with keys of its own: fedavg,fedexp,feddyn:alpha=0.1.")  # fmt: skip
+@click.option("--splits", type=int, metavar="N", help="Holdouts, or folds. Default: 5.")
+@click.option("--kind", default="holdout", show_default=True, metavar="[holdout|k-fold|leave-one-site-out]",
+              help="How samples are split into training and test samples, by site and label.")  # fmt: skip
+@click.option("--test-fraction", "fraction", type=float, default=0.2, show_default=True,
+              help="Share of each site's samples that a holdout tests on.")  # fmt: skip
+@click.option("--split-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the splits.")
+@click.option("--seeds", metavar="N|LIST", help="5 (the seeds 0 to 4), or a list: 0,7. Default: the recipe's.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds of a run. Default: the recipe's.")
+@click.option("--baselines", default="all", show_default=True, metavar="LIST",
+              help="Of pooled, alone, travelling, personalised, ensemble; all, or none.")  # fmt: skip
+@click.option("--standardize", metavar="[client|pooled|none]",
+              help="Scale by the training samples of each site, or of all. Default: as the file is.")  # fmt: skip
+@click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
+@click.option("--output", type=click.Path(path_type=Path), help="The study's folder. Default: <output>-study.")
+@click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
+@click.option(
+    "--fresh", is_flag=True, help="Start other splits, and runs of other recipes, anew; the old ones are kept aside."
+)
+@click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
+@click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
+def command(
+    recipe: str,
+    overrides: tuple[str, ...],
+    methods: str,
+    splits: int | None,
+    kind: str,
+    fraction: float,
+    split_seed: int,
+    seeds: str | None,
+    rounds: int | None,
+    baselines: str,
+    standardize: str | None,
+    groups: int | None,
+    output: Path | None,
+    retry: bool,
+    fresh: bool,
+    accept_code: bool,
+    quiet: bool,
+) -> None:
+    """Compare methods and baselines at a few sites, on splits of their samples, and write one page.
+
+    \b
+    mpirun -n 4 hpcfed study r.yaml --methods fedavg,fedexp,feddyn:alpha=0.1 --splits 5
+
+    RECIPE names a federation whose clients are the sites. All their samples, training and test samples together, are
+    split anew, and filled and scaled by the training samples of each split. Groups of ranks take runs until none is
+    left. After a stop or a kill the same command goes on; when all is done, it only writes the page.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
+    from hpcfed.errors import Stopped
+    from hpcfed.ranks.world import connect
+    from hpcfed.study.options import Asked
+    from hpcfed.study.plan import read_study
+    from hpcfed.study.session import raise_if_failed, run_study
+    from hpcfed.sweep.grid import parse_seeds
+    from hpcfed.sweep.run import Redo
+
+    def read() -> Study:
+        chosen = parse_seeds(seeds) if seeds else []
+        asked = Asked(methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output)
+        return read_study(recipe, overrides, asked)
+
+    world = connect()
+    study = world.on_root(read)
+    stopped, remarks = run_study(study, world, groups, Redo(retry, fresh, accept_code), quiet=quiet)
+    world.on_root(lambda: _report(study, [*study.remarks, *remarks]))
+    if stopped:
+        raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")
+    world.on_root(lambda: raise_if_failed(study.plan()))
+
+
+def _report(study: Study, remarks: Sequence[str]) -> None:
+    """Write the results so far, and print the main tables."""
+    import sys
+
+    from hpcfed.cli.report import print_table
+    from hpcfed.study.session import write_study
+
+    words = sys.argv[2:] if len(sys.argv) > 2 else []
+    tables, page = write_study(study, words, remarks)
+    for table in tables:
+        print_table(table)
+    for line in remarks:
+        click.echo(line)
+    click.echo(f"{page}\n{page.parent / 'tables'}")

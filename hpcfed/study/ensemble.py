@@ -1,0 +1,93 @@
+"""The ensemble of the models that sites train alone: the mean of their predicted probabilities, or of their outputs.
+
+Classes: the mean of the softmax; labels: of the sigmoid; both are measured as logits, log p̄ and log p̄/(1 − p̄).
+Numbers: the mean. Log hazards of separate Cox models have no common scale, so survival has no ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hpcfed.config.recipe import Seeds
+from hpcfed.data.cache import Samples
+from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.evaluation.metrics import whole_metrics
+from hpcfed.loaded import load
+from hpcfed.models.losses import ACCURACY, metrics_for
+from hpcfed.study.arms import ALONE
+from hpcfed.study.federations import files_of
+from hpcfed.study.measured import GLOBAL, RunResult, Values
+from hpcfed.study.plan import DATA, Study
+
+ROOM = 1 << 30
+"""Bytes of samples that are kept."""
+
+
+def has_ensemble(task: str) -> bool:
+    """Whether models of a task can be averaged by their predictions."""
+    return task != "survival"
+
+
+def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
+    """Measure the ensemble of a split's and a seed's models on all its test samples.
+
+    Raises:
+        InputError: a model of its runs cannot be read.
+    """
+    arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
+    modules = [load(study.run_folder(arm, split, seed)).module for arm in arms]
+    dtype = getattr(torch, study.recipe.dtype)
+    with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
+        shards = Shards(federation, dtype, torch.device("cpu"), ROOM)
+        out = study.splits.each[split].site
+        if out is not None:
+            tests = {out: shards.test_chunk(0, federation.num_test)}
+        else:
+            tests = {k: shards.client_test(k) for k in range(federation.num_clients)}
+        outputs = {site: _mean_output(modules, x, federation.task) for site, (x, _) in tests.items() if len(x)}
+        measured = {site: _measure(study, federation, (outputs[site], tests[site][1])) for site in outputs}
+        together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
+        whole = _measure(study, federation, together)
+    return RunResult(split, seed.model, {(GLOBAL, site): values for site, values in measured.items()}, {}, whole)
+
+
+def _mean_output(modules: Sequence[torch.nn.Module], x: Tensor, task: str) -> Tensor:
+    """Return the logits of the mean probabilities, or the mean output, (n, …), in float64."""
+    with torch.no_grad():
+        outputs = [module(x).double() for module in modules]
+    return mean_prediction(outputs, task)
+
+
+def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
+    """Return the logits of the mean of M models' probabilities, or the mean of their outputs, each (n, …)."""
+    stacked = torch.stack(list(outputs))
+    if task == "classification":
+        return stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(len(outputs))).log()
+    if task == "multi-label":
+        positive, negative = (torch.nn.functional.logsigmoid(sign * stacked).logsumexp(0) for sign in (1, -1))
+        return positive - negative
+    return stacked.mean(0)
+
+
+def _measure(study: Study, federation: Federation, samples: Samples) -> Values:
+    """Return the study's metrics of outputs and targets."""
+    output, target = samples
+    recipe = study.recipe
+    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
+    if federation.task in ACCURACY:
+        sums = {"accuracy": ACCURACY[federation.task], **sums}
+    found: Values = {}
+    for name, metric in sums.items():
+        total, count = metric(output, target)
+        found[name] = total / count if count else None
+    whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
+    for name, function in whole.items():
+        cells = function.cells(output, target)
+        defined, numbers = cells[:, 1].all(), cells[:, 0]
+        shaped = numbers.reshape(function.shape).tolist() if function.shape else float(numbers[0])
+        found[name] = shaped if defined else None
+    return found

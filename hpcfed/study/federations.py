@@ -1,0 +1,87 @@
+"""The federation files of a study's splits: ordinary files, from which each run can be repeated and verified.
+
+    split-0.sites.h5     the sites as clients, each with its own test samples
+    split-0.pooled.h5    a client `all sites` with all training samples; the sites follow as clients that only test
+
+Where a site is left out, the others are the clients, and its samples are the common test set of both files. Rows of
+``/train/row`` number the samples as `SiteSamples` has them. Statistics for filling and scaling are those of training
+samples; both files have the same x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.finish import finish
+from data_prep.split import NOBODY, Split
+from data_prep.write import write
+from hpcfed.study.samples import SiteSamples
+from hpcfed.study.splits import TrainTestSplit
+
+POOL = "all sites"
+"""The client of the pooled file that trains."""
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The two files of a split."""
+
+    sites: Path
+    pooled: Path
+
+
+def files_of(folder: Path, number: int) -> SplitFiles:
+    """Return the paths of a split's files."""
+    return SplitFiles(folder / f"split-{number}.sites.h5", folder / f"split-{number}.pooled.h5")
+
+
+def write_split(
+    files: SplitFiles, samples: SiteSamples, split: TrainTestSplit, scale: str, about: dict[str, Any]
+) -> tuple[str, ...]:
+    """Write a split's files, each whole; return remarks on the scaling.
+
+    Args:
+        files: their paths.
+        samples: of all sites.
+        split: which of them are for testing.
+        scale: ``client``, ``pooled`` or ``none``.
+        about: provenance: kind of split, number, seed.
+
+    Raises:
+        InputError: the samples cannot be scaled.
+        EnvironmentFailure: the disk is full or failed.
+    """
+    left_out = split.site is not None
+    dataset, owner, names = samples.dataset, samples.owner, samples.sites
+    if left_out:
+        dataset, owner, names = _without(samples, split)
+    held = None if left_out else split.tests
+    partition = {"scheme": "study", **about}
+    of_sites = Split(owner, len(names), partition, names, held=held)
+    finished = finish(dataset, of_sites, scale)
+    write(files.sites, finished, **vars(of_sites), overwrite=True)
+    together = replace(finished, statistics=None)
+    if left_out:
+        of_all = Split(np.where(owner == NOBODY, NOBODY, 0), 1, partition, [POOL])
+    else:
+        place = np.where(split.tests, 1 + owner, 0)
+        of_all = Split(place, 1 + len(names), partition, [POOL, *names], held=held)
+    write(files.pooled, together, **vars(of_all), overwrite=True)
+    return finished.remarks
+
+
+def _without(samples: SiteSamples, split: TrainTestSplit) -> tuple[Dataset, np.ndarray, list[str]]:
+    """Return the data set with one site's samples as common test set, the others' owners, and the others' names."""
+    others = [k for k in range(len(samples.sites)) if k != split.site]
+    number = np.full(len(samples.sites), NOBODY)
+    number[others] = np.arange(len(others))
+    dataset = samples.dataset
+    tests = np.flatnonzero(split.tests)
+    names = [samples.sites[k] for k in others]
+    tested = replace(dataset, test_x=dataset.x[tests], test_y=dataset.y[tests], owner=None, clients=None)
+    return tested, number[samples.owner], names

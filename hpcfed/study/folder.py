@@ -1,0 +1,92 @@
+"""The folder of a study: its settings, the splits' files, and which folders may hold one.
+
+study.yaml            the settings, from which the folder is known again
+splits.csv            each sample's site and label, and the splits that test on it
+data/                 the federation files of the splits
+sweep/                the runs, as those of ``hpcfed sweep``
+study.html, tables/   the results
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.load import dump_yaml, read_yaml
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.study.federations import files_of, write_split
+from hpcfed.study.plan import DATA, PAGE, SWEEP, TABLES, Study
+
+SETTINGS, SAMPLES = "study.yaml", "splits.csv"
+OF_A_STUDY = {SETTINGS, PAGE, TABLES, DATA, SWEEP, SAMPLES}
+
+
+def prepare(study: Study, *, fresh: bool) -> list[str]:
+    """Make the study's folder and the splits' files; return remarks on them. On rank 0 only.
+
+    Files of the same splits are kept. Those of others are refused, or set aside as ``previous-1`` if `fresh`.
+
+    Raises:
+        InputError: the folder holds other files, or a study of other splits.
+        EnvironmentFailure: the disk refuses.
+    """
+    folder, about = study.folder, study.about()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir() if not path.name.startswith((".", "previous-"))}
+        foreign = sorted(present - OF_A_STUDY) or (sorted(present) if present and SETTINGS not in present else [])
+        if foreign:
+            what, got = "the folder holds files that are not a study's", ", ".join(foreign[:3])
+            raise InputError(what, where=str(folder), got=got, remedy="choose --output")
+        if SETTINGS in present:
+            _compare(read_yaml(folder / SETTINGS), about, folder, fresh)
+        write_whole(folder / SETTINGS, dump_yaml({**about, "sites": study.samples.sites}))
+        write_whole(folder / SAMPLES, _samples_csv(study))
+    except OSError as error:
+        raise EnvironmentFailure("cannot be used", where=str(folder), got=error.strerror or str(error)) from None
+    remarks: list[str] = []
+    for number, split in enumerate(study.splits.each):
+        files = files_of(folder / DATA, number)
+        if not (files.sites.exists() and files.pooled.exists()):
+            told = write_split(files, study.samples, split, str(about["standardize"]), {**about, "split": number})
+            remarks += [f"split {number}: {line}" for line in told]
+    return remarks
+
+
+def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: bool) -> None:
+    """Check that the folder's study has these splits; set it aside if it has not and `fresh`.
+
+    Raises:
+        InputError: it has others.
+    """
+    changed = [key for key in now if before.get(key) != now[key]]
+    if not changed:
+        return
+    if not fresh:
+        apart = "; ".join(f"{key} {before.get(key)!r} there and {now[key]!r} here" for key in changed)
+        remedy = "choose another --output, or start anew with --fresh"
+        raise InputError("a study of other splits", where=str(folder), got=apart, remedy=remedy)
+    number = next(n for n in range(1, 10**6) if not (folder / f"previous-{n}").exists())
+    aside = folder / f"previous-{number}"
+    aside.mkdir()
+    for name in sorted(OF_A_STUDY):
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+
+
+def _samples_csv(study: Study) -> str:
+    """Return a row a sample: its number in ``/train/row``, site, label, and the splits that test on it."""
+    samples, text = study.samples, io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("sample", "site", "label", "tested"))
+    tests = np.array([split.tests for split in study.splits.each])
+    for number, site in enumerate(samples.owner.tolist()):
+        label = "" if samples.label is None else samples.labels[samples.label[number]]
+        tested = " ".join(map(str, np.flatnonzero(tests[:, number])))
+        writer.writerow((number, samples.sites[site], label, tested))
+    return text.getvalue()

@@ -1,0 +1,162 @@
+"""What the runs of a study measured on the sites' test samples: final values, curves, and matrices of counts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.recipe import Seeds
+from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, parse_json, read_text
+from hpcfed.report.clients import MOST
+from hpcfed.report.read import CLIENTS
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.study.arms import Arm
+from hpcfed.study.plan import Study
+
+GLOBAL, TUNED = "global", "fine-tuned"
+Values = dict[str, Any]
+"""Metric → number, nested lists of counts, or None where it is undefined."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished run.
+
+    Attributes:
+        split, seed: of the run.
+        sites: site → its values after the last round, by model, ``global`` or ``fine-tuned``.
+        curves: (model, site, metric) → (round, value) of each evaluation.
+        whole: values on all test samples together.
+    """
+
+    split: int
+    seed: int
+    sites: Mapping[tuple[str, int], Values]
+    curves: Mapping[tuple[str, int, str], list[tuple[int, float]]] = field(default_factory=dict)
+    whole: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """The finished runs of each arm, by its key, and how many there should be."""
+
+    runs: Mapping[str, Sequence[RunResult]]
+    planned: Mapping[str, int]
+
+    def values(self, arm: str, metric: str, site: int, splits: int, model: str = GLOBAL) -> list[float]:
+        """Return a metric on a site in each split, (J,), each a mean over seeds; nan where it is missing."""
+        found: list[list[float]] = [[] for _ in range(splits)]
+        for run in self.runs.get(arm, ()):
+            value = run.sites.get((model, site), {}).get(metric)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found[run.split].append(float(value))
+        return [float(np.mean(values)) if values else math.nan for values in found]
+
+    def whole(self, arm: str, metric: str, splits: int) -> list[float]:
+        """Return a metric on all test samples together in each split, (J,), as `values` does."""
+        found: list[list[float]] = [[] for _ in range(splits)]
+        for run in self.runs.get(arm, ()):
+            value = run.whole.get(metric)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found[run.split].append(float(value))
+        return [float(np.mean(values)) if values else math.nan for values in found]
+
+    def counts(self, arm: str, metric: str, model: str = GLOBAL, site: int | None = None) -> np.ndarray | None:
+        """Return a confusion matrix added up over runs and sites, or over one site, (C, C); None without any."""
+        found = [
+            np.array(values[metric])
+            for run in self.runs.get(arm, ())
+            for (which, place), values in run.sites.items()
+            if which == model and site in (None, place) and values.get(metric) is not None
+        ]
+        return np.sum(found, axis=0) if found else None
+
+
+def read_results(study: Study) -> StudyResults:
+    """Read the finished runs.
+
+    Raises:
+        InputError: a run's files are damaged.
+    """
+    runs: dict[str, list[RunResult]] = {}
+    planned: dict[str, int] = {}
+    for arm in study.arms:
+        runs[arm.key] = []
+        planned[arm.key] = 0
+        for split in range(len(study.splits.each)):
+            if arm.site is not None and arm.site not in study.trainers(split):
+                continue
+            for seed in study.seeds:
+                planned[arm.key] += 1
+                folder = study.run_folder(arm, split, seed)
+                if _is_finished(folder):
+                    runs[arm.key].append(_read(study, arm, split, seed, folder))
+    return StudyResults(runs, planned)
+
+
+def _is_finished(folder: Path) -> bool:
+    try:
+        result = parse_json(read_text(folder / "result.json"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(result, dict) and result.get("status") == "finished"
+
+
+def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunResult:
+    record = read_rounds(folder / RECORD)
+    evaluated = [row for row in record if row.get("test_loss") is not None or row.get("clients")]
+    last = {name.removeprefix("test_"): value for name, value in record[-1].items() if name.startswith("test_")}
+    out = study.splits.each[split].site
+    if out is not None:
+        curves = {
+            (GLOBAL, out, metric): [
+                (row["round"], row[f"test_{metric}"]) for row in evaluated if _is_number(row.get(f"test_{metric}"))
+            ]
+            for metric in last
+        }
+        return RunResult(split, seed.model, {(GLOBAL, out): last}, curves, last)
+    first = int(arm.pools)  # the pooled file's first client has all training samples
+    sites: dict[tuple[str, int], Values] = {}
+    curves = {}
+    for row in _rows(folder / CLIENTS):
+        site = int(row["client"]) - first
+        if row["split"] != "test" or site < 0:
+            continue
+        values = {name: _parsed(text) for name, text in row.items() if name not in HEAD}
+        sites[row["model"], site] = values
+        for metric, value in values.items():
+            if _is_number(value):
+                curves.setdefault((row["model"], site, metric), []).append((int(row["round"]), value))
+    return RunResult(split, seed.model, sites, curves, last)
+
+
+HEAD = ("round", "client", "model", "split", "n", "name")
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    try:
+        yield from csv.DictReader(read_text(path, MOST).splitlines())
+    except (OSError, Malformed, csv.Error) as error:
+        raise InputError("cannot be read", where=str(path), got=str(error), remedy="remove the run's folder") from None
+
+
+def _parsed(text: str | None) -> Any:
+    """Return a cell's number or matrix; None for an empty one."""
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,77 @@
+"""The metrics of a study: the recipe's, or the usual one of the task, and the confusion matrix of few classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.metrics import BY_HAND, CLASSES, LABELS, NUMBERS, TIMES, is_matrix, larger_is_better, targets_of
+from hpcfed.config.recipe import Recipe
+
+MOST_CLASSES = 10
+"""Most classes of a confusion matrix on the page."""
+CONFUSION = "confusion-matrix"
+USUAL = {CLASSES: "auroc", LABELS: "auroc", NUMBERS: "rmse", TIMES: "concordance"}
+"""The metric of a study whose recipe names none, by kind of target."""
+ACCURACY, LOSS = "accuracy", "loss"
+
+
+@dataclass(frozen=True)
+class StudyMetric:
+    """A number that tables compare; whether larger is better, None if unknown."""
+
+    name: str
+    larger_is_better: bool | None
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is written in percent."""
+        return self.name == ACCURACY
+
+    @property
+    def in_text(self) -> str:
+        """Its name inside a line."""
+        return self.title if self.title.isupper() else self.name
+
+    @property
+    def title(self) -> str:
+        """Its name at the beginning of a line."""
+        return self.name.upper() if self.name in ("auroc", "mae", "rmse") else self.name.capitalize()
+
+
+def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
+    """Return the recipe with the metrics of the study; those that need scikit-learn only where it is installed."""
+    named, kind = dict(recipe.evaluate.metrics), targets_of(task, num_classes)
+    has_sklearn = find_spec("sklearn") is not None
+    usual = USUAL.get(kind, "")
+    if not named and usual and (has_sklearn or usual in BY_HAND):
+        named[usual] = usual
+    few = kind == CLASSES and (num_classes or 0) <= MOST_CLASSES
+    if few and has_sklearn and not any(is_matrix(metric) for metric in named.values()):
+        named[CONFUSION] = CONFUSION
+    content = to_plain(recipe)
+    return load_recipe({**content, "evaluate": {**content["evaluate"], "metrics": _plain(recipe, named)}})
+
+
+def _plain(recipe: Recipe, named: Mapping[str, object]) -> dict[str, object]:
+    """Return metrics as plain data."""
+    known = to_plain(recipe)["evaluate"]["metrics"]
+    return {name: known.get(name, metric) for name, metric in named.items()}
+
+
+def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
+    """Return the metrics of a recipe that are numbers, the main one first: accuracy where the task has it."""
+    found = [StudyMetric(ACCURACY, True)] if task in ("classification", "multi-label") else []
+    found += [
+        StudyMetric(name, larger_is_better(metric))
+        for name, metric in recipe.evaluate.metrics.items()
+        if not is_matrix(metric)
+    ]
+    return found or [StudyMetric(LOSS, False)]
+
+
+def matrix_of(recipe: Recipe) -> str | None:
+    """Return the name of the confusion matrix among a recipe's metrics, None without one."""
+    return next((name for name, metric in recipe.evaluate.metrics.items() if is_matrix(metric)), None)

@@ -1,0 +1,100 @@
+"""The methods of a study, as ``--methods`` names them: ``fedavg,feddyn:alpha=0.1,fedexp:local.lr=0.05``.
+
+A method is a name of ``algorithm.name``, or ``recipe`` for the recipe's own. After it come its keys, and other keys of
+the recipe if they have a dot. A method that the recipe names has the recipe's parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcfed import algorithms
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError, nearest
+from hpcfed.report.group import method_name
+
+OPTION, OWN, REFERENCE = "--methods", "recipe", "fedavg"
+OF_ALL = ("local.steps", "local.epochs", "cohort.", "evaluate.", "stop.")
+"""Beginnings of keys that are the same for all methods."""
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method: its name in files, its title in tables, and the overrides of the recipe that select it."""
+
+    key: str
+    title: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The methods, the reference that they are compared with among them, and lines for the user."""
+
+    each: tuple[MethodChoice, ...]
+    reference: str
+    remarks: tuple[str, ...] = ()
+
+
+def parse_methods(text: str, recipe: Recipe) -> Methods:
+    """Return the methods of a list with commas; FedAvg comes first where it is not among them.
+
+    Raises:
+        InputError: an unknown method, a method twice, or text that is no key=value.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError(OPTION, expected="names with commas between, such as fedavg,fedexp", got=repr(text))
+    remarks: list[str] = []
+    names = [word.partition(":")[0] for word in words]
+    own = recipe.algorithm.name == REFERENCE and OWN in names
+    if REFERENCE not in names and not own:
+        words.insert(0, REFERENCE)
+        remarks.append("FedAvg is added: differences are from it")
+    found = [_choice(word, recipe, remarks) for word in words]
+    for number, one in enumerate(found):
+        if one.key in [other.key for other in found[:number]]:
+            raise InputError(f"the method {one.title!r} stands twice", where=OPTION, remedy="name it once")
+    reference = next(
+        one.key for one, word in zip(found, words, strict=True) if word.partition(":")[0] == (OWN if own else REFERENCE)
+    )
+    return Methods(tuple(found), reference, tuple(remarks))
+
+
+def _choice(word: str, recipe: Recipe, remarks: list[str]) -> MethodChoice:
+    name, *settings = word.split(":")
+    known = [*algorithms.names(), OWN]
+    if name not in known:
+        raise InputError(f"no method {name!r}", where=OPTION, remedy=nearest(name, known))
+    pairs = [setting.partition("=") for setting in settings]
+    for setting, (key, equals, value) in zip(settings, pairs, strict=True):
+        if not (key and equals and value):
+            raise InputError(f"method {word!r}", where=OPTION, expected="name:key=value", got=repr(setting))
+        if key.startswith(OF_ALL):
+            raise InputError(f"method {word!r}", where=OPTION, expected=f"one {key} for all methods", got=repr(setting))
+    own = [f"algorithm.{key}={value}" for key, _, value in pairs if "." not in key]
+    others = [f"{key}={value}" for key, _, value in pairs if "." in key]
+    shown = f" ({', '.join(f'{key} {value}' for key, _, value in pairs)})" if pairs else ""
+    key = re.sub(r"[^\w.]+", "-", word)
+    if name == OWN:
+        title = method_name(recipe.model_dump(mode="json")) + shown
+        return MethodChoice(key, title, (*own, *others))
+    start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
+    if start:
+        missing = _missing(name, [key for key, _, _ in pairs])
+        start += [f"algorithm.{key}={value}" for key, value in missing.items()]
+        remarks += [
+            f"{name}: {key}={value}, an example; name your own by {OPTION} {name}:{key}=…"
+            for key, value in missing.items()
+        ]
+        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in missing.items())})" if missing else "")
+    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others))
+
+
+def _missing(name: str, given: Sequence[str]) -> dict[str, object]:
+    """Return an example's values of the parameters without default that are not given."""
+    parts = [part for part in algorithms.parts_of(name) if part is not None]
+    needed = {key for part in parts for key, field in part.model_fields.items() if field.is_required()}
+    return {key: value for key, value in algorithms.examples()[name].items() if key in needed and key not in given}

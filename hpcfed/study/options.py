@@ -1,0 +1,74 @@
+"""The options of a study, as the command takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.errors import InputError, nearest
+from hpcfed.study.arms import BASELINES
+from hpcfed.study.splits import FOLDS, KINDS, SITE_OUT
+
+MOST_SPLITS = 1000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The command's options.
+
+    Attributes:
+        methods: see `parse_methods`.
+        kind: of the splits.
+        splits: number of holdouts or folds; None for 5, and for as many as there are sites where one is left out.
+        fraction: of a site's samples that a holdout tests on.
+        split_seed: of the splits.
+        seeds: of the runs; empty for the recipe's.
+        baselines: names with commas between, ``all`` or ``none``.
+        standardize: ``client``, ``pooled`` or ``none``; None for the file's own way.
+        rounds: None for the recipe's.
+        output: the study's folder; None for the recipe's output with ``-study`` appended.
+    """
+
+    methods: str
+    kind: str = "holdout"
+    splits: int | None = None
+    fraction: float = 0.2
+    split_seed: int = 0
+    seeds: Sequence[int] = ()
+    baselines: str = "all"
+    standardize: str | None = None
+    rounds: int | None = None
+    output: Path | None = None
+
+
+def check_options(asked: Asked) -> None:
+    """Check the options on splits.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+    if asked.kind not in KINDS:
+        raise InputError(f"--kind {asked.kind!r}", remedy=nearest(asked.kind, KINDS))
+    if asked.kind == SITE_OUT and asked.splits is not None:
+        raise InputError("--splits has no effect with --kind leave-one-site-out", remedy="leave it out")
+    least = 2 if asked.kind == FOLDS else 1
+    if asked.splits is not None and not least <= asked.splits <= MOST_SPLITS:
+        raise InputError("--splits", expected=f"{least} to {MOST_SPLITS}", got=str(asked.splits))
+    if not 0 < asked.fraction < 1:
+        raise InputError("--test-fraction", expected="a number between 0 and 1", got=f"{asked.fraction:g}")
+
+
+def parse_baselines(text: str) -> tuple[str, ...]:
+    """Return the baselines of ``all``, ``none`` or a list with commas, in their usual order.
+
+    Raises:
+        InputError: an unknown one.
+    """
+    if text in ("all", "none"):
+        return BASELINES if text == "all" else ()
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    for word in found:
+        if word not in BASELINES:
+            raise InputError(f"no baseline {word!r}", where="--baselines", remedy=nearest(word, [*BASELINES, "none"]))
+    return tuple(name for name in BASELINES if name in found)

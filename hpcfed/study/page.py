@@ -1,0 +1,197 @@
+"""The page of a study, one file without script, and its tables as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcfed.config.load import dump_yaml
+from hpcfed.errors import visible
+from hpcfed.report.page import Picture, line_key, templates
+from hpcfed.report.read import read_recipe
+from hpcfed.report.style import DARK, LIGHT, to_svg
+from hpcfed.report.tables import Table
+from hpcfed.study import tables
+from hpcfed.study.arms import FEDERATED
+from hpcfed.study.figures import curves_of, draw_confusion, draw_cross, draw_curves
+from hpcfed.study.files import csv_of_records, csv_of_table, file_name, latex_of_table
+from hpcfed.study.measures import StudyMetric, matrix_of, metrics_of
+from hpcfed.study.plan import PAGE, TABLES, Study
+from hpcfed.study.splits import FOLDS, HOLDOUT
+from hpcfed.study.tables import View
+from hpcfed.version import __version__
+
+MARKER = '<meta name="generator" content="hpcfed study'
+STANDARDIZED = {
+    "client": "Each site's features are scaled by its own training samples of the split; those of a site that is left "
+    "out by the training samples of all others.",
+    "pooled": "Features are scaled by all training samples of the split.",
+    "none": "Features are used as they are in the file.",
+}
+
+
+@dataclass(frozen=True)
+class StudyChapter:
+    """A heading of the page with its tables and figures; `keys`: titles of the rows that its lines belong to."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    keys: tuple[str, ...] = ()
+    note: str = ""
+    is_small: bool = False
+
+    @property
+    def anchor(self) -> str:
+        """The target of links to the chapter."""
+        return file_name(self.title)
+
+
+def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> dict[str, str]:
+    """Return the files of a study's results, name → text: the page, and every table.
+
+    Args:
+        view: of the results.
+        words: the command's arguments, to run it again.
+        remarks: on splits and methods.
+    """
+    metrics = metrics_of(view.study.recipe, view.study.samples.dataset.task)
+    chapters = list(_chapters(view, metrics))
+    files: dict[str, str] = {}
+    named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
+    for title, table in [*named, ("sites", tables.splits_table(view.study))]:
+        name = f"{TABLES}/{file_name(title)}"
+        files |= {f"{name}.csv": csv_of_table(table), f"{name}.tex": latex_of_table(table)}
+    files[f"{TABLES}/results.csv"] = csv_of_records(tables.tidy(view, metrics))
+    files[f"{TABLES}/values.csv"] = csv_of_records(tables.raw(view))
+    files[PAGE] = _render(view, chapters, words, remarks)
+    return files
+
+
+def _full_title(chapter: StudyChapter, table: Table) -> str:
+    """Return a title that is unique on the page."""
+    return table.title if table.title.startswith(chapter.title) else f"{chapter.title} {table.title}"
+
+
+def warnings(view: View) -> list[str]:
+    """Return what a reader must know before comparing: runs that are missing."""
+    found = []
+    for arm in view.study.arms:
+        there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
+        if there < all_of:
+            found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result; means are over the others.")
+    return found
+
+
+def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapter]:
+    for metric in metrics:
+        found = [make(view, metric) for make in (tables.results_table, tables.differences_table, tables.spread_table)]
+        yield StudyChapter(metric.title, tuple(found))
+    main = metrics[0]
+    matrix, cross = tables.cross_matrix(view, main), tables.cross_table(view, main)
+    if matrix is not None and cross is not None:
+        svg = to_svg(draw_cross(matrix, view.sites, main), "cross-site")
+        others = [table for metric in metrics[1:] if (table := tables.cross_table(view, metric)) is not None]
+        picture = Picture("cross-site", f"{main.title}{_unit(main)} of each site's model at each site.", svg)
+        yield StudyChapter("Cross-site", (cross, *others), (picture,))
+    yield from _curves(view, main)
+    yield from _confusions(view)
+
+
+def _unit(metric: StudyMetric) -> str:
+    return " in %" if metric.is_share else ""
+
+
+def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:
+    places = {row.title: number for number, row in enumerate(view.rows)}
+    pictures: list[Picture] = []
+    keys: dict[str, None] = {}
+    for k, name in enumerate(view.sites):
+        curves = curves_of(view, metric, k)
+        if curves:
+            keys |= dict.fromkeys(curves)
+            svg = to_svg(draw_curves(curves, places, metric), f"curve-{k}")
+            pictures.append(Picture(f"curve-{k}", f"{name}: {metric.in_text} on its test samples.", svg))
+    note = (
+        "Means over splits and seeds. Baselines of more rounds than the methods are drawn against the same share of "
+        "their training."
+    )
+    if pictures:
+        yield StudyChapter("Learning curves", (), tuple(pictures), tuple(keys), note)
+
+
+def _confusions(view: View) -> Iterator[StudyChapter]:
+    name = matrix_of(view.study.recipe)
+    if name is None:
+        return
+    pictures = []
+    for number, row in enumerate(view.rows):
+        counts = row.counts(name)
+        if counts is not None:
+            svg = to_svg(draw_confusion(counts, view.study.samples.labels), f"confusion-{number}")
+            pictures.append(Picture(f"confusion-{number}", row.title, svg))
+    note = "Test samples of all sites, added up over splits and seeds; shaded by the share of the row."
+    if pictures:
+        yield StudyChapter("Confusion matrices", (), tuple(pictures), (), note, is_small=True)
+
+
+def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], remarks: Sequence[str]) -> str:
+    study = view.study
+    page = templates("study", "report").get_template("page.html.j2").render(
+        marker=MARKER,
+        version=__version__,
+        light=LIGHT.variables(),
+        dark=DARK.variables(),
+        title=f"{study.samples.dataset.name}: {len(study.methods.each)} methods at {len(view.sites)} sites",
+        lead=_lead(view),
+        keys=_keys(view),
+        warnings=warnings(view),
+        chapters=chapters,
+        sites=tables.splits_table(study),
+        how=[*_how(study), *remarks],
+        command=shlex.join(["hpcfed", "study", *words]),
+        recipes=list(_recipes(view)),
+    )  # fmt: skip
+    return visible(page)
+
+
+def _keys(view: View) -> Mapping[str, tuple[str, str]]:
+    """Return each row's colour and dash on the page, as SVG has them: dashes change once all colours are used."""
+    count = len(LIGHT.groups)
+    return {row.title: (line_key(k % count)[0], line_key(k // count)[1]) for k, row in enumerate(view.rows)}
+
+
+def _lead(view: View) -> str:
+    study = view.study
+    runs = sum(len(runs) for key, runs in view.results.runs.items() if key in view.results.planned)
+    splits = len(study.splits.each)
+    what = {HOLDOUT: f"{splits} random holdouts", FOLDS: f"{splits} folds"}.get(
+        study.asked.kind, f"each of {splits} sites left out once"
+    )
+    seeds = ", ".join(str(seed.model) for seed in study.seeds)
+    return f"{runs} runs: {what}, {'seed' if len(study.seeds) == 1 else 'seeds'} {seeds}."
+
+
+def _how(study: Study) -> Iterator[str]:
+    work, asked, seed = study.work, study.asked, f"split seed {study.asked.split_seed}"
+    if asked.kind == HOLDOUT:
+        yield f"Each split tests on {100 * asked.fraction:g} % of every site's samples, drawn by label; {seed}."
+    elif asked.kind == FOLDS:
+        yield f"Each sample is tested on once; folds are drawn by site and label; {seed}."
+    else:
+        yield "Each site is tested on once, by models of all others."
+    yield STANDARDIZED[str(asked.standardize)]
+    yield (
+        f"A federated run has {work.rounds:,} rounds of {work.steps:,} gradient steps at each of {work.sites} sites. "
+        "Baselines take as many steps as one site, or as all sites of a round together, with the recipe's local keys."
+    )
+    yield "Nothing was tuned by this command: step sizes and methods' keys are the recipe's, or their defaults."
+
+
+def _recipes(view: View) -> Iterator[tuple[str, str]]:
+    study = view.study
+    for arm in study.arms:
+        path = study.run_folder(arm, 0, study.seeds[0]) / "recipe.yaml"
+        if (arm.kind == FEDERATED or arm.site in (None, 0)) and path.exists():
+            yield arm.title, dump_yaml(read_recipe(path))

@@ -1,0 +1,186 @@
+"""The plan of a study: its recipe, data and splits, and every run, checked before any of them starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.load import load_recipes
+from hpcfed.config.recipe import Recipe, Seeds
+from hpcfed.errors import InputError
+from hpcfed.setup import resolve
+from hpcfed.study.arms import PERSONALISED, Arm, Work, make_arms, recipe_of, shared_parameters, work_of
+from hpcfed.study.federations import files_of
+from hpcfed.study.measures import with_metrics
+from hpcfed.study.methods import Methods, parse_methods
+from hpcfed.study.options import Asked, check_options, parse_baselines
+from hpcfed.study.samples import SiteSamples, read_samples
+from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, make_splits
+from hpcfed.sweep.grid import Point
+from hpcfed.sweep.plan import Plan, Unit, counted
+
+PAGE, TABLES, DATA, SWEEP = "study.html", "tables", "data", "sweep"
+"""Entries of a study's folder."""
+
+
+@dataclass(frozen=True)
+class StudyPlan(Plan):
+    """The runs of a study as a sweep's, one point an arm."""
+
+    splits: int = 1
+
+    def __str__(self) -> str:
+        seeds = len({unit.seed for unit in self.units})
+        return f"{counted(len(self.points), 'arm')} × {counted(self.splits, 'split')} × {counted(seeds, 'seed')}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study whose options and data have been read; nothing is written yet.
+
+    Attributes:
+        folder: of all its files.
+        recipe: with the study's metrics.
+        samples: of all sites.
+        splits: of them.
+        asked: the options, defaults filled in.
+        methods: as `--methods` names them.
+        baselines: the chosen ones.
+        seeds: of the runs.
+        work: of a federated run.
+        shared: the baselines' ``parameters``, none of them private.
+    """
+
+    folder: Path
+    recipe: Recipe
+    samples: SiteSamples
+    splits: Splits
+    asked: Asked
+    methods: Methods
+    baselines: tuple[str, ...]
+    seeds: tuple[Seeds, ...]
+    work: Work
+    shared: dict[str, Any]
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether each split leaves one site out."""
+        return self.asked.kind == SITE_OUT
+
+    @property
+    def arms(self) -> list[Arm]:
+        """What is trained."""
+        return make_arms(self.methods.each, self.methods.reference, self.baselines, self.samples.sites, self.work)
+
+    @property
+    def ratio(self) -> float:
+        """Test samples for each training sample, mean over the splits."""
+        return float(np.mean([split.ratio for split in self.splits.each]))
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines for the user: on methods, sites and strata."""
+        found = [*self.methods.remarks, *self.samples.remarks, *self.splits.remarks]
+        if self.leaves_out and PERSONALISED in self.baselines:
+            found.append("personalised models are left out: a site that is left out has no training samples")
+        return found
+
+    def trainers(self, split: int) -> list[int]:
+        """Return the sites that train in a split."""
+        return [k for k in range(len(self.samples.sites)) if k != self.splits.each[split].site]
+
+    def about(self) -> dict[str, Any]:
+        """Return the settings that decide the splits' files."""
+        asked, kind = self.asked, self.asked.kind
+        return {
+            "data_content": self.samples.content,
+            "kind": kind,
+            "splits": len(self.splits.each),
+            **({"test_fraction": asked.fraction} if kind == HOLDOUT else {}),
+            **({"split_seed": asked.split_seed} if kind != SITE_OUT else {}),
+            "standardize": asked.standardize,
+        }
+
+    def run_name(self, arm: Arm, split: int, seed: Seeds) -> str:
+        """Return the name of a run and of its folder."""
+        return f"{arm.key}.split-{split}.seed-{seed.model}"
+
+    def run_folder(self, arm: Arm, split: int, seed: Seeds) -> Path:
+        """Return the folder of a run."""
+        return self.folder / SWEEP / "runs" / self.run_name(arm, split, seed)
+
+    def plan(self) -> StudyPlan:
+        """Return all runs, those of one split before the next; the splits' files must be there.
+
+        Raises:
+            InputError: a recipe cannot be run; naming its arm.
+        """
+        units, arms = [], self.arms
+        for split in range(len(self.splits.each)):
+            files, trainers = files_of(self.folder / DATA, split), self.trainers(split)
+            for seed in self.seeds:
+                for point, arm in enumerate(arms):
+                    if arm.site is None or arm.site in trainers:
+                        data = files.pooled if arm.pools else files.sites
+                        units.append(self._unit(arm, point, split, seed, trainers, data))
+        points = tuple(Point((), ()) for _ in arms)
+        return StudyPlan(self.folder.name, self.folder / SWEEP, (), points, tuple(units), len(self.splits.each))
+
+    def _unit(self, arm: Arm, point: int, split: int, seed: Seeds, trainers: Sequence[int], data: Path) -> Unit:
+        run = {
+            "name": arm.key,
+            "seed": seed.model_dump(),
+            "data": str(data),
+            "output": str(self.run_folder(arm, split, seed)),
+        }
+        try:
+            recipe = resolve(recipe_of(arm, self.recipe, self.work, self.shared, trainers, run))
+        except InputError as error:
+            raise InputError(str(error), where=arm.title) from None
+        return Unit(self.run_name(arm, split, seed), point, str(seed.model), recipe)
+
+
+def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> Study:
+    """Read and check a study's recipe, data and options.
+
+    Raises:
+        InputError: an option, the recipe or the data are wrong.
+    """
+    check_options(asked)
+    rounds = [] if asked.rounds is None else [f"rounds={asked.rounds}"]
+    seeded = [f"seeds={list(asked.seeds)}"] if asked.seeds else []
+    recipes = load_recipes(source, [*overrides, *rounds, *seeded])
+    several = len(recipes) > 1 or asked.seeds
+    first = recipes[0].model_copy(update={"output": recipes[0].output.parent}) if several else recipes[0]
+    if first.data_content is not None:
+        raise InputError("data_content", where=str(source), expected="none in a study, whose splits are new files")
+    baselines = parse_baselines(asked.baselines)
+    methods = parse_methods(asked.methods, first)
+    samples = read_samples(first.data)
+    if asked.standardize is None:
+        asked = replace(asked, standardize=samples.scale)
+    splits = make_splits(
+        asked.kind, samples.owner, samples.label, asked.splits or 5, asked.fraction, asked.split_seed,
+        samples.sites, samples.labels,
+    )  # fmt: skip
+    recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
+    training = ~splits.each[0].tests
+    sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
+    folder = asked.output or first.output.with_name(f"{first.output.name}-study")
+    return Study(
+        folder=Path(os.path.normpath(Path.cwd() / folder)),
+        recipe=recipe,
+        samples=samples,
+        splits=splits,
+        asked=asked,
+        methods=methods,
+        baselines=baselines,
+        seeds=tuple(recipe.seed for recipe in recipes),
+        work=work_of(recipe, sizes[sizes > 0]),
+        shared=shared_parameters(recipe),
+    )

@@ -1,0 +1,147 @@
+"""All samples of a federation's sites, training and test samples together, as they were before any scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.dataset import Dataset
+from data_prep.spool import Spool
+from data_prep.tables.standardize import CLIENT, NONE, POOLED
+from hpcfed.data.content import rows_per_block
+from hpcfed.data.federation import Federation, Standardization
+from hpcfed.data.sites import class_names
+from hpcfed.errors import InputError
+
+MOST_SITES = 50
+"""Most sites of a study: each is trained alone, and has a column in the tables."""
+
+
+@dataclass(frozen=True)
+class SiteSamples:
+    """The samples of N sites.
+
+    Attributes:
+        dataset: all n samples, their sites as `owner`; the rows of the federation file's clients, then its test rows.
+        content: hash of the federation file's data.
+        label: (n,) int64, the label of each sample; None for targets without one label each.
+        labels: names of the labels.
+        scale: the file's own standardization, ``client``, ``pooled`` or ``none``; each split computes it anew.
+        remarks: lines for the user.
+    """
+
+    dataset: Dataset
+    content: str
+    label: np.ndarray | None
+    labels: tuple[str, ...]
+    scale: str
+    remarks: tuple[str, ...]
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of the sites, (N,)."""
+        return list(self.dataset.clients or ())
+
+    @property
+    def owner(self) -> np.ndarray:
+        """(n,) int64, the site of each sample."""
+        assert self.dataset.owner is not None
+        return self.dataset.owner
+
+
+def read_samples(path: Path) -> SiteSamples:
+    """Read a federation file's samples into a temporary file.
+
+    A standardization by training samples is undone: by site, if the file's x was scaled so, and of all sites, if the
+    file has a constant for each feature of x (n, p). Other constants, such as those published for images, are kept.
+
+    Raises:
+        InputError: it is no federation file, or has too few or too many clients for a study.
+    """
+    with Federation.open(path) as federation:
+        count = federation.num_clients
+        if not 2 <= count <= MOST_SITES:
+            raise InputError("a study", where=str(path), expected=f"2 to {MOST_SITES} sites", got=f"{count:,}")
+        if federation.task == "next-token":
+            raise InputError("a study", where=str(path), expected="samples of their own", got="a task of next tokens")
+        sites = np.arange(count)
+        owner = np.repeat(sites, federation.sizes)
+        offsets = federation.test_offsets
+        remarks = []
+        if offsets is not None:
+            owner = np.concatenate([owner, np.repeat(sites, np.diff(offsets))])
+        elif federation.num_test:
+            remarks.append(f"the common test set ({federation.num_test:,} samples) is no site's, and left out")
+        scale, normalization = _scale(federation)
+        dtype = np.float32 if federation.x_dtype == np.float16 else federation.x_dtype
+        x, y = Spool(federation.feature_shape, dtype), Spool(federation.target_shape, federation.y_dtype)
+        for part, target, place in _blocks(federation, offsets is not None):
+            x.append(_unscaled(part, owner[place], federation) if scale == CLIENT else part)
+            y.append(target)
+        source = {key: value for key, value in federation.source.items() if key != "standardized"}
+        dataset = Dataset(
+            name=federation.name,
+            task=federation.task,
+            x=x.finish(),
+            y=y.finish(),
+            num_classes=federation.num_classes,
+            normalization=normalization,
+            source=source,
+            owner=owner,
+            clients=federation.client_names(),
+            features=federation.features,
+            indicators=_indicators(federation),
+        )
+        label = _labels(federation, dataset.y)
+        return SiteSamples(dataset, federation.content, label, tuple(class_names(federation)), scale, tuple(remarks))
+
+
+def _scale(federation: Federation) -> tuple[str, Standardization | None]:
+    """Return how the file is standardized by its training samples, and other constants, which are kept."""
+    constants = federation.normalization
+    if federation.statistics is not None:
+        return CLIENT, None
+    if constants is not None and len(federation.feature_shape) == 1 and len(constants.mean) > 1:
+        return POOLED, None
+    return NONE, constants
+
+
+def _blocks(federation: Federation, has_tests: bool) -> Iterator[tuple[np.ndarray, np.ndarray, slice]]:
+    """Yield x, y and their places of the training samples, then of the test samples, a block at a time."""
+    size = rows_per_block(federation.feature_shape, federation.x_dtype)
+    train_x, train_y = federation.train()
+    for start in range(0, federation.num_samples, size):
+        stop = min(start + size, federation.num_samples)
+        yield train_x[start:stop], train_y[start:stop], slice(start, stop)
+    for start in range(0, federation.num_test if has_tests else 0, size):
+        stop = min(start + size, federation.num_test)
+        place = slice(federation.num_samples + start, federation.num_samples + stop)
+        yield *federation.test(start, stop), place
+
+
+def _unscaled(x: np.ndarray, owner: np.ndarray, federation: Federation) -> np.ndarray:
+    """Undo the scaling of each site by its own training samples."""
+    assert federation.statistics is not None
+    trailing = (1,) * (x.ndim - 2)
+    mean, std = (part[owner].reshape(len(x), -1, *trailing) for part in federation.statistics)
+    return x.astype(np.float64) * std + mean
+
+
+def _indicators(federation: Federation) -> tuple[int, ...]:
+    """Return the features that are one-hot columns of words, which are not scaled."""
+    categories = federation.source.get("categories")
+    pairs = categories.items() if isinstance(categories, dict) else ()
+    hot = {f"{column}={level}" for column, levels in pairs if isinstance(levels, list) for level in levels}
+    return tuple(k for k, name in enumerate(federation.features or ()) if name in hot)
+
+
+def _labels(federation: Federation, y: np.ndarray) -> np.ndarray | None:
+    """Return one label a sample, (n,); of survival the event."""
+    if federation.task == "classification":
+        return y.astype(np.int64)
+    if federation.task == "survival" or (federation.task == "multi-label" and federation.num_classes == 1):
+        return y[:, 0].astype(np.int64)
+    return None

@@ -1,0 +1,95 @@
+"""One call of ``hpcfed study``: write the splits, run what is left, write the results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.atomic import write_whole
+from hpcfed.ranks.world import World
+from hpcfed.report.tables import Table
+from hpcfed.study.arms import ALONE, ENSEMBLE
+from hpcfed.study.folder import prepare
+from hpcfed.study.measured import StudyResults, read_results
+from hpcfed.study.measures import metrics_of
+from hpcfed.study.plan import PAGE, Study
+from hpcfed.study.rows import rows_of
+from hpcfed.study.tables import View, differences_table, results_table
+from hpcfed.sweep.claims import AGAIN, Claims
+from hpcfed.sweep.plan import Plan
+from hpcfed.sweep.run import Redo, run_sweep, stand
+
+
+def run_study(
+    study: Study, world: World, groups: int | None, redo: Redo, *, quiet: bool = False
+) -> tuple[bool, list[str]]:
+    """Prepare the splits and run what is left, on all ranks; return whether it was stopped, and remarks.
+
+    Raises:
+        InputError: the folder holds other files, or a recipe cannot be run.
+        EnvironmentFailure: the disk refuses.
+    """
+    remarks, plan = world.on_root(lambda: (prepare(study, fresh=redo.fresh), study.plan()))
+    return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks
+
+
+def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> tuple[list[Table], Path]:
+    """Write the page and the tables of the results so far, on rank 0 only; return the main tables and the page's path.
+
+    Raises:
+        InputError: a run's files are damaged.
+        EnvironmentFailure: the disk refuses.
+    """
+    results = _with_ensemble(study, read_results(study))
+    view = View(study, results, rows_of(study, results))
+    from hpcfed.study.page import write_results
+
+    _write(study.folder, write_results(view, words, remarks))
+    main = metrics_of(study.recipe, study.samples.dataset.task)[0]
+    return [results_table(view, main), differences_table(view, main)], study.folder / PAGE
+
+
+def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
+    """Return the results with those of the ensembles whose models are all there."""
+    from hpcfed.study.ensemble import ensemble_result, has_ensemble
+
+    if ENSEMBLE not in study.baselines or not has_ensemble(study.samples.dataset.task):
+        return results
+    alone = [arm for arm in study.arms if arm.kind == ALONE]
+    found = []
+    for split in range(len(study.splits.each)):
+        for seed in study.seeds:
+            there = sum((run.split, run.seed) == (split, seed.model) for arm in alone for run in results.runs[arm.key])
+            if there == len(study.trainers(split)):
+                found.append(ensemble_result(study, split, seed))
+    return replace(results, runs={**results.runs, ENSEMBLE: found}) if found else results
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
+
+
+def raise_if_failed(plan: Plan) -> None:
+    """Raise an error if runs were refused, failed or lost.
+
+    Raises:
+        EnvironmentFailure: with their number, and the first of them.
+    """
+    standing = stand(plan, Claims(plan.folder, "report"))
+    broken = {name: one.claim for name, one in standing.items() if one.claim.ending in AGAIN}
+    if broken:
+        name, claim = next(iter(broken.items()))
+        raise EnvironmentFailure(
+            f"{len(broken)} of {len(standing)} runs came to nothing, the first was {claim.ending}",
+            where=str(plan.folder / "runs" / name),
+            got=claim.message,
+            remedy="the same command with --retry tries them again",
+        )

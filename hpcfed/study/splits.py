@@ -1,0 +1,143 @@
+"""Splits of sites' samples into training and test parts: repeated holdout, k folds, or one site left out at a time.
+
+Holdout and folds are drawn in each site and label by itself, the strata, from a random stream that depends on the seed
+and the site alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.streams import stream
+from hpcfed.errors import InputError
+
+HOLDOUT, FOLDS, SITE_OUT = KINDS = ("holdout", "k-fold", "leave-one-site-out")
+LEAST = 2
+"""Samples of a stratum for a holdout: one on each side."""
+
+
+@dataclass(frozen=True)
+class TrainTestSplit:
+    """One split of n samples.
+
+    Attributes:
+        tests: (n,) bool, the test samples; all others are for training.
+        site: the site that is left out, None if every site has both parts.
+    """
+
+    tests: np.ndarray
+    site: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Test samples for each training sample."""
+        return float(self.tests.sum() / (~self.tests).sum())
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The splits of a study, and a line on each stratum that was too small."""
+
+    each: tuple[TrainTestSplit, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def make_splits(
+    kind: str,
+    site: np.ndarray,
+    label: np.ndarray | None,
+    count: int,
+    fraction: float,
+    seed: int,
+    sites: Sequence[str],
+    labels: Sequence[str] = (),
+) -> Splits:
+    """Split n samples `count` times.
+
+    Args:
+        kind: one of `KINDS`.
+        site: (n,) int64, the site of each sample.
+        label: (n,) int64, its label; None for targets without labels, which are not stratified.
+        count: number of holdouts, or of folds; without effect where sites are left out.
+        fraction: of a site's samples that a holdout tests on.
+        seed: of the random choice.
+        sites, labels: names, for the remarks.
+
+    Raises:
+        InputError: a site has fewer samples than are needed.
+    """
+    if kind == SITE_OUT:
+        return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
+    least = count if kind == FOLDS else LEAST
+    sizes = np.bincount(site, minlength=len(sites))
+    if sizes.min() < least:
+        k = int(sizes.argmin())
+        what = f"{kind} of {count} splits: site {sites[k]!r} is too small"
+        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= LEAST else "leave the site out"
+        raise InputError(what, expected=f"at least {least} samples", got=str(sizes[k]), remedy=remedy)
+    tests = np.zeros((count, len(site)), bool)
+    remarks: list[str] = []
+    for k, name in enumerate(sites):
+        rows = np.flatnonzero(site == k)
+        strata, small = _strata(np.zeros(len(rows), np.int64) if label is None else label[rows], least)
+        if small:
+            named = ", ".join(labels[entry] if entry < len(labels) else str(entry) for entry in small)
+            remarks.append(f"{name}: fewer than {least} samples of {named}: not stratified by it")
+        if kind == FOLDS:
+            tests[:, rows] = folds(strata, count, stream(seed, f"folds of site {k}"))
+        else:
+            for number in range(count):
+                tests[number, rows] = holdout(strata, fraction, stream(seed, f"holdout {number} of site {k}"))
+    return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(remarks))
+
+
+def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]:
+    """Return the places of each stratum's samples, and the labels with too few, whose samples are one stratum.
+
+    Where that stratum is too small itself, it joins the largest one.
+    """
+    found, counts = np.unique(label, return_counts=True)
+    small = [int(value) for value in found[counts < least]]
+    strata = [np.flatnonzero(label == value) for value in found[counts >= least]]
+    rest = np.flatnonzero(np.isin(label, small))
+    if len(rest) >= least or (len(rest) and not strata):
+        strata.append(rest)
+    elif len(rest):
+        largest = max(range(len(strata)), key=lambda k: len(strata[k]))
+        strata[largest] = np.sort(np.concatenate([strata[largest], rest]))
+    return strata, small
+
+
+def folds(strata: Sequence[np.ndarray], count: int, rng: np.random.Generator) -> np.ndarray:
+    """Deal a site's n samples to folds, (count, n) bool: each sample to one, in sizes that differ by 1 at most.
+
+    So do the numbers of each stratum's samples: it is dealt in random order, from the fold where the last one ended.
+    """
+    order = np.concatenate([rng.permutation(rows) for rows in strata])
+    fold = np.empty(len(order), np.int64)
+    fold[order] = (np.arange(len(order)) + rng.integers(count)) % count
+    return fold == np.arange(count)[:, None]
+
+
+def holdout(strata: Sequence[np.ndarray], fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """Draw a site's test samples, (n,) bool: `fraction` of each stratum, rounded so that the site's sum is nearest.
+
+    A stratum of two samples or more keeps one on each side.
+    """
+    sizes = np.array([len(rows) for rows in strata])
+    tests = np.zeros(int(sizes.sum()), bool)
+    for rows, size in zip(strata, _quotas(sizes, fraction).tolist(), strict=True):
+        tests[rng.permutation(rows)[:size]] = True
+    return tests
+
+
+def _quotas(sizes: np.ndarray, fraction: float) -> np.ndarray:
+    """Return the test samples of each stratum, by largest remainders; of 2 or more at least 1, and not all."""
+    exact = fraction * sizes
+    quotas = np.floor(exact).astype(np.int64)
+    left = round(float(exact.sum())) - int(quotas.sum())
+    quotas[np.argsort(quotas - exact, kind="stable")[: max(left, 0)]] += 1
+    return np.clip(quotas, np.minimum(sizes - 1, 1), np.maximum(sizes - 1, 0))

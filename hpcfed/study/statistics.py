@@ -1,0 +1,52 @@
+"""Means over splits whose training sets overlap, with corrected confidence intervals.
+
+Values of J splits are no independent sample: their training sets share most of their samples. The variance of their
+mean is estimated by (1/J + n_test/n_train) s², in place of s²/J, and the interval is Student's with J − 1 degrees of
+freedom. For k folds n_test/n_train is 1/(k − 1).
+
+Reference: Nadeau, Bengio, "Inference for the generalization error", Machine Learning 52, 2003, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.report.paired import student
+
+ROUNDING = 1e-12
+"""Relative range of values that differ by rounding alone."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `count` splits, and half the width of its 95 % interval; None for one split, or equal values."""
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether zero lies outside the interval."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def corrected(values: Sequence[float], ratio: float) -> Estimate | None:
+    """Return mean and corrected interval of one value a split, those that are not finite left out; None without any.
+
+    Args:
+        values: one a split, (J,).
+        ratio: n_test / n_train; 0 for independent values.
+    """
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if not len(finite):
+        return None
+    half = None
+    if len(finite) > 1 and np.ptp(finite) > ROUNDING * np.abs(finite).max():
+        error = math.sqrt((1 / len(finite) + ratio) * float(finite.var(ddof=1)))
+        half = student(len(finite) - 1) * error
+    return Estimate(float(finite.mean()), half, len(finite))

@@ -1,0 +1,268 @@
+"""The tables of a study, as text: methods × sites, differences from the reference, the spread over sites, cross-site.
+
+Values of a split are means over its seeds; intervals are of the mean over splits (`hpcfed.study.statistics`). Where
+each split leaves one site out, a site has one value, and intervals are those of the mean over sites.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcfed.report.group import ABSENT
+from hpcfed.report.tables import Table
+from hpcfed.study.arms import ALONE
+from hpcfed.study.measured import StudyResults
+from hpcfed.study.measures import StudyMetric
+from hpcfed.study.plan import Study
+from hpcfed.study.rows import StudyRow, reference_of
+from hpcfed.study.statistics import Estimate, corrected
+
+CONFIDENCE = "95 %"
+MEAN = "Mean of sites"
+CORRECTED = "Student's t; variance corrected for training samples that splits share: Nadeau and Bengio, 2003"
+
+
+@dataclass(frozen=True)
+class View:
+    """What all tables are made of."""
+
+    study: Study
+    results: StudyResults
+    rows: Sequence[StudyRow]
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of the sites, (N,)."""
+        return self.study.samples.sites
+
+    def site_values(self, row: StudyRow, metric: StudyMetric) -> np.ndarray:
+        """Return a row's values, (N, J); nan where there is none."""
+        return np.array([row.values(metric.name, k) for k in range(len(self.sites))])
+
+    def over_sites(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean over sites of each split, (J,), from values (N, J); nan where a site has none.
+
+        Where each split leaves one site out, it is that site's value.
+        """
+        if self.study.leaves_out:
+            return np.diagonal(values)
+        return values.mean(axis=0)
+
+
+def results_table(view: View, metric: StudyMetric) -> Table:
+    """A row a method, a column a site, and the mean of the sites: mean, and half of the interval's width."""
+    rows = [
+        (row.title, row.steps, *_texts(view, _estimates(view, view.site_values(row, metric)), metric))
+        for row in view.rows
+    ]
+    return Table("By site", _header(view, "Gradient steps"), tuple(rows), _note(view, metric))
+
+
+def differences_table(view: View, metric: StudyMetric) -> Table:
+    """The same of each method's differences from the reference, split by split; bold where zero lies outside."""
+    reference = reference_of(view.study, view.rows)
+    theirs = view.site_values(reference, metric)
+    rows: list[tuple[str, ...]] = []
+    strong: set[tuple[int, int]] = set()
+    for row in view.rows:
+        if row is reference:
+            continue
+        found = _estimates(view, view.site_values(row, metric) - theirs)
+        strong |= {(len(rows), column) for column, one in enumerate(found, 1) if one is not None and one.is_clear}
+        rows.append((row.title, *(_difference_text(one, metric) for one in found)))
+    points = " in points" if metric.is_share else ""
+    note = (
+        f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval, "
+        "corrected as above; bold where zero lies outside. With so many comparisons some are bold by chance."
+    )
+    return Table(f"Difference from {reference.title}", _header(view), tuple(rows), note, frozenset(strong))
+
+
+def spread_table(view: View, metric: StudyMetric) -> Table:
+    """A row a method: the mean of the sites, the worst site, and the range over sites."""
+    rows = []
+    for row in view.rows:
+        values = view.site_values(row, metric)
+        means = _means(values)
+        whole = corrected(row.whole(metric.name), 0.0) if not view.study.leaves_out else None
+        rows.append((
+            row.title,
+            _texts(view, _estimates(view, values)[-1:], metric)[0],
+            *_extremes(view, means, metric),
+            _plain(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
+            _plain(whole.mean if whole is not None else math.nan, metric),
+        ))  # fmt: skip
+    header = ("Method", MEAN, "Worst site", "Best site", "Range", "Deviation over sites", "All samples together")
+    note = (
+        "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits. All "
+        "samples together: the metric of the sites' test samples as one set, mean over splits; – where sites have "
+        "models of their own."
+    )
+    return Table("Over sites", header, tuple(rows), note)
+
+
+def cross_table(view: View, metric: StudyMetric) -> Table | None:
+    """A row for each site's model, a column for each site it is tested on; None if sites are not trained alone."""
+    matrix = cross_matrix(view, metric)
+    if matrix is None:
+        return None
+    rows = tuple(
+        (f"{name} alone", *(_plain(value, metric) for value in line))
+        for name, line in zip(view.sites, matrix, strict=True)
+    )
+    note = "The model of the row's site on the test samples of the column's, mean over splits and seeds."
+    if view.study.leaves_out:
+        note = "The model of the row's site, where the column's was left out: its training samples are all but those."
+    return Table(f"Cross-site {metric.in_text}", ("Trained at", *view.sites), rows, note)
+
+
+def cross_matrix(view: View, metric: StudyMetric) -> np.ndarray | None:
+    """Return the mean over splits of site i's model on site j, (N, N); None if sites are not trained alone."""
+    arms = [arm for arm in view.study.arms if arm.kind == ALONE]
+    if not arms:
+        return None
+    count, sites = len(view.study.splits.each), range(len(view.sites))
+    values = np.array([[view.results.values(arm.key, metric.name, k, count) for k in sites] for arm in arms])
+    return _means(values)
+
+
+def tidy(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
+    """Return the rows of ``results.csv``: a method, site and metric each, with numbers in full."""
+    reference, found = reference_of(view.study, view.rows), []
+    for metric in metrics:
+        theirs = view.site_values(reference, metric)
+        for row in view.rows:
+            values = view.site_values(row, metric)
+            pairs = zip(_estimates(view, values), _estimates(view, values - theirs), strict=True)
+            for site, (own, apart) in zip([*view.sites, MEAN], pairs, strict=True):
+                found.append({
+                    "method": row.title, "steps": row.steps, "metric": metric.name, "site": site,
+                    **_numbers("", own), **_numbers("difference_", apart), "splits": own.count if own else 0,
+                })  # fmt: skip
+    return found
+
+
+def raw(view: View) -> list[dict[str, Any]]:
+    """Return the rows of ``values.csv``: a run, model and site each, with every metric."""
+    return [
+        {"arm": key, "split": run.split, "seed": run.seed, "model": model, "site": view.sites[site], **values}
+        for key, runs in view.results.runs.items()
+        for run in runs
+        for (model, site), values in run.sites.items()
+    ]
+
+
+def splits_table(study: Study) -> Table:
+    """A row a site: samples, the labels among them, and how many are tested on in each split."""
+    samples = study.samples
+    tests = np.array([split.tests for split in study.splits.each])
+    labels = [] if samples.label is None else list(samples.labels)
+    rows = []
+    for k, name in enumerate(samples.sites):
+        own = samples.owner == k
+        counts = [] if samples.label is None else np.bincount(samples.label[own], minlength=len(labels)).tolist()
+        held = tests[:, own].sum(axis=1)
+        tested = str(held.max()) if study.leaves_out or np.ptp(held) == 0 else f"{held.min()} to {held.max()}"
+        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), tested))
+    header = ("Site", "Samples", *labels, "Tested in a split")
+    return Table("Sites", header, tuple(rows))
+
+
+def _estimates(view: View, values: np.ndarray) -> list[Estimate | None]:
+    """Return the estimate of each site, and of the mean of the sites, from values (N, J)."""
+    ratio = view.study.ratio
+    found = [corrected(line.tolist(), ratio) for line in values]
+    return [*found, corrected(view.over_sites(values).tolist(), ratio)]
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Return means over the last axis, nan left out; nan where there is none."""
+    kept = np.isfinite(values)
+    total = np.where(kept, values, 0.0).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return total / kept.sum(axis=-1)
+
+
+def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, str, str]:
+    """Return the worst and the best site, with their values, and the range, from means (N,)."""
+    if metric.larger_is_better is None or not np.isfinite(means).any():
+        return ABSENT, ABSENT, ABSENT
+    low, high = int(np.nanargmin(means)), int(np.nanargmax(means))
+    worst, best = (low, high) if metric.larger_is_better else (high, low)
+    shown = [f"{view.sites[k]} {_plain(float(means[k]), metric)}" for k in (worst, best)]
+    return shown[0], shown[1], _plain(float(means[high] - means[low]), metric)
+
+
+def _header(view: View, *more: str) -> tuple[str, ...]:
+    return ("Method", *more, *view.sites, MEAN)
+
+
+def _note(view: View, metric: StudyMetric) -> str:
+    study, unit = view.study, " in %" if metric.is_share else ""
+    seeds = f", each a mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
+    if study.leaves_out:
+        return (
+            f"{metric.title}{unit} on the site that was left out{seeds}. {MEAN}: ± half of its {CONFIDENCE} interval "
+            f"over sites ({CORRECTED})."
+        )
+    count = len(study.splits.each)
+    if count == 1:
+        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more."
+    return (
+        f"{metric.title}{unit}, mean over {count} splits{seeds}, ± half of its {CONFIDENCE} interval ({CORRECTED}). "
+        "1 of 5: defined in so many splits."
+    )
+
+
+def _plain(value: float, metric: StudyMetric) -> str:
+    if not math.isfinite(value):
+        return ABSENT
+    return f"{100 * value:.1f}" if metric.is_share else f"{value:.3f}"
+
+
+def _texts(view: View, values: Sequence[Estimate | None], metric: StudyMetric) -> list[str]:
+    """Return estimates as text, with the number of splits where some have no value: ``1 of 5: 0.375``."""
+    splits = 0 if view.study.leaves_out else len(view.study.splits.each)
+    return [
+        f"{value.count} of {splits}: {_text(value, metric)}" if value and value.count < splits else _text(value, metric)
+        for value in values
+    ]
+
+
+def _text(value: Estimate | None, metric: StudyMetric) -> str:
+    if value is None:
+        return ABSENT
+    width = "" if value.half_width is None else f"\u00a0±\u00a0{_plain(value.half_width, metric)}"
+    return f"{_plain(value.mean, metric)}{width}"
+
+
+def _difference_text(value: Estimate | None, metric: StudyMetric) -> str:
+    if value is None:
+        return ABSENT
+    shown = (
+        [value.mean]
+        if value.half_width is None
+        else [value.mean, value.mean - value.half_width, value.mean + value.half_width]
+    )
+    words = [_signed(one, metric) for one in shown]
+    return words[0] if len(words) == 1 else f"{words[0]} [{words[1]},\u00a0{words[2]}]"
+
+
+def _signed(value: float, metric: StudyMetric) -> str:
+    text = f"{100 * value:+.1f}" if metric.is_share else f"{value:+.3f}"
+    return text.replace("-", "−") if float(text) else "0"
+
+
+def _numbers(prefix: str, value: Estimate | None) -> dict[str, float | None]:
+    """Return mean and interval as columns."""
+    if value is None:
+        return dict.fromkeys((f"{prefix}mean", f"{prefix}low", f"{prefix}high"))
+    low, high = (
+        (None, None) if value.half_width is None else (value.mean - value.half_width, value.mean + value.half_width)
+    )
+    return {f"{prefix}mean": value.mean, f"{prefix}low": low, f"{prefix}high": high}

@@ -1,0 +1,75 @@
+"""Fixtures of the study tests: a federation of three sites, and studies of it in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed.ranks.world import World
+from hpcfed.study.options import Asked
+from hpcfed.study.plan import Study, read_study
+from hpcfed.study.session import raise_if_failed, run_study, write_study
+from hpcfed.sweep.run import Redo
+from tests.mpi.recipes import write_recipe
+
+SITES = ("north", "south", "west")
+SIZES = {"train": (30, 24, 20), "test": (10, 8, 8)}
+CLASSES = ("well", "ill")
+
+
+def write_sites(path: Path, *, extra: float | None = None, task: str = "classification") -> Path:
+    """Write three sites with 4 features and test sets; `extra` replaces a feature of the last test sample of all."""
+    rng = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file.attrs.update({"format": "hpcfed-federation", "version": 1, "name": "sites", "task": task})
+        file.attrs.update({"num_classes": 2, "source": json.dumps({"classes": CLASSES}), "content": f"sites-{extra}"})
+        for part, sizes in SIZES.items():
+            y = (rng.random(sum(sizes)) < 0.4).astype(np.uint8)
+            shift = np.repeat(np.arange(3.0), sizes)[:, None]
+            x = rng.normal(size=(len(y), 4)) * 3 + y[:, None] * 2 + shift
+            if part == "test" and extra is not None:
+                x[-1, 0] = extra
+            file[f"{part}/x"], file[f"{part}/y"] = x.astype(np.float32), y
+            file[f"{part}/offsets"] = np.cumsum([0, *sizes])
+        file["train/client"] = np.array(SITES, dtype="S8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with ``sites.h5`` and ``recipe.yaml``; a study of it goes to ``run-study/``."""
+    write_sites(tmp_path / "sites.h5")
+    recipe(tmp_path)
+    return tmp_path
+
+
+def recipe(folder: Path, **changes: object) -> Path:
+    """Write ``recipe.yaml``: logistic regression, three rounds of five steps."""
+    local = {"steps": 5, "batch_size": 5, "lr": 0.05}
+    usual = {
+        "data": "sites.h5",
+        "model": {"name": "logistic"},
+        "rounds": 3,
+        "local": local,
+        "evaluate": {"metrics": ["auroc", "confusion-matrix"]},
+    }
+    return write_recipe(folder, output=str(folder / "run"), **(usual | changes))
+
+
+def planned(folder: Path, methods: str = "fedavg,fedexp", overrides: Sequence[str] = (), **options: object) -> Study:
+    """Read the study of ``recipe.yaml``."""
+    return read_study(folder / "recipe.yaml", overrides, Asked(methods, **options))
+
+
+def done(study: Study, *, fresh: bool = False) -> Path:
+    """Run a study in this process and write its results; return its folder."""
+    stopped, remarks = run_study(study, World(), None, Redo(fresh=fresh), quiet=True)
+    assert not stopped
+    raise_if_failed(study.plan())
+    write_study(study, ["recipe.yaml"], remarks)
+    return study.folder

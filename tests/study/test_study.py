@@ -1,0 +1,246 @@
+"""Whole studies of three small sites: their numbers by hand, every kind of split, going on, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+import signal
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+from hpcfed.errors import InputError
+from hpcfed.study.folder import prepare
+from tests.launch import launch
+from tests.report import browser
+from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
+from tests.study.conftest import SITES, done, planned, recipe, write_sites
+from tests.sweep.test_kill_and_resume import BLOWN
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A finished study of two methods and all baselines on two holdouts."""
+    folder = tmp_path_factory.mktemp("made")
+    write_sites(folder / "sites.h5")
+    recipe(folder, rounds=2)
+    return done(planned(folder, splits=2, seeds=[3]))
+
+
+def outputs(run: Path, x: np.ndarray) -> np.ndarray:
+    model = load_file(run / "model.safetensors")
+    return x @ model["weight"].T + model["bias"]
+
+
+def test_the_tables_are_the_models_measured_by_hand(made):
+    """Values of each run at each site, the ensemble's mean probabilities, means over splits, a paired difference."""
+    values = {(r["arm"], r["split"], r["seed"], r["model"], r["site"]): r for r in table(made / "tables/values.csv")}
+    ours: dict[tuple[str, int], list[list[float]]] = {}
+    for split in (0, 1):
+        with h5py.File(made / f"data/split-{split}.sites.h5") as file:
+            ends = file["test/offsets"][:]
+            tests = [(file["test/x"][a:b], file["test/y"][a:b]) for a, b in itertools.pairwise(ends)]
+        for seed in ("3",):
+            for k, (site, (x, y)) in enumerate(zip(SITES, tests, strict=True)):
+                alone = [outputs(made / f"sweep/runs/alone-{n}.split-{split}.seed-{seed}", x) for n in range(3)]
+                powers = [np.exp(one - one.max(1, keepdims=True)) for one in alone]
+                mean = np.mean([one / one.sum(1, keepdims=True) for one in powers], axis=0)
+                found = {"ensemble": mean, **{f"alone-{n}": one for n, one in enumerate(alone)}}
+                for arm in ("fedavg", "fedexp", "pooled", "pooled-long", "travelling", "travelling-long"):
+                    found[arm] = outputs(made / f"sweep/runs/{arm}.split-{split}.seed-{seed}", x)
+                for arm, output in found.items():
+                    row = values[arm, str(split), seed, "global", site]
+                    right = np.mean(output.argmax(1) == y)
+                    assert float(row["accuracy"]) == pytest.approx(right)
+                    assert json.loads(row["confusion-matrix"]) == confusion_matrix(y, output.argmax(1)).tolist()
+                    score = output[:, 1] - output[:, 0] if arm != "ensemble" else np.log(output[:, 1] / output[:, 0])
+                    assert float(row["auroc"]) == pytest.approx(roc_auc_score(y, score))
+                    ours.setdefault((arm, k), []).append(right)
+    results = {(r["method"], r["metric"], r["site"]): r for r in table(made / "tables/results.csv")}
+    for title, arm in (("FedAvg", "fedavg"), ("FedExP", "fedexp"), ("Pooled, 10 steps", "pooled")):
+        for k, site in enumerate(SITES):
+            own, base = (np.array(ours[name, k]) for name in (arm, "fedavg"))
+            row = results[title, "accuracy", site]
+            assert float(row["mean"]) == pytest.approx(own.mean())
+            assert float(row["difference_mean"]) == pytest.approx((own - base).mean(), abs=1e-12)
+    alone = [ours[f"alone-{k}", k] for k in range(3)]
+    found = results["Each site alone", "accuracy", "Mean of sites"]
+    assert float(found["mean"]) == pytest.approx(np.mean(alone))
+    cross = table(made / "tables/cross-site-accuracy.csv")
+    assert [row["south"] for row in cross] == [f"{100 * np.mean(ours[f'alone-{n}', 1]):.1f}" for n in range(3)]
+
+
+def test_each_arm_takes_its_steps(made):
+    """R · K, or R · K · |S|; a site alone and a model that travels see the samples of their clients alone."""
+
+    def record(arm: str) -> list[dict]:
+        text = (made / f"sweep/runs/{arm}.split-0.seed-3/metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    last = {
+        arm: record(arm)[-1] for arm in ("fedavg", "pooled", "pooled-long", "travelling", "travelling-long", "alone-2")
+    }
+    steps = {arm: row["gradients"] for arm, row in last.items()}
+    assert steps == dict(zip(last, (30, 10, 30, 10, 30, 10), strict=True))
+    assert last["alone-2"]["cohort"] == [2]
+    assert [row["cohort"] for row in record("travelling-long")] == [[k] for k in (0, 1, 2)] * 2
+
+
+def test_the_page_needs_nothing_else(made):
+    """Its tables stand beside it as CSV and LaTeX with as many cells; it names sites, methods and steps."""
+    page = (made / "study.html").read_text()
+    assert not re.search(r'(src|href)="(?!#|data:,)', page)
+    for words in (*SITES, "FedExP", "Ensemble of the sites&#39; models", "Travelling, 30 steps", "Learning curves"):
+        assert words in page
+    for path in (made / "tables").glob("*.tex"):
+        lines = [line for line in path.read_text().splitlines() if line.endswith(r"\\")]
+        rows = list(csv.reader(path.with_suffix(".csv").read_text().splitlines()))
+        assert [line.count(" & ") + 1 for line in lines] == [len(row) for row in rows]
+    assert r"$\pm$" in (made / "tables/accuracy-by-site.tex").read_text()
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_in_a_browser(made, width):
+    with browser.started() as tab:
+        events = tab.open(made / "study.html", width=width, dark=width < 600)
+        assert [event["method"] for event in events] == ["Network.requestWillBeSent"]
+        assert tab.value("document.documentElement.scrollWidth") == width
+        assert [tab.value(check) for check in (OVERFLOW, CLIPPED, FAINT)] == [[], [], []]
+
+
+def test_leaving_a_site_out(folder):
+    """Each site is tested on by models of the others; there is no personalised one, and a line says so."""
+    recipe(folder, rounds=1)
+    study = planned(folder, "fedexp", kind="leave-one-site-out", baselines="pooled,alone,personalised")
+    assert any("personalised models are left out" in line for line in study.remarks)
+    place = done(study)
+    rows = table(place / "tables/accuracy-by-site.csv")
+    assert [row["Method"] for row in rows][:3] == ["FedAvg", "FedExP", "Pooled, 5 steps"]
+    assert rows[-1]["Method"] == "A single other site, mean"
+    with h5py.File(place / "data/split-1.sites.h5") as file:
+        x, y = file["test/x"][:], file["test/y"][:]
+    right = np.mean(outputs(place / "sweep/runs/fedavg.split-1.seed-0", x).argmax(1) == y)
+    assert rows[0]["south"] == f"{100 * right:.1f}"
+    cross = table(place / "tables/cross-site-accuracy.csv")
+    assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
+
+
+def test_private_parameters(folder):
+    """Those of methods; the baselines share theirs."""
+    recipe(folder, rounds=1, parameters={"private": ["*bias"]}, evaluate={})
+    place = done(planned(folder, "fedavg", splits=1, baselines="pooled,personalised"))
+    rows = table(place / "tables/accuracy-by-site.csv")
+    assert len(rows) == 4
+    assert all(row[site] != "–" for row in rows for site in SITES)
+
+
+def test_numbers_epochs_and_cohorts_of_some_sites(folder):
+    """Targets without labels; epochs are the steps of a site of mean size, here one full batch."""
+    with h5py.File(folder / "sites.h5", "a") as file:
+        file.attrs["task"] = "regression"
+        for part in ("train", "test"):
+            y = file[f"{part}/y"][:].astype(np.float32)
+            del file[f"{part}/y"]
+            file[f"{part}/y"] = y
+    local = {"epochs": 1, "batch_size": "full", "lr": 0.01}
+    recipe(folder, rounds=1, model={"name": "linear"}, local=local, cohort={"size": 2}, evaluate={})
+    place = done(planned(folder, "fedavg", kind="k-fold", splits=2, baselines="pooled,alone,ensemble"))
+    rows = table(place / "tables/rmse-by-site.csv")
+    assert [row["Method"] for row in rows[1:3]] == ["Pooled, 1 steps", "Pooled, 2 steps"]
+    with h5py.File(place / "data/split-0.sites.h5") as file:
+        tests = file["test/x"][: file["test/offsets"][1]], file["test/y"][: file["test/offsets"][1]]
+    alone = [outputs(place / f"sweep/runs/alone-{k}.split-0.seed-0", tests[0])[:, 0] for k in range(3)]
+    error = np.sqrt(np.mean((np.mean(alone, axis=0) - tests[1]) ** 2))
+    values = {(row["arm"], row["split"], row["site"]): row for row in table(place / "tables/values.csv")}
+    assert float(values["ensemble", "0", "north"]["rmse"]) == pytest.approx(error, rel=1e-6)
+
+
+@pytest.mark.soak
+def test_a_study_that_is_killed_goes_on(folder, command):
+    """One of two ranks is killed in the middle; the same command ends with the tables of an uninterrupted study."""
+    (folder / "blown.py").write_text(BLOWN.replace("12, 4", "4, 2"))
+    recipe(folder, rounds=2, model={"factory": "blown:Linear"}, checkpoint={"every": 1}, evaluate={})
+    words = ["study", "recipe.yaml", "--methods", "fedavg", "--splits", "2", "--baselines", "pooled"]
+    done(planned(folder, "fedavg", splits=2, baselines="pooled", output=folder / "whole"))
+    (folder / "order").write_text(f"{int(signal.SIGKILL)} 12")
+    first = launch(2, [*words, "--output", "cut"], cwd=folder)
+    assert (folder / "landed").exists()
+    assert first.returncode not in (0, 2, 3, 4, 75), first.stderr
+    again = command([*words, "--output", "cut"], folder)
+    assert again.returncode == 0, again.stderr
+    for kind in ("sweep/runs/*/model.safetensors", "data/*.h5", "tables/*", "splits.csv"):
+        files = sorted((folder / "whole").glob(kind))
+        assert len(files) > 0
+        for path in files:
+            other = folder / "cut" / path.relative_to(folder / "whole")
+            assert other.read_bytes() == path.read_bytes(), path
+
+
+def test_other_splits_are_refused_or_set_aside(folder):
+    """A folder holds one study; the same one goes on with more methods, and keeps its runs."""
+    recipe(folder, rounds=1)
+    options = {"splits": 1, "baselines": "none"}
+    place = done(planned(folder, "fedavg", **options))
+    kept = place / "sweep/runs/fedavg.split-0.seed-0/model.safetensors"
+    before = kept.stat().st_mtime_ns
+    done(planned(folder, "fedavg,fedexp", **options))
+    assert kept.stat().st_mtime_ns == before
+    with pytest.raises(InputError, match=r"a study of other splits: got split_seed 0 there and 1 here; .*--fresh"):
+        prepare(planned(folder, "fedavg", split_seed=1, **options), fresh=False)
+    done(planned(folder, "fedavg", split_seed=1, **options), fresh=True)
+    assert (place / "previous-1/sweep/runs/fedavg.split-0.seed-0/model.safetensors").stat().st_mtime_ns == before
+    (folder / "other").mkdir()
+    (folder / "other/thesis.txt").touch()
+    with pytest.raises(InputError, match=r"not a study's: got thesis\.txt"):
+        prepare(planned(folder, "fedavg", output=folder / "other"), fresh=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": "fedevg"}, "--methods: no method 'fedevg'; did you mean 'fedavg'?"),
+        ({"methods": "fedavg,fedavg"}, "the method 'FedAvg' stands twice"),
+        ({"methods": "feddyn:alpha"}, "expected name:key=value, got 'alpha'"),
+        ({"methods": "fedavg:local.steps=9"}, "expected one local.steps for all methods"),
+        ({"methods": ","}, "expected names with commas between"),
+        ({"kind": "k-folds"}, "--kind 'k-folds'; did you mean 'k-fold'?"),
+        ({"kind": "k-fold", "splits": 1}, "--splits: expected 2 to 1000, got 1"),
+        ({"kind": "leave-one-site-out", "splits": 3}, "--splits has no effect"),
+        ({"fraction": 1.0}, "--test-fraction: expected a number between 0 and 1"),
+        ({"baselines": "pooled,along"}, "no baseline 'along'; did you mean 'alone'?"),
+        ({"kind": "k-fold", "splits": 40}, "site 'west' is too small"),
+        ({"overrides": ["stop={patience: 3}"]}, "stop in a study"),
+        ({"overrides": ["cohort={schedule: [[0]]}"]}, "cohort.schedule in a study"),
+    ],
+)
+def test_wrong_inputs(folder, options, message):
+    with pytest.raises(InputError) as refused:
+        planned(folder, **options)
+    assert message in str(refused.value)
+
+
+def test_a_wrong_key_names_its_method(folder):
+    """Before any run starts; and the command ends with one line and exit code 2."""
+    study = planned(folder, "fedavg,fedexp:epss=1", splits=2)
+    prepare(study, fresh=False)
+    with pytest.raises(InputError, match=r"FedExP \(epss 1\): .*unknown key 'algorithm.epss'"):
+        study.plan()
+
+
+def test_the_command_refuses_in_one_line(folder, command):
+    wrong = command(["study", "recipe.yaml", "--methods", "fedavg,fedexq"], folder)
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines() == ["hpcfed: --methods: no method 'fedexq'; did you mean 'fedexp'?"]
+    assert not (folder / "run-study").exists()
