@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy, lists
 
 from hpcfed.errors import EnvironmentFailure, InputError, visible
+from hpcfed.io import text
 from hpcfed.io.text import Malformed
 from tests.fuzz import federations, inputs, raw_files, runs, texts
 
@@ -54,6 +57,8 @@ PARSERS = {
 def try_all(name: str, folder: Path, first: int, count: int) -> None:
     """Try inputs in this process: a line before each says which, and one after it how it ended."""
     parser = PARSERS[name]
+    if name != "yaml":
+        _remember_yaml()
 
     def try_one(given: Any) -> None:
         print(f"{name} {given!r}"[:400], flush=True)
@@ -81,3 +86,17 @@ def try_all(name: str, folder: Path, first: int, count: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     seed(first)(checks(given(parser.inputs)(try_one)))()
+
+
+def _remember_yaml() -> None:
+    """Let this child build each YAML text's value once: most inputs lie beside the same sound recipe."""
+    reader = text._yaml
+    value_of = lru_cache(maxsize=32)(lambda content: reader().load(content))
+
+    def remembering() -> Any:
+        yaml = reader()
+        yaml.load = lambda content: deepcopy(value_of(content))
+        return yaml
+
+    text._yaml = remembering
+    text._check_text = lru_cache(maxsize=32)(text._check_text)

@@ -104,7 +104,7 @@ def _watch(run: Path, screen: Console) -> None:
 
 def _load(run: Path) -> None:
     loaded = hpcfed.load(run)
-    loaded.metrics.describe()
+    assert len(loaded.metrics.dtypes)
     assert loaded.clients is not None
     loaded.module.state_dict()
 

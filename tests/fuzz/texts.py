@@ -7,9 +7,11 @@ import math
 import shutil
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ruamel.yaml import YAML
 
 import hpcfed
@@ -83,10 +85,15 @@ def schedule(folder: Path, text: str) -> None:
     source = small(folder / "run", rounds=2, data=str(folder / "small.h5"))
     source[key] = {"schedule": str(folder / "schedule.json")}
     recipe = load_recipe(source)
-    with Federation.open(recipe.data) as federation:
-        cohorts = Cohorts(recipe, federation.sizes, "samples")
-        for number in range(1, recipe.rounds + 1):
-            cohorts.round(number)
+    cohorts = Cohorts(recipe, _sizes(recipe.data), "samples")
+    for number in range(1, recipe.rounds + 1):
+        cohorts.round(number)
+
+
+@cache
+def _sizes(data: Path) -> np.ndarray:
+    with Federation.open(data) as federation:
+        return federation.sizes
 
 
 def site(folder: Path, text: str) -> None:
