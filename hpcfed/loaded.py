@@ -77,7 +77,8 @@ class LoadedRun:
         if not rows:
             raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
         table = pandas.json_normalize(rows).set_index("round")
-        numbers = [name for name in table.columns if name in columns_of(rows, path)]
+        numeric = columns_of(rows, path)
+        numbers = [name for name in table.columns if name in numeric]
         table[numbers] = table[numbers].apply(pandas.to_numeric)  # null in all rounds: nan, not None
         spread = {name.partition(".")[0] for name in table.columns if "." in name}
         return table.drop(columns=[name for name in spread if name in table])  # null in a round, an object in others

@@ -37,7 +37,7 @@ def method():
 OTHERS = (None, "", "a", -1, 0, 10**9, 1 << 62, 0.5, 1e308, [], {}, [1, 2], {"a": 1}, [[0]], True)
 NUMBERS = ("a.²", "a.٣", "a.0", "a.-1", f"a.{'9' * 200}", "a.1.1", ".1", "a.\n.2", "b.99999999999999999999")
 READ = ("recipe.yaml", "metrics.jsonl", "result.json", "environment.json", "clients.csv", "model.safetensors")
-PAGE_EVERY = 40
+PAGE_EVERY = 200
 """A page takes a second to draw."""
 
 
