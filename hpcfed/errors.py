@@ -25,7 +25,7 @@ class HpcfedError(Exception):
 def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = "") -> str:
     """Join the parts of an error message into one line: ``where: what: expected E, got G; remedy``."""
     is_whole = not (where or expected or got or remedy)  # a line already, that of another rank's error
-    what, got = _cut(what, 4 * LONGEST if is_whole else LONGEST), _cut(got)
+    what, got = cut(what, 4 * LONGEST if is_whole else LONGEST), cut(got)
     if len(where) > LONGEST:  # of a path, the end says more
         where = f"{where[:100]}…{where[101 - LONGEST :]}"
     details = ", ".join(part for part in (expected and f"expected {expected}", got and f"got {got}") if part)
@@ -44,7 +44,8 @@ def visible(text: str) -> str:
     return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def _cut(text: str, most: int = LONGEST) -> str:
+def cut(text: str, most: int = LONGEST) -> str:
+    """Return a text, at most so many characters of it."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

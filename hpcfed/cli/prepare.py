@@ -23,7 +23,7 @@ from data_prep.tables import standardize
 from data_prep.write import write
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, cut, nearest
 
 # Options of sources; the others belong to partitions, except the number of clients, which belongs to both, and alpha,
 # which belongs to a source that takes one.
@@ -149,7 +149,7 @@ def command(
     tests = f", {num_test:,} in its test set" if num_test else ""
     click.echo(f"read     {dataset.name}: {len(dataset.x):,} samples of {shape} {dataset.x.dtype}{tests}")
     for remark in dataset.remarks:
-        click.echo(f"         {remark}")
+        click.echo(f"         {cut(remark)}")
     done = split(dataset, scheme, clients, seed, wanted)
     if done.held is not None and num_test:
         click.echo(
@@ -157,7 +157,7 @@ def command(
         )
     finished = finish(dataset, done, scale or standardize.NONE)
     for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
-        click.echo(f"         {remark}")
+        click.echo(f"         {cut(remark)}")
     if scale is None and (unscaled := standardize.unscaled(finished, done)):
         click.echo(f"         {unscaled}")
     write(output, finished, **vars(done), name=name, overwrite=overwrite)

@@ -13,6 +13,8 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a Braille character, by row and column of the dot."""
 LABEL = 8
 """Width of the vertical axis, characters."""
+LARGEST = 1e300
+"""Values are cut to ± this, so that differences of two are finite."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Series:
     y: Sequence[float]
 
     def points(self) -> list[tuple[float, float]]:
-        """Return the finite points in order."""
-        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+        """Return the finite points in order, cut to ±`LARGEST`."""
+        each = zip(self.x, self.y, strict=True)
+        return [(x, max(-LARGEST, min(LARGEST, y))) for x, y in each if math.isfinite(x) and math.isfinite(y)]
 
 
 class Canvas:
@@ -98,13 +101,13 @@ class Scale:
     def place(self, value: float) -> float:
         """Return the height of a value."""
         if self.is_logarithmic:
-            return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            return (math.log(max(value, self.low)) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
 
     def value(self, height: float) -> float:
         """Return the value at a height."""
         if self.is_logarithmic:
-            return self.low * (self.high / self.low) ** height
+            return math.exp(math.log(self.low) * (1 - height) + math.log(self.high) * height)
         return self.low + height * (self.high - self.low)
 
 

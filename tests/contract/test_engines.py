@@ -141,6 +141,22 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
             assert loss == pytest.approx(their_loss, rel=near["rtol"])
 
 
+@pytest.mark.parametrize(
+    ("which", "local", "dtype"),
+    [
+        (({"name": "mlp", "hidden": [31]}, (7,), 3), {"batch_size": 3}, torch.float64),
+        (({"name": "mlp", "hidden": [30, 13]}, (59,), None), {"batch_size": 10, "momentum": 0.9}, torch.float32),
+    ],
+)
+def test_odd_widths_and_an_odd_number_of_steps(which, local, dtype):
+    """Clients' samples begin at different places of a vector register: where that counts, groups are kept."""
+    engine, model = built(which, local | {"engine": "batched", "steps": 1}, dtype)
+    w, tasks = model.vector.clone(), tasks_for(which, model, [12] * 4, [7] * 4, 0.0)
+    for task, (delta, loss) in zip(tasks, solved(engine, w, tasks), strict=True):
+        ((own_delta, own_loss),) = solved(engine, w, [task])
+        assert engine.group_size > 1 or (torch.equal(delta, own_delta) and loss == own_loss)
+
+
 @pytest.mark.parametrize(("name", "least"), [("images", 0), ("images", 1900), ("MNIST's", 0), ("MNIST's", 10_000)])
 @pytest.mark.parametrize("local", LOCALS[:2], ids=["fused", "momentum"])
 def test_products_by_onednn(monkeypatch, name, local, least):

@@ -297,6 +297,13 @@ def test_a_long_field_takes_no_memory(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_names_of_any_length_are_cut_where_they_are_printed(tmp_path: Path, prepare: Callable[..., str]) -> None:
+    write(tmp_path / "a.csv", [("1", "2", "f", "a"), ("1", "2", "f" * 5_000, "b"), ("1", "2", "f", "b")])
+    said = prepare("a.csv --partition iid --clients 1")
+    assert "one-hot 'sex': f, fff" in said
+    assert max(map(len, said.splitlines())) < 700
+
+
 def test_images_in_parquet_as_the_datasets_hub_writes_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)

@@ -144,6 +144,12 @@ def test_a_chart_is_as_large_as_asked_and_logarithmic_where_a_loss_spans_a_decad
     assert [drawn[1].plain.split()[0], drawn[-2].plain.split()[0]] == ["100", f"{100 * 0.9**59:.3g}"]
 
 
+@pytest.mark.parametrize("values", [(-1.7e308, 1.7e308), (1.7e308, 1.7e308), (5e-324, 1.7e308), (0.0, 5e-324)])
+def test_values_at_the_ends_of_float64_are_drawn(values):
+    drawn = chart("loss", [Series("red", (1, 2), values)], 2, 50, 10, is_percentage=False)
+    assert any(set(line.plain[8:]) - {chr(BLANK)} for line in drawn[1:-1])
+
+
 @pytest.mark.parametrize(("width", "height"), [(60, 20), (100, 24), (200, 60)])
 def test_the_view_fits_the_terminal(tmp_path, width, height):
     for method in ("fedavg", "fedexp"):

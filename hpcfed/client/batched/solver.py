@@ -30,8 +30,9 @@ STACK_BYTES = 4 << 20
 """Parameters of the clients that are trained together on a CPU: what its caches still hold."""
 MOST = 256
 """Clients trained together at most."""
-TRIED = 64
-"""Samples in a minibatch of the group that is tried out, at most."""
+TRIED, STEPS = 63, 3
+"""Samples in a minibatch of the group that is tried out, at most, and steps; odd, since a client's samples then begin
+wherever they may in a run: with an even number, an odd number of features would be hidden."""
 _GROUP_INVARIANT: dict[Hashable, bool] = {}
 """Whether a client's result is independent of its group, as tried in this process."""
 GATHERED_BYTES = 1 << 24
@@ -210,7 +211,7 @@ class StackedSolver:
         w, tasks, tilt = self._model.vector.clone(), [], Tilt(radius=0.1) if self._elsewhere else Tilt()
         for client in range(self.together):
             count = size + 3 * client // self.together  # three sizes, so that a group falls into several runs
-            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), tilt, 2, 0.0))
+            tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), tilt, STEPS, 0.0))
         together = solved(tasks)
         for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
             for one, other in zip(together[first:last], solved(tasks[first:last]), strict=True):
