@@ -140,7 +140,7 @@ def _forge(manifest: Path, seed: int) -> bool:
             del above[key]
         content.pop("checksum", None)
         manifest.write_text(json.dumps({**content, "checksum": _digest(content)}))
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return False
     print(f"    forged: {key}", flush=True)
     return True
