@@ -84,7 +84,7 @@ class Training:
         try:
             return states, self._train(plan, arriving, states)
         finally:
-            self._moves.finish()
+            self._await_states(plan.round)
 
     def _next(self, round: int) -> list[int]:
         """Return the clients of the next round that are at home here."""
@@ -101,6 +101,10 @@ class Training:
         placement.move(clients, plan.ranks)
         return self._moves.begin(moves)
 
+    def _await_states(self, round: int) -> None:
+        self._parts.watchdog.stage(f"round {round}: waiting for other ranks, for clients' states", waits=True)
+        self._moves.finish()
+
     def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
         engine, clients = self._parts.engine, plan.cohort.clients.tolist()
         mine = [place for place, rank in enumerate(plan.ranks) if rank == self._parts.world.rank]
@@ -110,10 +114,10 @@ class Training:
         while groups:
             group = groups.popleft()
             first = clients[group[0]]  # by number: its name costs a read
-            self._parts.watchdog.stage(f"round {plan.round}, client {first}: training")
             try:
                 if any(clients[place] in arriving for place in group):
-                    self._moves.finish()
+                    self._await_states(plan.round)
+                self._parts.watchdog.stage(f"round {plan.round}, client {first}: training")
                 self._train_group(plan, group, states)
             except Exception as error:  # errors of a user's model, a device or a data file must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
