@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -19,7 +21,8 @@ class FolderLock:
     """A lock on a folder, until it is released or the process ends; used on rank 0 alone.
 
     Args:
-        folder: is created with the lock, and removed again if nothing else is in it at the release.
+        folder: is created with the lock, and removed again if nothing else is in it at the release. The lock names the
+            process that holds it, and its host.
     """
 
     def __init__(self, folder: Path):
@@ -39,9 +42,10 @@ class FolderLock:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file = (self._folder / LOCK).open("a+", encoding="utf-8")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _name_holder(self._file)
         except BlockingIOError:
             raise Busy(
-                "a run is going on in this folder",
+                f"a run is going on in this folder{_holder(self._folder / LOCK)}",
                 where=str(self._folder),
                 remedy="wait for it, or choose another output",
             ) from None
@@ -63,3 +67,18 @@ class FolderLock:
                 (self._folder / LOCK).unlink()
                 for path in self._created:
                     path.rmdir()
+
+
+def _name_holder(file: IO[str]) -> None:
+    with suppress(OSError):  # a full disk is no reason to refuse a run
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+
+
+def _holder(lock: Path) -> str:
+    """Return the process that holds a lock, by its own word, which it may not have written yet."""
+    with suppress(OSError):
+        if line := lock.read_text(encoding="utf-8", errors="replace").strip():
+            return f", of {line}"
+    return ""

@@ -79,7 +79,7 @@ def test_of_two_jobs_in_one_folder_one_refuses(place):
     assert [job.returncode for job in done] == [0, 2], [job.stderr for job in done]
     assert refused.result() is done[1]
     line = own_line(done[1].stderr)
-    assert "a run is going on in this folder" in line
+    assert re.search(r"a run is going on in this folder, of process \d+ on \S+;", line)
     assert [row["round"] for row in place.rows()] == [1, 2, 3, 4]
     assert place.ending()["status"] == "finished"
     assert place.checkpoints()[-1] == 4
