@@ -16,6 +16,7 @@ from hpcfed.cli.submit import TIME, job_options
 if TYPE_CHECKING:
     from hpcfed.config.recipe import Recipe
     from hpcfed.scaling.measure import RankTimes
+    from hpcfed.scaling.network import Network
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -40,6 +41,8 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
 @click.option("--predict", callback=_numbers, help="Numbers of ranks to predict: 64,1024,4096.")
 @click.option("--cohort", type=click.IntRange(1), help="Cohort of the predictions.  [default: as measured]")
 @click.option("--clients", type=click.IntRange(1), help="Clients of the predictions.  [default: the recipe's]")
+@click.option("--network", metavar="LATENCY,BANDWIDTH|FILE",
+              help="Of the predictions: 20us,10Gbit/s, or a file of hpcfed doctor --json.")  # fmt: skip
 @click.option("--here", is_flag=True, help="Measure on the ranks of this very job, for scripts of your own.")
 @click.option("--slurm", is_flag=True, help="Submit what is not measured yet as SLURM jobs, and show the rest.")
 @click.option("--time", help=f"With --slurm. {TIME}")
@@ -54,6 +57,7 @@ def command(
     predict: tuple[int, ...],
     cohort: int | None,
     clients: int | None,
+    network: str | None,
     here: bool,
     slurm: bool,
     **job: Any,
@@ -66,8 +70,10 @@ def command(
     from hpcfed.config.load import load_recipe
     from hpcfed.errors import InputError
     from hpcfed.scaling.measure import measure_here
+    from hpcfed.scaling.network import parse_network
     from hpcfed.setup import resolve
 
+    other = parse_network(network) if network else None
     loaded = load_recipe(recipe, overrides)
     folder = (output or Path("runs") / f"{loaded.name}-{mode}").resolve()
     if here:
@@ -92,7 +98,7 @@ def command(
     if missing:
         click.echo(f"not measured yet: {', '.join(missing)} ranks; call this again when the jobs are done")
     if found:
-        _report(resolved, mode, list(found.values()), sizes, folder, predict, cohort, clients)
+        _report(resolved, mode, list(found.values()), sizes, folder, predict, cohort, clients, other)
 
 
 def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
@@ -166,6 +172,7 @@ def _report(
     predict: Sequence[int],
     cohort: int | None,
     clients: int | None,
+    network: Network | None,
 ) -> None:
     """Print the study, and write it beside the measurements."""
     from hpcfed.io.atomic import write_whole
@@ -174,7 +181,7 @@ def _report(
     from hpcfed.scaling.result import study
     from hpcfed.scaling.tables import shown
 
-    result = study(recipe, mode, measured, sizes, predict, cohort, clients)
+    result = study(recipe, mode, measured, sizes, predict, cohort, clients, network)
     Console(width=140).print(shown(result))
     write_whole(folder / "scaling.json", json.dumps(result.plain(), indent=1) + "\n")
     for suffix, content in draw(result).items():

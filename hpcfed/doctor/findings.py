@@ -217,7 +217,7 @@ def _measurements(facts: Facts) -> Iterator[Found]:
     speed = measured.allreduce_large_gb_per_s
     if speed is not None and speed < SLOW_LINK_GB_PER_S and len(facts.hosts) > 1:
         yield (
-            f"an Allreduce of 16 MiB runs at {speed:.3f} GB/s, no more than 1 Gbit/s Ethernet",
+            f"a large Allreduce runs at {speed:.3f} GB/s, no more than 1 Gbit/s Ethernet",
             "check that MPI uses the fast network (fi_info, ucx_info -d), or use fewer hosts",
         )
     if measured.small_file_s is not None and measured.small_file_s > SLOW_FILE_S:

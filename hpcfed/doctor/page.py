@@ -103,12 +103,22 @@ def _gpu_map(ranks: Sequence[Rank]) -> Table:
 def _measured(measured: Rates) -> Iterable[tuple[str, str]]:
     yield "matrix product", f"{_spread(measured.gflops)} GFLOP/s on one thread of each rank (float32)"
     yield "memory copy", f"{_spread(measured.copy_gb_per_s)} GB/s on each rank, all at once"
-    if measured.allreduce_small_s is not None and measured.allreduce_large_gb_per_s is not None:
-        large = f"16 MiB at {measured.allreduce_large_gb_per_s:.2f} GB/s"
-        yield "Allreduce", f"8 bytes in {measured.allreduce_small_s * 1e6:.1f} µs, {large}"
+    if measured.allreduce_small_s is not None and measured.allreduce_large_gb_per_s is not None and measured.allreduce:
+        middle, (size, seconds) = measured.allreduce[1][1], measured.allreduce[-1]
+        large = f"{size >> 20} MiB in {_time(seconds)} ({measured.allreduce_large_gb_per_s:.3g} GB/s)"
+        yield "Allreduce", f"8 bytes in {_time(measured.allreduce_small_s)}, 64 KiB in {_time(middle)}, {large}"
+        (_, ping), (size, message) = measured.ping_pong
+        yield (
+            "message",
+            f"8 bytes in {_time(ping)}, {size >> 20} MiB in {_time(message)} ({size / 1e9 / message:.3g} GB/s)",
+        )
     if measured.write_mb_per_s is not None and measured.small_file_s is not None:
         small = f"a small file in {measured.small_file_s * 1e3:.1f} ms"
         yield "files", f"{measured.write_mb_per_s:.0f} MB/s to disk in the working folder, {small}"
+
+
+def _time(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
 
 
 def _folder(folder: Folder) -> str:

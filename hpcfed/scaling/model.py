@@ -6,9 +6,9 @@ W is the number of samples that the slowest rank visits, S the cohort, B the byt
 for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. Every rank has its own core or GPU;
 contention for memory, power or the network is not modelled.
 
-`latency` and `byte` come from bare Allreduces, `sample` from the slowest rank's local seconds, `fixed` and `member`
-from these and from the rest of the round. No parameter is negative; errors are relative to the measured Allreduce or
-round.
+`latency` and `byte` come from the smallest and the largest bare Allreduces, `sample` from the slowest rank's local
+seconds, `fixed` and `member` from these and from the rest of the round. No parameter is negative; errors are relative
+to the measured Allreduce or round.
 
 Reference: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class CostModel:
         """Return the seconds of a round whose slowest rank visits `slowest` samples."""
         return self.fixed + self.member * cohort + self.sample * slowest + self.allreduce(ranks, num_bytes)
 
+    def on(self, latency: float, byte: float) -> CostModel:
+        """Return the model of the same machines on another network."""
+        return replace(self, latency=latency, byte=byte)
+
     def of(self, sample: Sample) -> float:
         """Return the model's seconds for a measured sample."""
         return self.round(sample.ranks, sample.cohort, sample.load.slowest, bytes_of(sample))
@@ -80,8 +84,7 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
     """
     samples = [sample for one in measured for sample in one.samples if _fits(sample)]
     probes = [(one.ranks, size, seconds) for one in measured if _fits_any(one) for size, seconds in one.allreduce]
-    probed = [seconds for *_, seconds in probes]
-    latency, byte = _least_squares([_allreduce_terms(ranks, size) for ranks, size, _ in probes], probed, probed)
+    latency, byte = network_of(probes)
     network = CostModel(0.0, 0.0, 0.0, latency, byte)
     total = [sample.seconds["total"] for sample in samples]
     local = [sample.seconds["local"] for sample in samples]
@@ -89,6 +92,18 @@ def fit(measured: Sequence[RankTimes]) -> CostModel:
     left = [sample.seconds["rest"] - network.allreduce(sample.ranks, bytes_of(sample)) for sample in samples]
     end, member = _least_squares([(1.0, sample.cohort) for sample in samples], left, total)
     return CostModel(begin + end, member, each, latency, byte)
+
+
+def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Return latency and seconds for a byte that best fit bare Allreduces: ranks, bytes and seconds of each.
+
+    Of each number of ranks the smallest and the largest count: in between MPI libraries change from one algorithm to
+    another, and a fit to all sizes would be wrong at both ends.
+    """
+    sizes = {ranks: [size for other, size, _ in probes if other == ranks] for ranks, *_ in probes}
+    ends = [probe for probe in probes if probe[1] in (min(sizes[probe[0]]), max(sizes[probe[0]]))]
+    probed = [seconds for *_, seconds in ends]
+    return _least_squares([_allreduce_terms(ranks, size) for ranks, size, _ in ends], probed, probed)
 
 
 def held_out_errors(measured: Sequence[RankTimes]) -> list[Tested]:

@@ -11,6 +11,7 @@ import numpy as np
 from hpcfed.config.recipe import Recipe
 from hpcfed.scaling.measure import RankTimes, Sample
 from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
+from hpcfed.scaling.network import Network
 from hpcfed.scaling.plan import Load, load
 
 TOLERATED = 0.3
@@ -29,6 +30,8 @@ class StudyRow:
         efficiency: time on the fewest ranks over time on these, in strong scaling also over the growth in ranks.
         communication: share of the round in the Allreduce, without waiting for slower ranks.
         imbalance: the slowest rank's work over the average.
+        interval: of a prediction, seconds: what the round takes if the model is as wrong as on a held-out measurement;
+            None if nothing was held out.
         note: a caveat.
     """
 
@@ -41,12 +44,13 @@ class StudyRow:
     communication: float
     imbalance: float
     note: str = ""
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Study:
     """A whole study; `clients` is N of the predictions. `model` is None if ranks shared cores in all measurements;
-    `refused` is the reason for omitting requested predictions.
+    `refused` is the reason for omitting requested predictions; `basis` says from which measurements they are.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Study:
     predictions: list[StudyRow]
     clients: int
     refused: str = ""
+    network: Network | None = None
+    basis: str = ""
 
     @property
     def error(self) -> float | None:
@@ -78,6 +84,7 @@ def study(
     predict: Sequence[int] = (),
     cohort: int | None = None,
     clients: int | None = None,
+    network: Network | None = None,
 ) -> Study:
     """Assemble the measurements, on at least one number of ranks, and predict others.
 
@@ -89,6 +96,7 @@ def study(
         predict: numbers of ranks.
         cohort: S of the predictions, over all ranks; by default as in `mode`.
         clients: N of the predictions, with sizes like the recipe's; by default enough for the cohort.
+        network: of the predictions; by default the one measured.
     """
     usable = [one for one in measured if not one.samples[0].crowded]
     model = fit(usable) if usable else None
@@ -99,6 +107,7 @@ def study(
     num_clients = clients or max([len(sizes), *(size for _, size in asked)])
     many = np.resize(sizes, num_clients)
     base = Study(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
+    base = replace(base, network=network, basis=_basis(usable))
     if not asked:
         return base
     if model is None:
@@ -108,8 +117,33 @@ def study(
             f"the fit is {base.error:.0%} wrong on what it was not fitted to, and more than {TOLERATED:.0%} is no basis"
         )
         return replace(base, refused=f"{why}; measure more rounds (--rounds) on a machine that is quiet")
+    if network is not None:
+        model = model.on(network.latency, network.byte)
     predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
+    doubt = "another network than measured" if network else ""
+    predictions = [replace(row, interval=_interval(row, base.tested), note=doubt or row.note) for row in predictions]
     return replace(base, predictions=predictions)
+
+
+def _basis(measured: Sequence[RankTimes]) -> str:
+    """Say from which measurements predictions are made."""
+    if not measured:
+        return ""
+    samples = [sample for one in measured for sample in one.samples if not sample.crowded]
+    ranks = ", ".join(str(one.ranks) for one in measured)
+    hosts = max(sample.hosts for sample in samples)
+    fitted = sum(not sample.held_out for sample in samples)
+    held_out = len(samples) - fitted
+    where = f"{hosts} host{'s' * (hosts > 1)}, {measured[0].machine.get('cpu', 'an unknown processor')}"
+    settings = f"{fitted} settings fitted and {held_out} held out, {measured[0].rounds} rounds each"
+    return f"{settings}, on {ranks} ranks of {where}"
+
+
+def _interval(row: StudyRow, tested: Sequence[Tested]) -> tuple[float, float] | None:
+    if not tested or row.modelled is None:
+        return None
+    errors = [entry.error for entry in tested]
+    return row.modelled / (1 + max(*errors, 0.0)), row.modelled / (1 + min(*errors, 0.0))
 
 
 def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> StudyRow:

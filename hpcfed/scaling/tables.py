@@ -21,7 +21,9 @@ def shown(study: Study) -> Group:
         parts += [Text(f"\nwhat the fit did not know: largest error {study.error:.1%}"), _tested(study)]
     if study.predictions:
         parts += [Text(f"\npredicted, {study.clients:,} clients, a core or GPU of its own for each rank")]
-        parts += [_rows(study.predictions)]
+        network = study.network.source if study.network else "as measured"
+        parts += [Text(f"from {study.basis}; network {network}")]
+        parts += [_predictions(study.predictions)]
     if study.refused:
         parts += [Text(f"\nnothing is predicted: {study.refused}")]
     return Group(*parts)
@@ -43,6 +45,17 @@ def _rows(rows: Sequence[StudyRow]) -> Table:
             f"{row.imbalance:.2f}",
             row.note,
         )
+    return table
+
+
+def _predictions(rows: Sequence[StudyRow]) -> Table:
+    table = _blank("ranks", "cohort", "ms a round", "interval", "rounds/s", "efficiency", "communication", "imbalance")
+    table.add_column("")
+    for row in rows:
+        low_to_high = f"{1e3 * row.interval[0]:.4g} to {1e3 * row.interval[1]:.4g}" if row.interval else "not known"
+        times = (f"{1e3 * (row.modelled or 0.0):.4g}", low_to_high, f"{row.speed:.3g}", f"{row.efficiency:.2f}")
+        shares = (f"{row.communication:.1%}", f"{row.imbalance:.2f}", row.note)
+        table.add_row(str(row.ranks), f"{row.cohort:g}", *times, *shares)
     return table
 
 

@@ -33,6 +33,7 @@ def test_json_tells_of_every_rank_once(ranks: int, tmp_path: Path) -> None:
     assert len(measured["gflops"]) == len(measured["copy_gb_per_s"]) == size
     assert min(measured["gflops"] + measured["copy_gb_per_s"] + [measured["write_mb_per_s"]]) > 0
     assert (measured["allreduce_small_s"] is None) == (size == 1)
+    assert (len(measured["allreduce"]), len(measured["ping_pong"])) == ((0, 0) if size == 1 else (3, 2))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,8 @@ from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
 from hpcfed.scaling.figure import draw
 from hpcfed.scaling.measure import RankTimes, Sample, measure_here, read
-from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors
+from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors, network_of
+from hpcfed.scaling.network import Network, parse_network
 from hpcfed.scaling.plan import Load, StudySetting, load, settings
 from hpcfed.scaling.result import TOLERATED, study
 from hpcfed.scaling.tables import shown
@@ -66,6 +67,12 @@ def test_the_fit_finds_what_made_the_numbers() -> None:
     found = fit([made(ranks) for ranks in (1, 2, 4, 8)])
     for name in ("fixed", "member", "sample", "latency", "byte"):
         assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
+
+
+def test_an_allreduce_of_middle_size_by_another_algorithm_spoils_neither_end() -> None:
+    """At 10 Mbit/s and 10 ms between two hosts, 64 KiB took 56 ms where the others' line has 84."""
+    latency, byte = network_of([(2, 8, 0.032), (2, 65536, 0.0556), (2, 1048576, 0.864)])
+    assert (latency, 8 / byte) == pytest.approx((0.016, 10.1e6), rel=0.01)
 
 
 def test_what_was_left_out_is_predicted() -> None:
@@ -135,6 +142,61 @@ def test_nothing_is_predicted_from_a_fit_that_is_far_off(folder: Path) -> None:
     assert draw(told)[".png"].startswith(b"\x89PNG")
     assert study(recipe, "strong", [made(4, cores=2)], np.full(5, 40), predict=(64,)).refused.startswith("every")
     assert studied(predict=(64,)).refused == studied().refused == ""
+
+
+NETWORKS = {
+    "20us,10Gbit/s": (20e-6, 0.8e-9),
+    "1.5 ms, 100Mbit/s": (1.5e-3, 8e-8),
+    "2µs,25GB/s": (2e-6, 4e-11),
+}
+
+
+@pytest.mark.parametrize("text", NETWORKS)
+def test_a_network_is_given(text: str) -> None:
+    found = parse_network(text)
+    assert (found.latency, found.byte) == pytest.approx(NETWORKS[text])
+
+
+@pytest.mark.parametrize("text", ["fast", "1ms", "1ms,0Mbit/s", "--3ms,1Gbit/s", "1ms,2Gbps", "recipe.yaml"])
+def test_no_network(text: str) -> None:
+    with pytest.raises(InputError, match="--network"):
+        parse_network(text)
+
+
+def test_a_network_that_doctor_measured(folder: Path) -> None:
+    probed = [(size, TRUTH.allreduce(4, size)) for size in (8, 1 << 16, 1 << 24)]
+    report = {"ranks": [{"host": f"n{rank // 2}"} for rank in range(4)], "measured": {"allreduce": probed}}
+    (folder / "doctor.json").write_text(json.dumps(report))
+    found = parse_network("doctor.json")
+    assert (found.latency, found.byte) == pytest.approx((TRUTH.latency, TRUTH.byte))
+    assert found.source == "measured by hpcfed doctor on 4 ranks of 2 hosts, doctor.json"
+    (folder / "doctor.json").write_text(json.dumps(report | {"measured": None}))
+    with pytest.raises(InputError, match="a report of hpcfed doctor"):
+        parse_network("doctor.json")
+
+
+def test_another_network_is_predicted_with_its_interval(folder: Path) -> None:
+    """Measurements that are 10 % slower than the model on 4 ranks; the interval says so."""
+    recipe = resolve(load_recipe(small(folder / "run"), ()))
+    measured = [made(1), made(2), made(4, replace(TRUTH, sample=1.1 * TRUTH.sample, fixed=1.1 * TRUTH.fixed))]
+    network = Network(1e-3, 1e-8, "given as 1ms,800Mbit/s")
+    told = study(recipe, "strong", measured, np.array([600] * 96), [64], network=network)
+    (row,) = told.predictions
+    assert told.model is not None
+    assert row.modelled is not None
+    near = told.model.allreduce(64, 1_400_000 + 40 * 96 + 32 * 64)
+    far = CostModel(0, 0, 0, 1e-3, 1e-8).allreduce(64, 1_400_000 + 40 * 96 + 32 * 64)
+    (plain,) = study(recipe, "strong", measured, np.array([600] * 96), [64]).predictions
+    assert row.modelled - (plain.modelled or 0) == pytest.approx(far - near)
+    assert row.interval is not None
+    low, high = row.interval
+    assert low <= row.modelled < high
+    assert high / low - 1 > 0.05
+    assert row.note == "another network than measured"
+    text = io.StringIO()
+    Console(file=text, width=160).print(shown(told))
+    assert "from 6 settings fitted and 3 held out, 20 rounds each, on 1, 2, 4 ranks of 1 host" in text.getvalue()
+    assert "network given as 1ms,800Mbit/s" in text.getvalue()
 
 
 def test_no_rank_trains_less_than_a_client() -> None:
