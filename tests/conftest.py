@@ -28,7 +28,20 @@ if TYPE_CHECKING:
     from hpcfed.ranks.world import World
 
 FOLDER = Path(__file__).parent
-SERIAL = {"cli", "data", "docs", "faults", "fuzz", "harness", "report", "reproduce", "slurm", "study", "sweep"}
+SERIAL = {
+    "cli",
+    "data",
+    "docs",
+    "faults",
+    "fuzz",
+    "harness",
+    "network",
+    "report",
+    "reproduce",
+    "slurm",
+    "study",
+    "sweep",
+}
 """Folders whose tests start their own jobs or need one process only; they run in a world of one."""
 DEADLINE = float(os.environ.get("MPI_TEST_DEADLINE", "45"))
 SERIAL_DEADLINE = 6 * DEADLINE

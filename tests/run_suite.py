@@ -60,8 +60,8 @@ LEFT_OUT = {
     ),
 }
 """What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi whole on 2."""
-ELSEWHERE = ("tests/slurm", "tests/docs")
-"""They have targets of their own: ``make test-slurm``, ``make test-docs``."""
+ELSEWHERE = ("tests/slurm", "tests/docs", "tests/network")
+"""They have targets of their own: ``make test-slurm``, ``make test-docs``, ``make test-network``."""
 
 
 @dataclass(frozen=True)
