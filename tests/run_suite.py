@@ -34,10 +34,10 @@ OF_A_LAUNCHER = (
 """Of those, what starts jobs by that MPI's launcher."""
 ONE_MORE = ("-m", "not soak and not one_mpi")
 """On a second MPI: the tests whose result may differ from the first's."""
-STARTING = ("tests/cli", "tests/faults", "tests/harness")
-"""Folders whose tests start processes, and mostly wait for them."""
-SIDE_BY_SIDE = 2
-"""Launches of one rank that run at the same time."""
+STARTING = ("tests/cli",), ("tests/faults", "tests/harness")
+"""Folders whose tests start processes, and mostly wait for them; a launch for each group."""
+SIDE_BY_SIDE = 3
+"""Launches of one rank that run at the same time, one of them mostly waiting."""
 
 
 def _files(folder: str, *names: str) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def _files(folder: str, *names: str) -> tuple[str, ...]:
 
 LEFT_OUT = {
     1: ("tests/mpi",),
-    2: ("tests/contract", "tests/numerics"),
+    2: ("tests/contract", "tests/numerics", *_files("device", "counts")),
     3: (
         "tests/device",
         *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),
@@ -120,8 +120,9 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
         if ranks > 1 or options.paths:
             yield (whole,)
         else:
-            rest = (*whole.arguments, *(f"--ignore={path}" for path in STARTING))
-            yield Launch(sys.executable, 1, STARTING), Launch(sys.executable, 1, rest), *second
+            rest = (*whole.arguments, *(f"--ignore={path}" for group in STARTING for path in group))
+            starting = (Launch(sys.executable, 1, group) for group in STARTING)
+            yield Launch(sys.executable, 1, rest), *starting, *second
     if options.openmpi and not options.paths:
         yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi)),)
 

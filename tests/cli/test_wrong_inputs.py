@@ -48,7 +48,7 @@ ISSUE: Mapping[str, Wrong] = {
 """The twelve that a release must never miss (see the soak test)."""
 KINDS = ("unknown-key", "truncated-hdf5", "too-few-outputs", "other-run-there")
 """One of each kind: found in the recipe, in a file, in the model once torch is loaded, and in the run folder."""
-ON_THREE_RANKS = [name if name in KINDS else pytest.param(name, marks=pytest.mark.one_mpi) for name in ISSUE]
+ON_THREE_RANKS = [name if name in KINDS else pytest.param(name, marks=pytest.mark.soak) for name in ISSUE]
 
 MORE: Mapping[str, Wrong] = {
     "text-instead-of-hdf5": Wrong(RUN + "data=text.h5", ("text.h5", "not an HDF5 file", "hpcfed prepare")),
