@@ -257,6 +257,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         draws=draws,
         movable=balanced,
         elsewhere=method.local.evaluates_elsewhere,
+        most_samples=int(federation.sizes.max()),
         own_step=step,
     )
     home = homes(np.where(cohorts.present, federation.sizes, 0), world.size)

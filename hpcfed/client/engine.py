@@ -33,6 +33,7 @@ def engine_for(
     draws: bool,
     movable: bool,
     elsewhere: bool = False,
+    most_samples: int | None = None,
     own_step: Callable[..., Any] | None = None,
 ) -> Engine:
     """Return the engine that a resolved recipe names.
@@ -45,6 +46,7 @@ def engine_for(
         draws: whether the model draws random numbers of its own.
         movable: whether a cohort can be cut into groups before it is placed on ranks.
         elsewhere: whether tilts may have an offset or a radius.
+        most_samples: of any client.
         own_step: the function that the recipe's ``local.step`` names.
 
     Raises:
@@ -64,7 +66,9 @@ def engine_for(
         if isinstance(matmul, OneDNN):
             raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
         try_vectorized(network, model, like)
-    return StackedSolver(model, network, section, seed, like, movable=movable, elsewhere=elsewhere)
+    return StackedSolver(
+        model, network, section, seed, like, movable=movable, elsewhere=elsewhere, most_samples=most_samples
+    )
 
 
 def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, draws: bool) -> SequentialSolver:

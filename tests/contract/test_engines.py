@@ -50,6 +50,7 @@ def built(
     movable: bool = True,
     precision: str = "float32",
     elsewhere: bool = False,
+    most_samples: int | None = None,
 ) -> tuple[Engine, FlatModel]:
     """Return an engine and its model; the loss is the task's own."""
     section, features, classes = which
@@ -61,7 +62,7 @@ def built(
     loss = loss_for(LossSection(), task, [])
     like = torch.zeros(1, *features, dtype=dtype), torch.zeros(1, dtype=torch.int64 if classes else dtype)
     about = {"precision": precision, "draws": False, "movable": movable, "elsewhere": elsewhere}
-    engine = engine_for(Local(**local), model, loss, 0, like, **about)
+    engine = engine_for(Local(**local), model, loss, 0, like, **about, most_samples=most_samples)
     return engine, model
 
 
@@ -139,6 +140,23 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
         for (delta, loss), (their_delta, their_loss) in zip(together, solved(sequential, w, tasks), strict=True):
             torch.testing.assert_close(delta, their_delta, **near)
             assert loss == pytest.approx(their_loss, rel=near["rtol"])
+
+
+@pytest.mark.parametrize("batch_size", [10, "full"])
+def test_clients_smaller_than_the_minibatch(batch_size):
+    """In any group, and alone: the bits of 30 features depend on where a minibatch begins."""
+    which, sizes = ({"name": "logistic"}, (30,), 5), [3, 5, 12, 7, 9, 4, 11, 6]
+    local = {"engine": "batched", "batch_size": batch_size, "epochs": 1}
+    engine, model = built(which, local, torch.float32, most_samples=max(sizes))
+    assert engine.group_size == 1
+    w, tasks = model.vector.clone(), tasks_for(which, model, sizes, [3, 3, 6, 3, 3, 3, 6, 4], 0.0)
+    together = solved(engine, w, tasks)
+    for first, last in ((0, 2), (1, 4), (3, 4), (4, 6), (5, 8)):
+        for (delta, loss), (own, own_loss) in zip(
+            together[first:last], solved(engine, w, tasks[first:last]), strict=True
+        ):
+            assert torch.equal(delta, own)
+            assert loss == own_loss
 
 
 @pytest.mark.parametrize(

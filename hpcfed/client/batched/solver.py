@@ -20,7 +20,7 @@ from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, Fuse
 from hpcfed.client.solver import Seen, Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
-from hpcfed.data.cache import Samples
+from hpcfed.data.cache import ALIGNED, Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import accelerator, upload
 from hpcfed.rng import Purpose, Streams
@@ -50,6 +50,7 @@ class StackedSolver:
         movable: whether a cohort can be cut into groups before it is placed on ranks. Where it cannot, and the bits of
             a client depend on its group, clients are trained alone.
         elsewhere: whether tilts have an offset or a radius.
+        most_samples: of any client in the federation, since the room of a minibatch must not depend on its group.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class StackedSolver:
         *,
         movable: bool,
         elsewhere: bool = False,
+        most_samples: int | None = None,
     ):
         self._model, self._section, self._elsewhere = model, section, elsewhere
+        self._most_samples = most_samples
         self._streams = Streams(seed, Purpose.BATCHES)
         self._stepping = Stepping(section)
         self.together = max(1, min(MOST, _stack_bytes(model.vector.device) // model.vector.nbytes))
@@ -139,7 +142,8 @@ class StackedSolver:
         """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
         counts = [task.samples[1].shape[0] for task in rows]
         batch_size = self._section.batch_size
-        width = max(counts) if batch_size == "full" else min(int(batch_size), max(counts))
+        most = max(counts) if self._most_samples is None else self._most_samples
+        width = max(counts) if batch_size == "full" else min(int(batch_size), most)
         orders, sizes = [], np.zeros((len(rows), max(task.steps for task in rows)), np.int64)
         for row, (task, count) in enumerate(zip(rows, counts, strict=True)):
             rng = self._streams.at(round, task.client)
@@ -152,14 +156,16 @@ class StackedSolver:
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
 
-        Where they are short, or a client has taken all its steps, they hold some samples or zeros.
+        Where they are short, or a client has taken all its steps, they hold some samples or zeros. Where a step's lie
+        in a vector register depends on the step alone, not on the group.
         """
         steps, width = orders[0].shape
         if not steps:
             return
         x, y = rows[0].samples
         a_step, full = max(1, len(rows) * width * x[0].nbytes), self._section.batch_size == "full"
-        chunk = 1 if full else max(1, min(steps, GATHERED_BYTES // a_step))
+        whole = ALIGNED // math.gcd(ALIGNED, width * x[0].nbytes)  # steps that fill vector registers
+        chunk = 1 if full else min(steps, max(whole, GATHERED_BYTES // a_step // whole * whole))
         together = [
             self._room(number, part, len(rows), chunk, width, *part.shape[1:]) for number, part in enumerate((x, y))
         ]
@@ -177,11 +183,12 @@ class StackedSolver:
             yield first, (together[0][:, :count], together[1][:, :count])
 
     def _room(self, number: int, like: Tensor, *shape: int) -> Tensor:
-        """Return memory for minibatches, the same in every round: 0, or what an earlier one left there."""
-        entries = math.prod(shape)
-        if number not in self._rooms or self._rooms[number].numel() < entries:
-            self._rooms[number] = like.new_zeros(entries)
-        return self._rooms[number][:entries].view(shape)
+        """Return memory for minibatches, (R, …), the same in every round: 0, or what an earlier one left there."""
+        rows, entries = shape[0], math.prod(shape[1:])
+        aligned = -(-entries * like.element_size() // ALIGNED) * ALIGNED // like.element_size()
+        if number not in self._rooms or self._rooms[number].numel() < rows * aligned:
+            self._rooms[number] = like.new_zeros(rows * aligned)
+        return self._rooms[number][: rows * aligned].view(rows, aligned)[:, :entries].view(shape)
 
     def _is_known_to_keep_clients_apart(self, network: Perceptron, like: Samples) -> bool:
         """Try it out, once in a process for networks, shapes and work of a kind."""
