@@ -26,6 +26,7 @@ SUBCOMMANDS = {
     "replay": "Train one client of one round of a run again, step by step.",
     "compare": "Find the round, client and step in which two runs part.",
     "without": "Run a run again as if some clients had never taken part.",
+    "contributions": "Say what each client brings to a run, and takes from it.",
     "vectors": "Write or check small trajectories of every method, for other frameworks.",
     "export": "Write a trained model for other programs, with a model card.",
     "cite": "Print BibTeX for what a run used.",
@@ -47,6 +48,7 @@ LEAVE_FILES = (
     "scale",
     "certify",
     "without",
+    "contributions",
     "vectors",
     "export",
 )

@@ -35,7 +35,9 @@ ENDINGS: dict[type[HpcfedError], str] = {
     Stopped: "stopped",
 }
 """Recorded ending by the exact class of a run's error."""
-OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"}
+OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
+    *("contributions.csv", "contributions.html", "values.csv")
+}
 """Entries of a sweep's folder."""
 
 

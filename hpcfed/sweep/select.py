@@ -93,13 +93,13 @@ class Candidate:
         return worst if len(others) == len(self.rows) else f"{others.count(worst)} of {len(self.rows)} {worst}"
 
 
-def parse_rule(text: str, plan: Plan) -> Rule:
-    """Parse a rule, and check that the plan's runs record its column.
+def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
+    """Parse a rule, and check that the plan's runs record its column; `option` is named in errors.
 
     Raises:
         InputError: they do not, or the text is no rule.
     """
-    match, where = RULE.fullmatch(text), f"--select {text}"
+    match, where = RULE.fullmatch(text), f"{option} {text}"
     if match is None:
         raise InputError("a rule", where=where, expected="column:lastK, such as train_loss:last10", got=repr(text))
     column, last, direction = match.groups()

@@ -1,1 +1,1 @@
-"""What would have been: recorded runs without some of their clients, to the bit."""
+"""What would have been: runs without some clients, to the bit, and what each client brings and takes."""

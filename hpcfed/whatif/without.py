@@ -155,7 +155,8 @@ def entry_of(base: Recorded, recipe: Recipe) -> Entry:
         there, here = (Cohorts(one, federation.sizes, weights) for one in (base.recipe, recipe))
         rounds = range(1, min(len(base.rows), recipe.rounds) + 1)
         joined = next((t for t in rounds if not same(there.round(t), here.round(t))), rounds.stop)
-        first, why = min([(joined, ""), *_other_rounds(recipe, federation)])
+        others = [*_other_evaluations(base.recipe, recipe), *_other_rounds(recipe, federation)]
+        first, why = min([(joined, ""), *others])
     start = max((kept for kept in base.checkpoints if kept < first), default=0)
     return Entry(joined, first, why, start)
 
@@ -163,6 +164,17 @@ def entry_of(base: Recorded, recipe: Recipe) -> Entry:
 def same(there: Cohort, here: Cohort) -> bool:
     """Whether two cohorts have the same members, with the same weights and work, to the bit."""
     return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED)
+
+
+def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]:
+    """Yield first rounds whose record differs since other evaluations are asked for."""
+    why, periods = "other evaluations are asked for", ("every", "train", "clients")
+    for name in type(here.evaluate).model_fields:
+        before, now = getattr(there.evaluate, name), getattr(here.evaluate, name)
+        if before == now:
+            continue
+        every = [getattr(one, "every", one) for one in (before, now)] if name in periods else [1]
+        yield min(here.rounds, *(period for period in every if period)), why
 
 
 def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,106 @@
+"""``hpcfed contributions``: what each client of a run brings to its result, and takes from it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpcfed.whatif.coalitions import Coalitions
+
+
+@click.command("contributions")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--metric",
+    metavar="RULE",
+    help="v(S), as a sweep's --select: test_auroc:last1. Default: test accuracy, else test loss, of the last round.",
+)
+@click.option("--seeds", metavar="N|LIST", help="5 (the seeds 0 to 4), or a list: 0,7. Default: the run's.")
+@click.option(
+    "--permutations",
+    type=click.IntRange(0),
+    help="Random orders of the clients to sample Shapley values from; 0: leave-one-out alone. Default: all subsets.",
+)
+@click.option(
+    "--cohorts",
+    type=click.Choice(["empty", "redrawn"]),
+    default="empty",
+    show_default=True,
+    help="Leave the places of clients that are left out empty, or draw among the others.",
+)
+@click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
+@click.option("--output", type=click.Path(path_type=Path), help="The folder. Default: RUN-contributions.")
+@click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file.")
+@click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
+@click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
+@click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
+def command(
+    run: Path,
+    metric: str | None,
+    seeds: str | None,
+    permutations: int | None,
+    cohorts: str,
+    groups: int | None,
+    output: Path | None,
+    data: Path | None,
+    code: Path | None,
+    retry: bool,
+    quiet: bool,
+) -> None:
+    """Train the recipe of RUN on subsets of its clients; compute leave-one-out and Shapley values of each.
+
+    \b
+    mpirun -n 4 hpcfed contributions runs/fedexp --seeds 5
+
+    Groups of ranks take subsets until none is left. After a stop or a kill the same command goes on; when all is done,
+    it only reports: contributions.csv, values.csv, and contributions.html, what each client brings and takes.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
+    from hpcfed.ranks.world import connect
+    from hpcfed.sweep.grid import parse_seeds
+    from hpcfed.sweep.run import Redo
+    from hpcfed.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
+
+    def plan_it() -> Coalitions:
+        drawn = parse_seeds(seeds) if seeds else []
+        return plan_coalitions(Contributions(run, metric, drawn, permutations, cohorts, output, data, code))
+
+    world = connect()
+    coalitions = world.on_root(plan_it)
+    stopped = run_coalitions(coalitions, world, groups, quiet=quiet, redo=Redo(retry=retry))
+    world.on_root(lambda: _report(coalitions, stopped))
+
+
+def _report(coalitions: Coalitions, stopped: bool) -> None:
+    """Write and show the contributions.
+
+    Raises:
+        Stopped: runs are left, and the same command goes on.
+        EnvironmentFailure, Diverged: runs came to nothing.
+    """
+    import sys
+
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from hpcfed.errors import Stopped
+    from hpcfed.io.console import Console
+    from hpcfed.whatif.values import contributed, table, write_contributions
+
+    if stopped:
+        raise Stopped(f"{coalitions.plan.folder} stopped", remedy="the same command goes on from there")
+    found = contributed(coalitions)
+    page = write_contributions(found)
+    head, rows = table(found)
+    shown = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in head:
+        shown.add_column(Text(name))
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(shown)
+    click.echo("\n".join([*found.notes, str(page)]))
