@@ -199,7 +199,7 @@ def _few(values: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text as it is shown in a cell of a table, whatever Markdown and HTML it has."""
+    """Return text as it is shown in a cell of a table, its Markdown and HTML escaped."""
     shown = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{one}" if one in "\\`*_[]|#" else one for one in shown)
 

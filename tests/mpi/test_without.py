@@ -1,4 +1,4 @@
-"""Runs without a client: the bits of a run in which it never took part, whatever they began from."""
+"""Runs without a client: the bits of a run in which it never took part, from any round that they begin at."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def hosts(count: int) -> Iterator[Hosts]:
 
 
 _WORLD = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", "sleep infinity & wait")
-"""Holds the hosts' process namespace: when it ends, for whatever reason, so does every process in it."""
+"""Holds the hosts' process namespace: when it ends, so does every process in it."""
 _HOST = ("unshare", "--net", "--uts", "--ipc", "--mount", "sleep", "infinity")
 
 

@@ -1,4 +1,4 @@
-"""Runs between hosts: the bits of one host, whatever the network's rate and delay and whoever starts the ranks."""
+"""Runs between hosts: the bits of one host, at any rate and delay of the network and under any launcher."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_an_outlier_among_the_tests_changes_no_statistic(tmp_path, scale):
 
 
 def test_a_site_left_out_is_the_common_test_set(tmp_path):
-    """Scaled by the others' training samples, whatever its own values are."""
+    """Scaled by the others' training samples, not by its own."""
     samples, split, files = written(tmp_path, write_sites(tmp_path / "sites.h5"), "client", "leave-one-site-out", 1)
     others = samples.dataset.x[samples.owner != 1].astype(np.float64)
     for path, count in ((files.sites, 2), (files.pooled, 1)):
