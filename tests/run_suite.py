@@ -34,8 +34,8 @@ OF_A_LAUNCHER = (
 """Of those, what starts jobs by that MPI's launcher."""
 ONE_MORE = ("-m", "not soak and not one_mpi")
 """On a second MPI: the tests whose result may differ from the first's."""
-STARTING = ("tests/cli",), ("tests/faults", "tests/harness")
-"""Folders whose tests start processes, and mostly wait for them; a launch for each group."""
+APART = ("tests/contract", "tests/data", "tests/numerics"), ("tests/cli",), ("tests/faults", "tests/harness")
+"""Folders that have a launch of their own on one rank, by group; the others are in one more."""
 SIDE_BY_SIDE = 3
 """Launches of one rank that run at the same time, one of them mostly waiting."""
 
@@ -120,9 +120,9 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
         if ranks > 1 or options.paths:
             yield (whole,)
         else:
-            rest = (*whole.arguments, *(f"--ignore={path}" for group in STARTING for path in group))
-            starting = (Launch(sys.executable, 1, group) for group in STARTING)
-            yield Launch(sys.executable, 1, rest), *starting, *second
+            rest = (*whole.arguments, *(f"--ignore={path}" for group in APART for path in group))
+            apart = (Launch(sys.executable, 1, group) for group in APART)
+            yield Launch(sys.executable, 1, rest), *apart, *second
     if options.openmpi and not options.paths:
         yield (Launch(options.openmpi, 3, (*ONE_MORE, *of_the_mpi)),)
 

@@ -74,8 +74,9 @@ def files(folder: Path) -> set[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path from there."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file below a folder but its lock, by its path from there."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def test_the_run_ends_well(finished):
