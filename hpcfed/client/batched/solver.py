@@ -31,8 +31,8 @@ STACK_BYTES = 4 << 20
 MOST = 256
 """Clients trained together at most."""
 TRIED, STEPS = 63, 3
-"""Samples in a minibatch of the group that is tried out, at most, and steps. Both are odd: a client's samples then begin
-at every place of a vector register, which even numbers hide where the number of features is odd."""
+"""Samples in a minibatch of the group that is tried out, at most, and steps. Both are odd: a client's samples then
+begin at every place of a vector register, which even numbers hide where the number of features is odd."""
 _GROUP_INVARIANT: dict[Hashable, bool] = {}
 """Whether a client's result is independent of its group, as tried in this process."""
 GATHERED_BYTES = 1 << 24
