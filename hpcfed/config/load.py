@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from hpcfed.config.hints import KEY, for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
@@ -21,6 +23,7 @@ from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 """A variable in the syntax of `os.path.expandvars`."""
+BREAK = re.compile("[\x85\u2028\u2029]")
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
 
 
@@ -92,9 +95,20 @@ def dump_yaml(content: Mapping[str, Any]) -> str:
     """Return plain data as YAML text, keys in their order."""
     stream = io.StringIO()
     yaml = YAML()
+    yaml.Representer = _QuotedBreaks
     yaml.width = 120
     yaml.dump(dict(content), stream)
     return stream.getvalue()
+
+
+class _QuotedBreaks(RoundTripRepresenter):
+    """The library's writer, with Unicode's line breaks as escapes: as they are, a reader folds NEL to a space."""
+
+    def represent_text(self, text: str) -> ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if BREAK.search(text) else None)
+
+
+_QuotedBreaks.add_representer(str, _QuotedBreaks.represent_text)
 
 
 def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> Any:

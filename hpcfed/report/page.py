@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from ruamel.yaml import YAML
 
+from hpcfed.config.load import dump_yaml
 from hpcfed.errors import visible
 from hpcfed.report.group import Group, flatten
 from hpcfed.report.style import DARK, DASHES, LIGHT
@@ -76,7 +75,7 @@ def render_page(
             has_files=has_files,
             data=_data(groups),
             environment=_shared([run.environment for group in groups for run in group.runs]),
-            recipes=[(group, _yaml(group.recipe)) for group in groups],
+            recipes=[(group, dump_yaml(group.recipe)) for group in groups],
         )
     )
     return visible(page)
@@ -156,9 +155,3 @@ def _shared(mappings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the dotted keys that have the same value in all mappings."""
     flat = [flatten(mapping) for mapping in mappings]
     return {key: value for key, value in flat[0].items() if all(entry.get(key) == value for entry in flat)}
-
-
-def _yaml(recipe: Mapping[str, Any]) -> str:
-    buffer = io.StringIO()
-    YAML().dump(dict(recipe), buffer)  # the round-trip writer keeps the order of the keys
-    return buffer.getvalue()

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfed
-from hpcfed.config.load import load_recipe
+from hpcfed.config.load import dump_yaml, load_recipe
+from hpcfed.io.text import parse_yaml
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
@@ -275,6 +276,12 @@ def test_short_forms_are_the_sections_that_they_stand_for(prepared):
     recipes = [load_recipe(prepared / "recipe.yaml", given) for given in (short, [*long, "loss.factory=outputs:seven"])]
     assert recipes[0] == recipes[1]
     assert load_recipe(prepared / "recipe.yaml", ["cohort=0.5"]).cohort.fraction == 0.5
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("text", ["next\x85line", "\u2028", "'\x85'", "a\nb", "\ufeff", "1", "x" * 130 + "\x85 y"])
+def test_what_is_written_as_yaml_is_read_as_it_was(text):
+    assert parse_yaml(dump_yaml({"name": text})) == {"name": text}
 
 
 @pytest.mark.one_mpi
