@@ -35,6 +35,7 @@ class Dataset:
         fill: statistic of the training rows that replaces NaN in x, ``mean`` or ``median``, in `categories` the most
             frequent level; "" for no NaN.
         statistics: means and deviations (N, C) by which each client's x has been scaled; None if unscaled.
+        emptied: clients that have no sample because all their rows were dropped for a missing value.
         remarks: lines for the user, such as the verdict on checksums.
     """
 
@@ -57,7 +58,15 @@ class Dataset:
     categories: tuple[tuple[int, int], ...] = ()
     fill: str = ""
     statistics: tuple[np.ndarray, np.ndarray] | None = None
+    emptied: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+
+    def without_samples(self) -> list[str]:
+        """Return the names of the source's clients that have no sample."""
+        if self.owner is None or self.clients is None:
+            return []
+        sizes = np.bincount(self.owner, minlength=len(self.clients))
+        return [name for name, size in zip(self.clients, sizes.tolist(), strict=True) if not size]
 
 
 def sha256(*arrays: np.ndarray) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from data_prep.dataset import Dataset
 from data_prep.split import Split
-from data_prep.tables.missing import fill
+from data_prep.tables.missing import fill, refuse_emptied
 from data_prep.tables.standardize import standardize
 
 
@@ -17,6 +17,7 @@ def finish(dataset: Dataset, done: Split, scale: str) -> Dataset:
         scale: ``client``, ``pooled`` or ``none``.
 
     Raises:
-        InputError: as `fill` and `standardize`.
+        InputError: as `refuse_emptied`, `fill` and `standardize`.
     """
+    refuse_emptied(dataset, done.clients)
     return standardize(fill(dataset, done.training), done, scale)

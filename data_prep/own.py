@@ -117,6 +117,8 @@ def gather(
     x, y = samples.finish()
     if not len(x):
         raise InputError(f"{name}: no client has a sample", remedy="give at least one")
+    sizes = np.bincount(owner, minlength=len(names))
+    empty = (one for one, size in zip(names, sizes.tolist(), strict=True) if not size)
     test_x = test_y = test_owner = None
     largest = samples.largest
     if test is not None:
@@ -153,6 +155,7 @@ def gather(
         test_owner=test_owner,
         clients=names,
         vocabulary=vocabulary,
+        emptied=tuple(one for one in empty if samples.dropped[f"client {one!r}"]),
         remarks=remarks,
         fill=missing if absent == "keep" and x.dtype.kind == "f" else "",
     )

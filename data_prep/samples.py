@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -38,6 +39,7 @@ class Samples:
         self._x: Spool | None = None
         self._y: Spool | None = None
         self.count, self.largest = 0, -1
+        self.dropped: Counter[str] = Counter()
         if like is not None and like._x is not None and like._y is not None:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
@@ -48,7 +50,7 @@ class Samples:
             if len(x) != len(y):
                 raise InputError(f"{name}: x and y differ in length", got=f"{len(x)} and {len(y)}")
             first, start = start, start + len(x)
-            x, y = self._present(x, y)
+            x, y = self._present(name, x, y)
             if not len(x):
                 continue
             x, y = self._features(name, x, first), self._targets(name, y, first)
@@ -65,12 +67,13 @@ class Samples:
             return np.empty((0,)), np.empty((0,), np.int64)
         return self._x.finish(), self._y.finish()
 
-    def _present(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _present(self, name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples, without those to be dropped for a NaN in x or y."""
         if self._missing != "drop":
             return x, y
         parts = [part.reshape(len(part), -1) for part in (x, y) if part.dtype.kind == "f" and len(part)]
         absent = np.any([np.isnan(part).any(axis=1) for part in parts], axis=0) if parts else np.zeros(len(x), bool)
+        self.dropped[name] += int(absent.sum())
         return (x[~absent], y[~absent]) if absent.any() else (x, y)
 
     def _features(self, name: str, x: np.ndarray, first: int) -> np.ndarray:

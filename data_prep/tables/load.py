@@ -86,6 +86,7 @@ def load(
         indicators=() if plan.image else plan.indicators,
         categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
+        emptied=tuple(one for one in dataset.without_samples() if plan.dropped[one]),
         remarks=(*plan.remarks(paths, plan.clients or clients), *plan.dropped_rows()),
     )
 

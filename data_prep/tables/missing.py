@@ -68,6 +68,18 @@ def listed(counted: dict[str, int]) -> str:
     return ", ".join(words) + (f" and {len(counted) - FEW} more" if len(counted) > FEW else "")
 
 
+def refuse_emptied(dataset: Dataset, clients: Sequence[str] | None) -> None:
+    """Refuse a client whose rows were all dropped, unless it is not among the federation's `clients`.
+
+    Raises:
+        InputError: naming the client.
+    """
+    for name in dataset.emptied:
+        if name in (clients or ()):
+            remedy = "leave it out by --min-samples 1, or fill by --missing mean or median"
+            raise InputError(f"client {name!r}: every row lacks a value", got="no row to train on", remedy=remedy)
+
+
 def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     """Return the data set with NaN in x (n, p) replaced by the mean or median of the feature's training rows.
 

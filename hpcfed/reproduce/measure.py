@@ -86,7 +86,7 @@ def criterion_of(experiment: Experiment) -> Criterion:
     column = experiment.measure.column
     known = {one.column: one for one in CRITERIA}
     title = column.replace("train_", "training ").replace("_", " ")
-    return known.get(column, Criterion(column, title, higher_is_better=column.endswith("accuracy")))
+    return known.get(column, Criterion(column, title, higher_is_better=column.endswith(("accuracy", "concordance"))))
 
 
 def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], target: float | Goal) -> Reached:

@@ -1,4 +1,4 @@
-"""Final models on every site's test set and on all of them, beside the published means (``measure.kind: sites``).
+"""Final models on every site's test set and on all of them, beside published means (``measure.kind: sites``).
 
 An experiment has a case ``sites``, whose clients have test sets, and a case ``pooled``, whose common test set is that
 of all sites, scaled as its training data are. Every model is measured on all of these.
@@ -20,11 +20,11 @@ from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.loaded import load
 from hpcfed.models.losses import ACCURACY
 from hpcfed.report.group import ABSENT
-from hpcfed.report.measure import Spread, spread
+from hpcfed.report.measure import Spread
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.measure import Measured
+from hpcfed.reproduce.measure import Measured, over_seeds
 
 SITES, POOLED = "sites", "pooled"
 FAR = 2.0
@@ -51,8 +51,8 @@ def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: 
     percent = experiment.measure.column.endswith("accuracy")
     rows = []
     for one in measured:
-        values = [tests.measure(load(run.folder).module) for run in one.runs.values() if _is_trained(run.status)]
-        ours = [spread(column) for column in zip(*values, strict=True)] or [None] * len(tests.sets)
+        values = [tests.measure(load(run.folder).evaluated) for run in one.runs.values() if _is_trained(run.status)]
+        ours = [over_seeds(experiment, column) for column in zip(*values, strict=True)] or [None] * len(tests.sets)
         theirs = [_parsed(text) for text in experiment.cases[one.setting.case].paper.get(one.setting.method, [])]
         theirs += [None] * (len(ours) - len(theirs))
         sizes = [len(y) for _, y in tests.sets.values()]
@@ -61,10 +61,13 @@ def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: 
         if any(theirs):
             rows.append(("published", *(_text(value, percent) for value in theirs)))
     unit = "Accuracy in %" if percent else experiment.measure.column.removeprefix("test_").capitalize()
-    words = (
-        f"{unit} of the last model, ± one standard deviation over seeds (n − 1). {MARK}: the means differ by more "
-        f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
-    )
+    if experiment.measure.intervals:
+        words = f"{unit} of the last evaluated model, ± half the 95 % confidence interval of the mean over seeds."
+    else:
+        words = (
+            f"{unit} of the last model, ± one standard deviation over seeds (n − 1). {MARK}: the means differ by more "
+            f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
+        )
     head = ("Method", *(f"{name} ({len(y)})" for name, (_, y) in tests.sets.items()))
     return Table(experiment.title, head, tuple(rows), " ".join(filter(None, [words, experiment.note])))
 

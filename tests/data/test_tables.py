@@ -144,9 +144,8 @@ def test_six_sites_each_with_a_table_in_its_own_way(
     assert "name the column of its clients by --client, or deal its rows to clients by --partition" in prepare(
         "all.csv", 2
     )
-    said = prepare("all.csv --client site --missing drop")
+    said = prepare("all.csv --client site --missing drop --min-samples 1")
     assert "dropped 3 rows: cork 1, davos 2" in said
-    assert "without a sample to train on: davos" in said
     refused = prepare("all.csv --partition natural --missing drop --exclude site", 2)
     assert "all does not come split; choose another --partition" in refused
     said = prepare("all.csv --partition iid --clients 2 --exclude site --missing median --standardize none")
@@ -155,8 +154,14 @@ def test_six_sites_each_with_a_table_in_its_own_way(
 
 def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> None:
     write(sites / "test.csv", SITES["amsterdam"])
-    assert "test     3 samples for all clients" in (said := prepare("sites --missing drop"))
-    assert "missing values: bp 1, sex 1, outcome 1 in 11 training rows; none in 3 test rows\n" in said
+    assert "test     3 samples for all clients" in (said := prepare("sites --missing median"))
+    assert "missing values: bp 1, sex 1, outcome 1 in 11 training rows; none in 3 test rows; numbers" in said
+    said = prepare("sites --missing drop", 2)
+    assert (
+        "hpcfed: client 'davos': every row lacks a value: got no row to train on; leave it out by --min-samples 1"
+        in said
+    )
+    write(sites / "davos.csv", [])
     said = prepare("sites --missing drop --test-fraction 0.5")
     for part in (
         "3 in its test set\n",
@@ -385,5 +390,8 @@ def test_from_python_missing_and_scaled(tmp_path: Path) -> None:
     with Federation.open(tmp_path / "f.h5") as federation:
         assert federation.sizes.tolist() == [2, 2]
         assert np.array_equal(federation.train()[0], [[-1, -1], [1, 1]] * 2)
+    clients["b"] = (np.full((2, 2), np.nan), np.array([0, 1]))
+    with pytest.raises(InputError, match="client 'b': every row lacks a value"):
+        hpcfed.write_federation(tmp_path / "g.h5", clients, missing="drop")
     with pytest.raises(InputError, match="client 'a': x: sample 1, entry 0: expected finite numbers, got NaN"):
         hpcfed.write_federation(tmp_path / "g.h5", clients)
