@@ -60,7 +60,7 @@ def test_every_source_takes_its_options(name, scale):
     for case in at(name, scale).cases.values():
         source, scheme = SOURCES[case.data.source], case.data.partition
         assert source.takes("raw") == bool(case.data.raw), case.title
-        known = {"min_samples"}
+        known = {"min_samples", "test_fraction"}
         if scheme == NATURAL:
             known |= {"crop", "test_crop", "deal"}
         elif scheme is not None:

@@ -15,7 +15,7 @@ from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.coefficients import coefficients, constants
 from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
-from hpcfed.reproduce.measure import Measured
+from hpcfed.reproduce.measure import Measured, best_of
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
@@ -39,6 +39,19 @@ def measured(folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) 
         setting = Setting("tuned", method, point, 500, tuple(folders))
         found.append(Measured(setting, method, {seed: read_run(path) for seed, path in enumerate(folders)}))
     return found
+
+
+def test_the_best_of_a_grid_has_the_largest_concordance(tmp_path):
+    """And the smallest loss: whether larger is better depends on the column."""
+    grid = []
+    for k, (concordance, loss) in enumerate([(0.6, 0.3), (0.8, 0.2), (0.7, 0.1)]):
+        rows = make_rows(1, "fedavg", 0)
+        rows[0] |= {"test_concordance": concordance, "test_loss": loss}
+        folder = write_run(tmp_path / f"run-{k}", seed=0, rows=rows)
+        (point,) = points([])
+        grid.append(Measured(Setting("training", "fedavg", point, 1, (folder,)), str(k), {0: read_run(folder)}))
+    for name, best in (("flamby-tcga-tuning", ["1", "2", "0"]), ("flamby-heart-tuning", ["2", "1", "0"])):
+        assert [one.title for one in best_of(experiments()[name], grid)] == best
 
 
 @pytest.mark.parametrize(
