@@ -45,7 +45,7 @@ ONLY = {
     "config": {"errors", "io", "registry", "user_code"},
     "reduce": {"errors", "types", "ranks"},
     "algorithms": {"types", "config", "errors", "registry", "user_code"},
-    "report": {"algorithms", "errors", "io", "run_folder", "version"},
+    "report": {"algorithms", "config", "errors", "io", "run_folder", "version"},
     "watch": {"errors", "io", "report", "run_folder"},
 }
 """Where the design allows less than the levels do."""
