@@ -34,6 +34,9 @@ class Dataset:
         categories: first feature of each one-hot column, and the one after its last.
         fill: statistic of the training rows that replaces NaN in x, ``mean`` or ``median``, in `categories` the most
             frequent level; "" for no NaN.
+        filled, test_filled: (n, p) and (num_test, p) uint8, 1 for a cell of x that was missing and has been filled;
+            None without any.
+        group, test_group: (n,) and (num_test,) int64, the group of each sample, such as its patient; None without.
         statistics: means and deviations (N, C) by which each client's x has been scaled; None if unscaled.
         emptied: clients that have no sample because all their rows were dropped for a missing value.
         remarks: lines for the user, such as the verdict on checksums.
@@ -57,6 +60,10 @@ class Dataset:
     indicators: tuple[int, ...] = ()
     categories: tuple[tuple[int, int], ...] = ()
     fill: str = ""
+    filled: np.ndarray | None = None
+    test_filled: np.ndarray | None = None
+    group: np.ndarray | None = None
+    test_group: np.ndarray | None = None
     statistics: tuple[np.ndarray, np.ndarray] | None = None
     emptied: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import numpy as np
 
 from data_prep import partition
 from data_prep.dataset import Dataset
+from data_prep.groups import divide
 from data_prep.partition._sizes import enough
 from data_prep.streams import stream
 from hpcfed.errors import InputError, nearest
@@ -72,7 +73,7 @@ def split(
         done = _natural(dataset, num_clients, seed, left)
     else:
         done = _by_scheme(dataset, scheme, num_clients or NUM_CLIENTS, seed, left)
-    return done if test_fraction is None else _hold_out(done, test_fraction, seed)
+    return done if test_fraction is None else _hold_out(done, test_fraction, seed, dataset.group)
 
 
 def refuse(options: Mapping[str, Any], what: str) -> None:
@@ -202,10 +203,30 @@ def _check_sizes(owner: np.ndarray, num_clients: int, least: int) -> None:
         raise InputError("min-samples", expected=expected, got=str(sizes.min()), remedy="ask for fewer clients")
 
 
-def _hold_out(done: Split, fraction: float, seed: int) -> Split:
-    """Hold out ⌊fraction · n_k⌋ samples of each client k, drawn at random, for its own test set."""
+def _hold_out(done: Split, fraction: float, seed: int, group: np.ndarray | None) -> Split:
+    """Hold out ⌊fraction · n_k⌋ samples of each client k, drawn at random, for its own test set.
+
+    Groups are held out as a whole, or not at all: nearly as many samples.
+    """
     if not 0 < fraction < 1:
         raise InputError("test-fraction", expected="a number between 0 and 1", got=str(fraction))
+    held = _hold_out_samples(done, fraction, seed) if group is None else _hold_out_groups(done, fraction, seed, group)
+    record = {**done.partition, "test_fraction": fraction}
+    if done.partition["scheme"] == NATURAL:
+        record["seed"] = seed
+    return replace(done, partition=record, held=held, test_owner=None)
+
+
+def _hold_out_groups(done: Split, fraction: float, seed: int, group: np.ndarray) -> np.ndarray:
+    """Return the mask of the samples of groups that are held out, (n,)."""
+    held, owned = np.zeros(len(done.owner), bool), done.owner != NOBODY
+    rng = stream(seed, "test sets of clients")
+    held[owned] = divide(group[owned], done.owner[owned], (fraction, 1 - fraction), rng) == 0
+    return held
+
+
+def _hold_out_samples(done: Split, fraction: float, seed: int) -> np.ndarray:
+    """Return the mask of ⌊fraction · n_k⌋ samples of each client k, (n,)."""
     keys = stream(seed, "test sets of clients").random(len(done.owner))
     order = np.lexsort((keys, done.owner))
     sizes = np.bincount(done.owner - NOBODY, minlength=done.num_clients - NOBODY)
@@ -213,8 +234,4 @@ def _hold_out(done: Split, fraction: float, seed: int) -> Split:
     owner_of = done.owner[order] - NOBODY
     held = np.empty(len(order), bool)
     held[order] = np.arange(len(order)) - starts[owner_of] < np.floor(fraction * sizes)[owner_of]
-    held &= done.owner != NOBODY
-    record = {**done.partition, "test_fraction": fraction}
-    if done.partition["scheme"] == NATURAL:
-        record["seed"] = seed
-    return replace(done, partition=record, held=held, test_owner=None)
+    return held & (done.owner != NOBODY)

@@ -75,14 +75,17 @@ def write(
         train["client"] = _names(num_clients, clients)
         if dataset.statistics is not None:
             train["mean"], train["std"] = dataset.statistics
+        _copy_beside(train, dataset.filled, dataset.group, rows)
         _copy(train, "row", np.arange(len(dataset.x)) if dataset.rows is None else dataset.rows, rows)
         if held is not None:
             own = np.where(held, owner, -1)
-            _write_test(file, dataset.x, dataset.y, *_by_client(own, num_clients, dataset.rows))
+            tested, ends = _by_client(own, num_clients, dataset.rows)
+            _copy_beside(_write_test(file, dataset.x, dataset.y, tested, ends), dataset.filled, dataset.group, tested)
         elif dataset.test_x is not None and dataset.test_y is not None:
             everything = np.arange(len(dataset.test_x)), None
             order = everything if test_owner is None else _by_client(test_owner, num_clients)
-            _write_test(file, dataset.test_x, dataset.test_y, *order)
+            test = _write_test(file, dataset.test_x, dataset.test_y, *order)
+            _copy_beside(test, dataset.test_filled, dataset.test_group, order[0])
         file.attrs.update(_attributes(dataset, name or dataset.name, partition))
         content = file.attrs["content"] = content_hash(file)
     return content
@@ -117,12 +120,23 @@ def _by_client(
     return rows, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _write_test(file: h5py.File, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray | None) -> None:
+def _write_test(
+    file: h5py.File, x: np.ndarray, y: np.ndarray, rows: np.ndarray, offsets: np.ndarray | None
+) -> h5py.Group:
     test = _group(file, "test")
     _copy(test, "x", x, rows)
     _copy(test, "y", y, rows)
     if offsets is not None:
         test["offsets"] = offsets
+    return test
+
+
+def _copy_beside(part: h5py.Group, filled: np.ndarray | None, group: np.ndarray | None, rows: np.ndarray) -> None:
+    """Write which cells of x were filled, and the samples' groups, where there are any."""
+    if filled is not None:
+        _copy(part, "filled", filled, rows)
+    if group is not None:
+        _copy(part, "group", group, rows)
 
 
 def _attributes(dataset: Dataset, name: str, partition: Mapping[str, Any]) -> dict[str, Any]:

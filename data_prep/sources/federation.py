@@ -53,6 +53,10 @@ def load(raw: Path) -> Dataset:
             rows=_rows(raw),
             vocabulary=federation.vocabulary,
             features=features,
+            filled=federation.filled("train"),
+            test_filled=federation.filled("test"),
+            group=federation.groups("train"),
+            test_group=federation.groups("test"),
             indicators=tuple(k for k, name in enumerate(features or ()) if name in hot),
             remarks=(SCALED,) if scaled else (),
         )

@@ -47,6 +47,7 @@ def load(
     task: str = "classification",
     target: str | None = None,
     client_column: str | None = None,
+    group: str | None = None,
     categorical: str | None = None,
     exclude: str | None = None,
     missing: str = "refuse",
@@ -59,6 +60,7 @@ def load(
         task: one of `hpcfed.data.federation.TASKS`.
         target: columns of y in tables, comma-separated; default: the one with an obvious name.
         client_column: column that names the client, in one table of all clients.
+        group: column that names the group of a row, such as its patient; test sets split no group.
         categorical: columns of tables that become one-hot although they hold numbers, comma-separated.
         exclude: columns of tables that are left out, comma-separated.
         missing: treatment of missing values: ``refuse``, ``drop``, ``mean`` or ``median``.
@@ -69,7 +71,9 @@ def load(
         EnvironmentFailure: the machine fails to read one.
     """
     raw = Path(raw)
-    dataset = _load(raw, task, target, client_column, categorical, exclude, missing, partition)
+    dataset = _load(
+        raw, Asked(task, target, client_column, group, _listed(categorical), _listed(exclude), missing), partition
+    )
     if flaw := _constant(dataset):
         raise InputError(flaw, where=str(raw), remedy="name another --target")
     return dataset
@@ -86,23 +90,13 @@ def _constant(dataset: Dataset) -> str:
     return ""
 
 
-def _load(
-    raw: Path,
-    task: str,
-    target: str | None,
-    client_column: str | None,
-    categorical: str | None,
-    exclude: str | None,
-    missing: str,
-    partition: str | None,
-) -> Dataset:
-    asked = Asked(task, target, client_column, _listed(categorical), _listed(exclude), missing)
+def _load(raw: Path, asked: Asked, partition: str | None) -> Dataset:
     with reading(raw):
         if raw.is_file():
             return _table(raw, asked, partition)
         if not raw.is_dir():
             raise InputError("no such file or folder", where=str(raw), remedy="name your data by --raw")
-        if client_column is not None:
+        if asked.client is not None:
             raise InputError("--client has no effect with a folder", where=str(raw), remedy="leave it out")
         clients, common, own = _found(raw, partition)
         pool = list(clients.values()) == [[raw]]
@@ -111,12 +105,17 @@ def _load(
         name = raw.resolve().name
         if ending in TABLES:
             return own_tables.load(name, clients, common, own, asked, _source(everything, raw))
-        options = {"--target": target, "--categorical": categorical, "--exclude": exclude}
-        useless = [option for option, value in options.items() if value is not None]
+        options = {
+            "--target": asked.target,
+            "--group": asked.group,
+            "--categorical": asked.categorical,
+            "--exclude": asked.excluded,
+        }
+        useless = [option for option, value in options.items() if value]
         if useless:
             what = f"{', '.join(useless)} has no effect with files that are no tables"
             raise InputError(what, where=str(raw), remedy="leave it out")
-        read, classes, source, remarks = _reader(ending, everything, raw, task)
+        read, classes, source, remarks = _reader(ending, everything, raw, asked.task)
         test: Any = read(common[0]) if common else None
         if own:
             test = {client: read(files[0]) for client, files in own.items()}
@@ -124,10 +123,10 @@ def _load(
             name,
             ((client, read(files[0])) for client, files in clients.items()),
             test=test,
-            task=task,
+            task=asked.task,
             num_classes=None if classes is None else classes.count,
             source=source,
-            missing=missing,
+            missing=asked.missing,
             remarks=remarks,
         )
         if hint := _channels_last(dataset.x.shape):

@@ -23,6 +23,7 @@ class Asked:
         task: one of `hpcfed.data.federation.TASKS`.
         target: names of y's columns, comma-separated; None for the obvious one.
         client: column that names the client; None if each file is one client.
+        group: column that names the sample's group, such as its patient; None without.
         categorical: columns that become one-hot although they hold numbers.
         excluded: columns that are left out.
         missing: treatment of missing values, one of `missing.WAYS`.
@@ -31,6 +32,7 @@ class Asked:
     task: str = "classification"
     target: str | None = None
     client: str | None = None
+    group: str | None = None
     categorical: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     missing: str = "refuse"
@@ -42,6 +44,7 @@ class Roles:
 
     targets: tuple[str, ...]
     client: str | None
+    group: str | None
     features: tuple[str, ...]
 
 
@@ -57,6 +60,7 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
     named = {
         "--target": targets,
         "--client": () if asked.client is None else (asked.client,),
+        "--group": () if asked.group is None else (asked.group,),
         "--exclude": asked.excluded,
     }
     taken: dict[str, str] = {}
@@ -70,7 +74,7 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
     features = tuple(name for name in names if taken.get(name, "--categorical") == "--categorical")
     if not features:
         raise InputError("no column is left for x", where=str(first), got=", ".join(names)[:80])
-    return Roles(targets, asked.client, features)
+    return Roles(targets, asked.client, asked.group, features)
 
 
 def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:
@@ -82,7 +86,9 @@ def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:
             remedy = "name one, or choose --task multi-label, regression or survival"
             raise InputError("--target", expected="one column of labels", got=asked.target[:80], remedy=remedy)
         return targets
-    obvious = [name for name in names if name.lower() in OBVIOUS and name not in (asked.client, *asked.excluded)]
+    obvious = [
+        name for name in names if name.lower() in OBVIOUS and name not in (asked.client, asked.group, *asked.excluded)
+    ]
     if len(obvious) == 1:
         return (obvious[0],)
     remedy = f"name it by --target; columns: {', '.join(names)[:200]}"

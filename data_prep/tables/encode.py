@@ -14,6 +14,11 @@ from data_prep.tables.survey import Feature
 from hpcfed.errors import InputError
 
 
+def groups(plan: TablePlan, block: Block, kept: np.ndarray) -> np.ndarray | None:
+    """Return the groups of some rows of a block, (m,) int64; None if no column names them."""
+    return None if plan.asked.group is None else _codes(plan.asked.group, block, plan.groups)[kept]
+
+
 def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return x (m, p) float32 or images, y (m,) or (m, targets), and the numbers of the rows kept, (m,).
 
@@ -22,8 +27,9 @@ def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.n
     """
     y = _targets(plan, block)
     keep = ~(np.isnan(y) if y.ndim == 1 else np.isnan(y).any(axis=1))
-    if plan.asked.client is not None:
-        keep &= np.asarray(block.columns[plan.asked.client].is_valid())
+    for name in (plan.asked.client, plan.asked.group):
+        if name is not None:
+            keep &= np.asarray(block.columns[name].is_valid())
     if plan.image:
         keep &= np.asarray(block.columns[plan.features[0].column].is_valid())
         kept = np.flatnonzero(keep)

@@ -5,7 +5,7 @@ Neither pass holds more than a block of rows, so tables may be larger than memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from data_prep.own import gather
 from data_prep.samples import Blocks
 from data_prep.tables import cells, missing
 from data_prep.tables.columns import Asked
-from data_prep.tables.encode import samples
+from data_prep.tables.encode import groups, samples
 from data_prep.tables.plan import Files, TablePlan
 from data_prep.tables.plan import plan as plan_of
 from data_prep.tables.read import Block, blocks
@@ -54,20 +54,22 @@ def load(
     paths = [*train, *tests]
     plan = plan_of(paths, asked, tests)
     rows: list[np.ndarray] = []
+    of_rows: list[np.ndarray] = []
+    of_tests: list[np.ndarray] = []
 
     def pieces() -> Iterator[tuple[str, Any]]:
         if asked.client is not None:
             yield from ((client, Blocks([])) for client in sorted(plan.clients))
             for number, path in enumerate(train):
                 for block in blocks(path):
-                    yield from _by_client(plan, block, number, rows)
+                    yield from _by_client(plan, block, number, rows, of_rows)
             return
         for client, files in clients.items():
-            yield client, Blocks(_of(plan, client, files, rows, train))
+            yield client, Blocks(_of(plan, client, files, of_rows, rows, train))
 
-    test: Any = Blocks(_of(plan, "the test set", common)) if common else None
+    test: Any = Blocks(_of(plan, "the test set", common, of_tests)) if common else None
     if own:
-        test = {client: Blocks(_of(plan, f"test of {client}", files)) for client, files in own.items()}
+        test = {client: Blocks(_of(plan, f"test of {client}", files, of_tests)) for client, files in own.items()}
     dataset = gather(
         name,
         pieces(),
@@ -86,26 +88,41 @@ def load(
         indicators=() if plan.image else plan.indicators,
         categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
+        group=np.concatenate(of_rows) if of_rows else None,
+        test_group=np.concatenate(of_tests) if of_tests else None,
         emptied=tuple(one for one in dataset.without_samples() if plan.dropped[one]),
-        remarks=(*plan.remarks(paths, plan.clients or clients), *plan.dropped_rows()),
+        remarks=(
+            *plan.remarks(paths, plan.clients or clients),
+            *plan.dropped_rows(),
+            *_shared_groups(dataset.owner, of_rows, of_tests),
+        ),
     )
 
 
 def _of(
-    plan: TablePlan, part: str, files: Files, rows: list[np.ndarray] | None = None, train: Files = ()
+    plan: TablePlan,
+    part: str,
+    files: Files,
+    of_rows: list[np.ndarray],
+    rows: list[np.ndarray] | None = None,
+    train: Files = (),
 ) -> Iterator[Pair]:
-    """Yield the samples of some files, and append their row numbers to `rows`."""
+    """Yield the samples of some files; append their groups to `of_rows` and their row numbers to `rows`."""
     for path in files:
         for block in blocks(path):
             x, y, kept = samples(plan, block)
             plan.dropped[part] += len(block) - len(kept)
+            if (group := groups(plan, block, kept)) is not None:
+                of_rows.append(group)
             if rows is not None:
                 rows.append(np.column_stack([np.full(len(kept), train.index(path)), block.start + kept]))
             yield x, y
 
 
-def _by_client(plan: TablePlan, block: Block, number: int, rows: list[np.ndarray]) -> Iterator[tuple[str, Any]]:
-    """Yield the samples of a block, client by client."""
+def _by_client(
+    plan: TablePlan, block: Block, number: int, rows: list[np.ndarray], of_rows: list[np.ndarray]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the samples of a block, client by client; append as `_of`."""
     assert plan.asked.client is not None
     names, codes = cells.distinct(block.columns[plan.asked.client])
     x, y, kept = samples(plan, block)
@@ -115,7 +132,27 @@ def _by_client(plan: TablePlan, block: Block, number: int, rows: list[np.ndarray
     plan.dropped["no client"] += int((codes < 0).sum())
     order = np.argsort(codes[kept], kind="stable")
     ends = np.cumsum(left)
+    group = groups(plan, block, kept)
     for name, mine in zip(names, np.split(order, ends[:-1]), strict=True):
         if len(mine):
+            if group is not None:
+                of_rows.append(group[mine])
             rows.append(np.column_stack([np.full(len(mine), number), block.start + kept[mine]]))
             yield name, Blocks([(x[mine], y[mine])])
+
+
+def _shared_groups(
+    owner: np.ndarray | None, of_rows: Sequence[np.ndarray], of_tests: Sequence[np.ndarray]
+) -> Iterator[str]:
+    """Yield lines on the groups of training rows: their number, those of several clients, and those of test rows."""
+    if not of_rows:
+        return
+    group = np.concatenate(of_rows)
+    sizes = np.bincount(group)
+    yield f"{np.count_nonzero(sizes):,} groups, the largest of {sizes.max():,} rows"
+    if owner is not None:
+        pairs = np.unique(np.stack([group, owner], axis=1), axis=0)
+        if several := int((np.bincount(pairs[:, 0]) > 1).sum()):
+            yield f"{several:,} groups are of several clients; where each client numbers its own, make the names unique"
+    if of_tests and (both := len(np.intersect1d(group, np.concatenate(of_tests)))):
+        yield f"{both:,} groups are in training and in test rows"

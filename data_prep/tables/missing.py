@@ -31,7 +31,8 @@ def check_way(missing: str) -> None:
 
 def counts(found: Survey, roles: Roles, features: Sequence[str]) -> dict[str, int]:
     """Return column → number of missing cells, for the used columns that have any."""
-    used = dict.fromkeys((*features, *roles.targets, *([] if roles.client is None else [roles.client])))
+    names = [name for name in (roles.client, roles.group) if name is not None]
+    used = dict.fromkeys((*features, *roles.targets, *names))
     return {name: found.facts[name].missing for name in used if found.facts[name].missing}
 
 
@@ -105,18 +106,22 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
         name = str(k) if dataset.features is None else dataset.features[k]
         raise InputError(f"column {name!r} has no value in any training row", remedy="leave it out")
     used = np.zeros(len(values), bool)
-    x = _filled(dataset.x, values, used)
-    test_x = None if dataset.test_x is None else _filled(dataset.test_x, values, used)
+    x, filled = _filled(dataset.x, values, used)
+    test_x, test_filled = (None, None) if dataset.test_x is None else _filled(dataset.test_x, values, used)
     names = dataset.features or [str(k) for k in range(len(values))]
+    if not used.any():
+        return replace(dataset, fill="")
     levels = [names[k] for start, end in dataset.categories for k in range(start, end) if used[k] and values[k]]
     for start, end in dataset.categories:
         used[start:end] = False
-    filled = {names[k]: float(values[k]) for k in np.flatnonzero(used).tolist()}
-    record = {**({dataset.fill: filled} if filled else {}), **({"most frequent": levels} if levels else {})}
-    source = {**dataset.source, "filled": record} if record else dataset.source
+    numbers = {names[k]: float(values[k]) for k in np.flatnonzero(used).tolist()}
+    record = {**({dataset.fill: numbers} if numbers else {}), **({"most frequent": levels} if levels else {})}
+    source = {**dataset.source, "filled": record}
     remark = f"filled by the most frequent level of the training rows: {', '.join(levels)}"
     remarks = (*dataset.remarks, remark) if levels else dataset.remarks
-    return replace(dataset, x=x, test_x=test_x, fill="", source=source, remarks=remarks)
+    return replace(
+        dataset, x=x, test_x=test_x, filled=filled, test_filled=test_filled, fill="", source=source, remarks=remarks
+    )
 
 
 def _refuse_empty(dataset: Dataset) -> None:
@@ -146,12 +151,14 @@ def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:
     return typical
 
 
-def _filled(x: np.ndarray, values: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Return x with NaN replaced by `values` (p,), and mark in `used` (p,) those that were needed."""
-    spool = Spool(x.shape[1:], x.dtype)
+def _filled(x: np.ndarray, values: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return x with NaN replaced by `values` (p,), and where; mark in `used` (p,) those that were needed."""
+    spool, mask = Spool(x.shape[1:], x.dtype), Spool(x.shape[1:], np.uint8)
     block = rows_per_block(x.shape[1:], x.dtype)
     for start in range(0, len(x), block):
         part = x[start : start + block]
-        used |= np.isnan(part).any(axis=0)
-        spool.append(np.where(np.isnan(part), values, part).astype(x.dtype))
-    return spool.finish()
+        absent = np.isnan(part)
+        used |= absent.any(axis=0)
+        spool.append(np.where(absent, values, part).astype(x.dtype))
+        mask.append(absent)
+    return spool.finish(), mask.finish()

@@ -30,6 +30,7 @@ class TablePlan:
 
     Attributes:
         clients: texts of the cells that name clients; empty if files name them.
+        groups: text of a cell that names a group → its number; empty without groups.
         missing: column → number of missing cells.
         deep: whether images have more than 8 bits.
         dropped: client or test set → rows dropped so far.
@@ -41,6 +42,7 @@ class TablePlan:
     features: list[Feature]
     classes: labels.Classes | None
     clients: set[str]
+    groups: dict[str, int]
     missing: dict[str, int]
     deep: bool
     dropped: Counter[str] = field(default_factory=Counter)
@@ -76,6 +78,8 @@ class TablePlan:
         levels = {feature.column: list(feature.levels) for feature in self.features if feature.levels}
         if levels:
             said["categories"] = levels
+        if self.asked.group is not None:
+            said["group"] = self.asked.group
         if self.missing:
             said["missing"] = f"{self.asked.missing}: {missing.listed(self.missing)}"
         return said
@@ -121,7 +125,8 @@ class TablePlan:
         """Yield lines on how many rows each client lost."""
         lost = {name: count for name, count in self.dropped.items() if count}
         if lost:
-            why = "" if self.asked.missing == missing.DROP else " without a label or a client"
+            named = "a label or a client" if self.asked.group is None else "a label, a client or a group"
+            why = "" if self.asked.missing == missing.DROP else f" without {named}"
             yield f"dropped {sum(lost.values()):,} rows{why}: {missing.listed(lost)}"
 
 
@@ -144,17 +149,19 @@ def plan(paths: Files, asked: Asked, tests: Files = ()) -> TablePlan:
     else:
         for name in columns.targets:
             _check_numbers(name, found, paths[0])
-    clients = set() if asked.client is None else _client_names(asked.client, found, paths[0])
+    clients = set() if asked.client is None else _names("--client", asked.client, found, paths[0])
+    groups = [] if asked.group is None else sorted(_names("--group", asked.group, found, paths[0]))
+    numbers = {name: number for number, name in enumerate(groups)}
     image = found.facts[listed[0].column].image
     deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))
-    return TablePlan(asked, columns, found, listed, classes, clients, absent, deep)
+    return TablePlan(asked, columns, found, listed, classes, clients, numbers, absent, deep)
 
 
-def _client_names(name: str, found: Survey, where: Path) -> set[str]:
+def _names(option: str, name: str, found: Survey, where: Path) -> set[str]:
     facts = found.facts[name]
     if facts.strange or facts.image or not facts.levels:
         got = facts.strange or ("images" if facts.image else "none")
-        raise InputError(f"--client: column {name!r}", where=str(where), expected="names", got=got)
+        raise InputError(f"{option}: column {name!r}", where=str(where), expected="names", got=got)
     return facts.levels
 
 

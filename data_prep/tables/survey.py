@@ -84,7 +84,7 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[
     limits = {
         **dict.fromkeys(asked.categorical, MOST_CHOSEN),
         **dict.fromkeys(labels, MOST_CLASSES),
-        **({} if roles.client is None else {roles.client: 1 << 62}),
+        **{name: 1 << 62 for name in (roles.client, roles.group) if name is not None},
     }
     facts = {name: ColumnFacts() for name in (*roles.features, *roles.targets, *limits)}
     quantities = [name for name in (*roles.features, *roles.targets) if name not in limits]

@@ -28,7 +28,8 @@ from hpcfed.errors import InputError, cut, nearest
 # Options of sources; the others belong to partitions, except the number of clients, which belongs to both, and alpha,
 # which belongs to a source that takes one.
 OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
-              "first", "tiles", "task", "target", "client_column", "categorical", "exclude", "missing")  # fmt: skip
+              "first", "tiles", "task", "target", "client_column", "group", "categorical", "exclude",
+              "missing")  # fmt: skip
 NAMES = {"client_column": "client"}
 FEW = 8
 OWN = """\b
@@ -108,6 +109,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               "[default: the one named y, target, label, class or outcome].")  # fmt: skip
 @click.option("--client", "--client-column", "client_column", metavar="COLUMN",
               help="Column that names the client, in one own table of all clients.")  # fmt: skip
+@click.option("--group", metavar="COLUMN",
+              help="Column of own tables that names a row's patient or other group; test sets split none.")  # fmt: skip
 @click.option("--categorical", metavar="COLUMNS",
               help="Columns of own tables that are one-hot though they hold numbers; words always are.")  # fmt: skip
 @click.option("--exclude", metavar="COLUMNS", help="Columns of own tables to leave out, with commas between.")

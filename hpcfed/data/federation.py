@@ -5,7 +5,8 @@ samples and for a million clients of three, and every rank may do it on the same
 
     attributes  format version name task num_classes vocabulary partition source normalization content
     /train      x (n, ...)   y (n,) or (n, ...)   offsets (N+1,)   client (N,)   row (n,) or (n, 2)
-    /test       x, y, offsets, all optional
+                filled (n, p): 1 for a cell of x that was missing   group (n,): the sample's patient, …
+    /test       x, y, offsets, filled, group, all optional
 
 ``format``, ``version``, ``task``, ``num_classes`` (unless targets are numbers) and ``/train/{x, y, offsets}`` must be
 there.
@@ -34,7 +35,9 @@ VERSION = 1
 TASKS = ("classification", "multi-label", "regression", "survival", "next-token")
 OF_NUMBERS = ("regression", "survival")
 """Tasks without classes. A target of ``survival`` is (event, time): 1 for an event or 0 for censored; its time."""
-MEMBERS = tuple(f"{part}/{name}" for part in ("train", "test") for name in ("x", "y", "offsets", "client", "row"))
+MEMBERS = tuple(
+    f"{part}/{name}" for part in ("train", "test") for name in ("x", "y", "offsets", "client", "row", "filled", "group")
+)
 REMEDY = "write it with `hpcfed prepare`"
 
 EVENTS = "event 0 or 1, and a time of at least 0"
@@ -269,6 +272,35 @@ class Federation:
         ):
             return None
         return mean[:], std[:]
+
+    def filled(self, part: str) -> np.ndarray | None:
+        """Return 1 for each cell of x of ``train`` or ``test`` that was missing and filled, (n, p); None without any.
+
+        Raises:
+            InputError: they do not fit x.
+        """
+        return self._beside(part, "filled", self.feature_shape)
+
+    def groups(self, part: str) -> np.ndarray | None:
+        """Return the groups of the samples of ``train`` or ``test``, such as their patients, (n,) int64; None without.
+
+        Raises:
+            InputError: they do not fit x.
+        """
+        found = self._beside(part, "group", ())
+        return None if found is None else found.astype(np.int64)
+
+    def _beside(self, part: str, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Return integers that stand beside the samples of a part, (n, *shape); None if absent."""
+        dataset = self._member(f"{part}/{name}")
+        if dataset is None:
+            return None
+        wanted = (self.num_samples if part == "train" else self.num_test, *shape)
+        if dataset.dtype.kind not in "iu" or dataset.shape != wanted:
+            got = f"{dataset.dtype} {dataset.shape}"
+            raise self._wrong(f"/{part}/{name}", expected=f"integers of shape {wanted}", got=got)
+        self._refuse_unstored(dataset)
+        return dataset[:]
 
     def _read_features(self) -> list[str] | None:
         names = Attributes(self._file, self._wrong).json("features")

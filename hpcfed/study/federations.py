@@ -3,9 +3,9 @@
     split-0.sites.h5     the sites as clients, each with its own test samples
     split-0.pooled.h5    a client `all sites` with all training samples; the sites follow as clients that only test
 
-Where a site is left out, the others are the clients, and its samples are the common test set of both files. Rows of
-``/train/row`` number the samples as `SiteSamples` has them. Statistics for filling and scaling are those of training
-samples; both files have the same x.
+Where a site is left out, the others are the clients, and its samples are the common test set of both files. Samples of
+neither part are in neither file. Rows of ``/train/row`` number the samples as `SiteSamples` has them. Statistics for
+filling and scaling are those of training samples; both files have the same x.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def write_split(
         EnvironmentFailure: the disk is full or failed.
     """
     left_out = split.site is not None
-    dataset, owner, names = samples.dataset, samples.owner, samples.sites
-    if left_out:
-        dataset, owner, names = _without(samples, split)
+    dataset, owner, names = _clients(samples, split)
     held = None if left_out else split.tests
     partition = {"scheme": "study", **about}
     of_sites = Split(owner, len(names), partition, names, held=held)
@@ -69,19 +67,23 @@ def write_split(
     if left_out:
         of_all = Split(np.where(owner == NOBODY, NOBODY, 0), 1, partition, [POOL])
     else:
-        place = np.where(split.tests, 1 + owner, 0)
+        place = np.where(owner == NOBODY, NOBODY, np.where(split.tests, 1 + owner, 0))
         of_all = Split(place, 1 + len(names), partition, [POOL, *names], held=held)
     write(files.pooled, together, **vars(of_all), overwrite=True)
     return finished.remarks
 
 
-def _without(samples: SiteSamples, split: TrainTestSplit) -> tuple[Dataset, np.ndarray, list[str]]:
-    """Return the data set with one site's samples as common test set, the others' owners, and the others' names."""
-    others = [k for k in range(len(samples.sites)) if k != split.site]
+def _clients(samples: SiteSamples, split: TrainTestSplit) -> tuple[Dataset, np.ndarray, list[str]]:
+    """Return the data set, a left-out site as its common test set; the client of each sample; the clients' names."""
+    clients = split.trainers(samples.owner)
     number = np.full(len(samples.sites), NOBODY)
-    number[others] = np.arange(len(others))
-    dataset = samples.dataset
-    tests = np.flatnonzero(split.tests)
-    names = [samples.sites[k] for k in others]
-    tested = replace(dataset, test_x=dataset.x[tests], test_y=dataset.y[tests], owner=None, clients=None)
-    return tested, number[samples.owner], names
+    number[clients] = np.arange(len(clients))
+    owner = number[samples.owner]
+    if split.unused is not None:
+        owner[split.unused] = NOBODY
+    dataset = replace(samples.dataset, owner=None, clients=None)
+    if split.site is not None:
+        tests = np.flatnonzero(split.tests)
+        group = None if dataset.group is None else dataset.group[tests]
+        dataset = replace(dataset, test_x=dataset.x[tests], test_y=dataset.y[tests], test_group=group)
+    return dataset, owner, [samples.sites[k] for k in clients]

@@ -80,13 +80,15 @@ def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: b
 
 
 def _samples_csv(study: Study) -> str:
-    """Return a row a sample: its number in ``/train/row``, site, label, and the splits that test on it."""
+    """Return a row a sample: its number in ``/train/row``, site, label, any group, and the splits that test on it."""
     samples, text = study.samples, io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("sample", "site", "label", "tested"))
+    head = ("sample", "site", "label") if samples.group is None else ("sample", "site", "label", "group")
+    writer.writerow((*head, "tested"))
     tests = np.array([split.tests for split in study.splits.each])
     for number, site in enumerate(samples.owner.tolist()):
         label = "" if samples.label is None else samples.labels[samples.label[number]]
         tested = " ".join(map(str, np.flatnonzero(tests[:, number])))
-        writer.writerow((number, samples.sites[site], label, tested))
+        group = () if samples.group is None else (int(samples.group[number]),)
+        writer.writerow((number, samples.sites[site], label, *group, tested))
     return text.getvalue()

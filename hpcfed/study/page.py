@@ -181,6 +181,10 @@ def _how(study: Study) -> Iterator[str]:
         yield f"Each sample is tested on once; folds are drawn by site and label; {seed}."
     else:
         yield "Each site is tested on once, by models of all others."
+    if study.samples.group is not None:
+        yield f"Samples of one {study.samples.grouped_by} are never in both parts of a split."
+    if fill := study.samples.dataset.fill:
+        yield f"Missing cells are filled by the {fill} of the split's training samples, words by the most frequent."
     yield STANDARDIZED[str(asked.standardize)]
     yield (
         f"A federated run has {work.rounds:,} rounds of {work.steps:,} gradient steps at each of {work.sites} sites. "

@@ -92,7 +92,7 @@ class Study:
 
     def trainers(self, split: int) -> list[int]:
         """Return the sites that train in a split."""
-        return [k for k in range(len(self.samples.sites)) if k != self.splits.each[split].site]
+        return self.splits.each[split].trainers(self.samples.owner)
 
     def about(self) -> dict[str, Any]:
         """Return the settings that decide the splits' files."""
@@ -104,6 +104,8 @@ class Study:
             **({"test_fraction": asked.fraction} if kind == HOLDOUT else {}),
             **({"split_seed": asked.split_seed} if kind != SITE_OUT else {}),
             "standardize": asked.standardize,
+            **({"fill": self.samples.dataset.fill} if self.samples.dataset.fill else {}),
+            **({"grouped_by": self.samples.grouped_by} if self.samples.group is not None else {}),
         }
 
     def run_name(self, arm: Arm, split: int, seed: Seeds) -> str:
@@ -166,7 +168,7 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         asked = replace(asked, standardize=samples.scale)
     splits = make_splits(
         asked.kind, samples.owner, samples.label, asked.splits or 5, asked.fraction, asked.split_seed,
-        samples.sites, samples.labels,
+        samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
     training = ~splits.each[0].tests

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.spool import Spool
+from data_prep.tables.missing import MEAN, MEDIAN
 from data_prep.tables.standardize import CLIENT, NONE, POOLED
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Federation, Standardization
@@ -30,6 +32,8 @@ class SiteSamples:
         label: (n,) int64, the label of each sample; None for targets without one label each.
         labels: names of the labels.
         scale: the file's own standardization, ``client``, ``pooled`` or ``none``; each split computes it anew.
+        group: (n,) int64, the group of each sample, such as its patient; None without.
+        grouped_by: the name of the groups' column.
         remarks: lines for the user.
     """
 
@@ -39,6 +43,8 @@ class SiteSamples:
     labels: tuple[str, ...]
     scale: str
     remarks: tuple[str, ...]
+    group: np.ndarray | None = None
+    grouped_by: str = "group"
 
     @property
     def sites(self) -> list[str]:
@@ -55,6 +61,7 @@ class SiteSamples:
 def read_samples(path: Path) -> SiteSamples:
     """Read a federation file's samples into a temporary file.
 
+    Cells that were missing are NaN again; each split fills them anew.
     A standardization by training samples is undone: by site, if the file's x was scaled so, and of all sites, if the
     file has a constant for each feature of x (n, p). Other constants, such as those published for images, are kept.
 
@@ -75,13 +82,21 @@ def read_samples(path: Path) -> SiteSamples:
             owner = np.concatenate([owner, np.repeat(sites, np.diff(offsets))])
         elif federation.num_test:
             remarks.append(f"the common test set ({federation.num_test:,} samples) is no site's, and left out")
+        filled, group = (_of_all(read, offsets is not None) for read in (federation.filled, federation.groups))
+        if filled is None and federation.source.get("filled"):
+            remarks.append(
+                "filled cells are those of the file, from all its training rows: prepare it again to mark them"
+            )
         scale, normalization = _scale(federation)
         dtype = np.float32 if federation.x_dtype == np.float16 else federation.x_dtype
         x, y = Spool(federation.feature_shape, dtype), Spool(federation.target_shape, federation.y_dtype)
         for part, target, place in _blocks(federation, offsets is not None):
-            x.append(_unscaled(part, owner[place], federation) if scale == CLIENT else part)
+            values = _unscaled(part, owner[place], federation) if scale == CLIENT else part
+            x.append(values if filled is None else np.where(filled[place] != 0, np.nan, values))
             y.append(target)
-        source = {key: value for key, value in federation.source.items() if key != "standardized"}
+        anew = {"standardized"} if filled is None else {"standardized", "filled"}
+        source = {key: value for key, value in federation.source.items() if key not in anew}
+        categories = _categories(federation)
         dataset = Dataset(
             name=federation.name,
             task=federation.task,
@@ -93,10 +108,27 @@ def read_samples(path: Path) -> SiteSamples:
             owner=owner,
             clients=federation.client_names(),
             features=federation.features,
-            indicators=_indicators(federation),
+            indicators=tuple(k for start, stop in categories for k in range(start, stop)),
+            categories=categories,
+            fill="" if filled is None else _way(federation.source),
+            group=group,
         )
-        label = _labels(federation, dataset.y)
-        return SiteSamples(dataset, federation.content, label, tuple(class_names(federation)), scale, tuple(remarks))
+        label, labels = _labels(federation, dataset.y), tuple(class_names(federation))
+        by = str(federation.source.get("group", "group"))
+        return SiteSamples(dataset, federation.content, label, labels, scale, tuple(remarks), group, by)
+
+
+def _of_all(read: Callable[[str], np.ndarray | None], has_tests: bool) -> np.ndarray | None:
+    """Return what stands beside training samples, then beside test samples, (n, …); None if it does not."""
+    found = [read(part) for part in (("train", "test") if has_tests else ("train",))]
+    parts = [part for part in found if part is not None]
+    return np.concatenate(parts) if len(parts) == len(found) else None
+
+
+def _way(source: Mapping[str, Any]) -> str:
+    """Return the statistic by which the file's missing numbers were filled."""
+    filled = source.get("filled")
+    return MEDIAN if isinstance(filled, dict) and MEDIAN in filled else MEAN
 
 
 def _scale(federation: Federation) -> tuple[str, Standardization | None]:
@@ -130,12 +162,17 @@ def _unscaled(x: np.ndarray, owner: np.ndarray, federation: Federation) -> np.nd
     return x.astype(np.float64) * std + mean
 
 
-def _indicators(federation: Federation) -> tuple[int, ...]:
-    """Return the features that are one-hot columns of words, which are not scaled."""
-    categories = federation.source.get("categories")
+def _categories(federation: Federation) -> tuple[tuple[int, int], ...]:
+    """Return the first feature of each one-hot column of words, and the one after its last."""
+    categories, names = federation.source.get("categories"), list(federation.features or ())
     pairs = categories.items() if isinstance(categories, dict) else ()
-    hot = {f"{column}={level}" for column, levels in pairs if isinstance(levels, list) for level in levels}
-    return tuple(k for k, name in enumerate(federation.features or ()) if name in hot)
+    found = []
+    for column, levels in pairs:
+        hot = [f"{column}={level}" for level in levels] if isinstance(levels, list) else []
+        start = names.index(hot[0]) if hot and hot[0] in names else -1
+        if start >= 0 and names[start : start + len(hot)] == hot:
+            found.append((start, start + len(hot)))
+    return tuple(found)
 
 
 def _labels(federation: Federation, y: np.ndarray) -> np.ndarray | None:

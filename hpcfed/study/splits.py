@@ -1,16 +1,17 @@
 """Splits of sites' samples into training and test parts: repeated holdout, k folds, or one site left out at a time.
 
 Holdout and folds are drawn in each site and label by itself, the strata, from a random stream that depends on the seed
-and the site alone.
+and the site alone. Samples of a group, such as a patient's, stay together: groups are drawn for all sites at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from data_prep.groups import divide
 from data_prep.streams import stream
 from hpcfed.errors import InputError
 
@@ -26,15 +27,26 @@ class TrainTestSplit:
     Attributes:
         tests: (n,) bool, the test samples; all others are for training.
         site: the site that is left out, None if every site has both parts.
+        unused: (n,) bool, samples of neither part; None for none.
     """
 
     tests: np.ndarray
     site: int | None = None
+    unused: np.ndarray | None = None
+
+    @property
+    def training(self) -> np.ndarray:
+        """The training samples, (n,) bool."""
+        return ~self.tests if self.unused is None else ~(self.tests | self.unused)
 
     @property
     def ratio(self) -> float:
         """Test samples for each training sample."""
-        return float(self.tests.sum() / (~self.tests).sum())
+        return float(self.tests.sum() / self.training.sum())
+
+    def trainers(self, owner: np.ndarray) -> list[int]:
+        """Return the sites that train, from the site of each sample (n,)."""
+        return np.unique(owner[self.training]).tolist()
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ def make_splits(
     seed: int,
     sites: Sequence[str],
     labels: Sequence[str] = (),
+    group: np.ndarray | None = None,
 ) -> Splits:
     """Split n samples `count` times.
 
@@ -65,10 +78,13 @@ def make_splits(
         fraction: of a site's samples that a holdout tests on.
         seed: of the random choice.
         sites, labels: names, for the remarks.
+        group: (n,) int64, the group of each sample; None without groups.
 
     Raises:
-        InputError: a site has fewer samples than are needed.
+        InputError: a site has fewer samples or groups than are needed.
     """
+    if group is not None:
+        return _by_group(kind, site, label, group, count, fraction, seed, sites, labels)
     if kind == SITE_OUT:
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
     least = count if kind == FOLDS else LEAST
@@ -92,6 +108,74 @@ def make_splits(
             for number in range(count):
                 tests[number, rows] = holdout(strata, fraction, stream(seed, f"holdout {number} of site {k}"))
     return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(remarks))
+
+
+def _by_group(
+    kind: str,
+    site: np.ndarray,
+    label: np.ndarray | None,
+    group: np.ndarray,
+    count: int,
+    fraction: float,
+    seed: int,
+    sites: Sequence[str],
+    labels: Sequence[str],
+) -> Splits:
+    """Split samples of groups; arguments as `make_splits`."""
+    if kind == SITE_OUT:
+        _refuse_shared(site, group, sites)
+        return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
+    least = count if kind == FOLDS else LEAST
+    pairs = np.unique(np.stack([site, group], axis=1), axis=0)
+    numbers = np.bincount(pairs[:, 0], minlength=len(sites))
+    if numbers.min() < least:
+        k = int(numbers.argmin())
+        what = f"{kind} of {count} splits: site {sites[k]!r} has too few groups"
+        remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= LEAST else "leave the site out"
+        raise InputError(what, expected=f"at least {least}", got=str(numbers[k]), remedy=remedy)
+    stratum = site if label is None else site * (1 + int(label.max())) + label
+    if kind == FOLDS:
+        part = divide(group, stratum, (1 / count,) * count, stream(seed, "folds of groups"), ordered=True)
+        tests = part == np.arange(count)[:, None]
+    else:
+        shares = (fraction, 1 - fraction)
+        streams = (stream(seed, f"holdout {number} of groups") for number in range(count))
+        tests = np.array([divide(group, stratum, shares, rng) == 0 for rng in streams])
+    return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(_remarks(tests, site, label, sites, labels)))
+
+
+def _refuse_shared(site: np.ndarray, group: np.ndarray, sites: Sequence[str]) -> None:
+    """Refuse groups of several sites where a site is left out: models would train on the groups they are tested on."""
+    pairs = np.unique(np.stack([group, site], axis=1), axis=0)
+    again = np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0])
+    if len(again):
+        several, first = len(np.unique(pairs[again, 0])), int(again[0])
+        names = " and ".join(sites[k] for k in pairs[first : first + 2, 1].tolist())
+        remedy = "leave them out, or, where each site numbers its own, make the names unique in `prepare`"
+        what = f"{SITE_OUT}: {several:,} groups are of several sites"
+        raise InputError(what, got=f"one of {names}", remedy=remedy)
+
+
+def _remarks(
+    tests: np.ndarray, site: np.ndarray, label: np.ndarray | None, sites: Sequence[str], labels: Sequence[str]
+) -> Iterator[str]:
+    """Yield lines on the sites and labels that are not in both parts of all splits, and on the sites' shares."""
+    shares = []
+    for k, name in enumerate(sites):
+        own = tests[:, site == k]
+        shares += own.mean(axis=1).tolist()
+        if not (own.any(axis=1) & ~own.all(axis=1)).all():
+            raise InputError(
+                f"site {name!r} is in one part of a split alone", remedy="choose another --split-seed, or leave it out"
+            )
+        of_site = np.zeros(own.shape[1], np.int64) if label is None else label[site == k]
+        found = [(int(one), own[:, of_site == one]) for one in np.unique(of_site)]
+        lacking = [one for one, part in found if not (part.any(axis=1) & ~part.all(axis=1)).all()]
+        if lacking:
+            named = ", ".join(labels[one] if one < len(labels) else str(one) for one in lacking)
+            yield f"{name}: {named} in one part alone of some splits, for want of groups"
+    low, high = 100 * min(shares), 100 * max(shares)
+    yield f"no group is in both parts; {low:.0f} to {high:.0f} % of a site's samples are tested on"
 
 
 def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]:

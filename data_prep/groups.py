@@ -1,0 +1,68 @@
+"""Division of groups of samples, such as those of a patient, into parts: no group is in two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def divide(
+    group: np.ndarray, stratum: np.ndarray, shares: Sequence[float], rng: np.random.Generator, *, ordered: bool = False
+) -> np.ndarray:
+    """Return the part of each of n samples, (n,) int64: one part a group, and of each stratum nearly the part's share.
+
+    Groups come in random order. Each goes to the part f for which Σ_f Σ_s n_fs² / (q_f N_s²) grows least; the sum is
+    smallest where every part f has its share q_f of all N_s samples of each stratum s. Then parts that lack a stratum
+    with enough groups receive its smallest group that can be spared.
+
+    Args:
+        group: (n,) int64, the group of each sample.
+        stratum: (n,) int64, its stratum.
+        shares: q, (F,), of sum 1.
+        rng: of the order.
+        ordered: whether large groups come first: parts are more alike, but two divisions are, too.
+    """
+    members = np.unique(group, return_inverse=True)[1]
+    strata = np.unique(stratum, return_inverse=True)[1]
+    counts = _counts(members, strata)
+    order = rng.permutation(len(counts))
+    if ordered:
+        sizes = np.array([found.sum() for _, found in counts])
+        order = order[np.argsort(-sizes[order], kind="stable")]
+    weight, share = 1.0 / np.bincount(strata) ** 2.0, np.array(shares)
+    held = np.zeros((len(share), len(weight)))
+    part = np.empty(len(counts), np.int64)
+    for one in order.tolist():
+        where, found = counts[one]
+        growth = ((2 * held[:, where] + found) * found * weight[where]).sum(axis=1) / share
+        part[one] = growth.argmin()
+        held[part[one], where] += found
+    _complete(part, counts, len(share), order)
+    return part[members]
+
+
+def _counts(members: np.ndarray, strata: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the strata of each group, and how many of its samples are in each."""
+    pairs, counts = np.unique(np.stack([members, strata], axis=1), axis=0, return_counts=True)
+    ends = np.flatnonzero(np.diff(pairs[:, 0])) + 1
+    return list(zip(np.split(pairs[:, 1], ends), np.split(counts, ends), strict=True))
+
+
+def _complete(part: np.ndarray, counts: Sequence[tuple[np.ndarray, np.ndarray]], parts: int, order: np.ndarray) -> None:
+    """Move groups to parts that lack a stratum, from parts that keep another group of each of its strata."""
+    number = 1 + max(int(where.max()) for where, _ in counts)
+    has = np.zeros((parts, number), np.int64)
+    for one, (where, _) in enumerate(counts):
+        has[part[one], where] += 1
+    smallest = sorted(order.tolist(), key=lambda one: int(counts[one][1].sum()))
+    for lacking, stratum in np.argwhere(has == 0).tolist():
+        if has[:, stratum].sum() < parts or has[lacking, stratum]:
+            continue
+        for one in smallest:
+            where = counts[one][0]
+            if stratum in where and (has[part[one], where] > 1).all():
+                has[part[one], where] -= 1
+                has[lacking, where] += 1
+                part[one] = lacking
+                break

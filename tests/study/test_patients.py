@@ -1,0 +1,185 @@
+"""Cells that were missing, and samples of one patient, in the splits of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from sklearn.impute import SimpleImputer
+
+from data_prep.groups import divide
+from data_prep.sources import own
+from hpcfed.cli.main import cli
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.study.federations import files_of, write_split
+from hpcfed.study.samples import read_samples
+from hpcfed.study.splits import make_splits
+from tests.study.conftest import done, planned, recipe
+
+SITES = ("north", "south", "west")
+WARDS = ("a", "b", "c")
+ROWS = 40
+
+
+def table(seed: int) -> list[list[str]]:
+    """Rows of patient, age, pulse, ward, label; a quarter of the cells is missing, and a patient has 1 to 4 rows."""
+    rng = np.random.default_rng(seed)
+    patients = np.repeat(np.arange(ROWS), rng.integers(1, 5, ROWS))[:ROWS]
+    cells = [
+        [
+            f"{SITES[seed]}-{patient}",
+            f"{rng.normal(50, 9):.3f}",
+            f"{rng.normal(70, 20):.3f}",
+            str(rng.choice(WARDS)),
+            label,
+        ]
+        for patient, label in zip(patients, rng.choice(["well", "ill"], ROWS), strict=True)
+    ]
+    for row in cells:
+        for k in (1, 2, 3):
+            if rng.random() < 0.25:
+                row[k] = ""
+    return cells
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> Path:
+    """The sites' tables in a folder."""
+    folder = tmp_path_factory.mktemp("tables") / "raw"
+    folder.mkdir()
+    for seed, name in enumerate(SITES):
+        lines = ["patient,age,pulse,ward,label", *(",".join(row) for row in table(seed))]
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def prepared(tables: Path, path: Path, *options: str) -> Path:
+    """Write the tables' federation file by the command."""
+    words = ["prepare", "own", "--raw", str(tables), "--target", "label", "-o", str(path), *options]
+    cli.main(words, prog_name="hpcfed", standalone_mode=False)
+    return path
+
+
+@pytest.mark.parametrize(("way", "scale"), [("mean", "none"), ("median", "client"), ("mean", "pooled")])
+def test_missing_cells_are_filled_from_the_training_part_alone(tables, tmp_path, way, scale):
+    """As scikit-learn's imputer, fitted on the split's training rows of the raw table, fills them."""
+    options = ("--exclude", "patient", "--missing", way, "--standardize", scale, "--test-fraction", "0.3")
+    samples = read_samples(prepared(tables, tmp_path / "f.h5", *options))
+    raw = {name: table(seed) for seed, name in enumerate(SITES)}
+    with h5py.File(tmp_path / "f.h5", locking=False) as file:
+        rows = np.concatenate([file["train/row"][:], _test_rows(file)])
+    text = [raw[SITES[file]][row] for file, row in rows]
+    numbers = np.array([[float(cell or "nan") for cell in row[1:3]] for row in text], np.float32)
+    wards = np.array([[[np.nan, ward == row[3]][row[3] != ""] for ward in WARDS] for row in text])
+    split = make_splits("holdout", samples.owner, samples.label, 1, 0.25, 0, SITES, samples.labels).each[0]
+    files = files_of(tmp_path, 0)
+    write_split(files, samples, split, "none", {})
+    training = split.training
+    filled = SimpleImputer(strategy=way).fit(numbers[training]).transform(numbers)
+    shares = np.nanmean(wards[training], axis=0)
+    wards = np.where(np.isnan(wards), np.arange(len(WARDS)) == shares.argmax(), wards)
+    with h5py.File(files.sites, locking=False) as file:
+        found = file["train/x"][:], file["train/row"][:]
+        marked = file["train/filled"][:]
+        tested, test_marked = file["test/x"][:], file["test/filled"][:]
+    wanted = np.concatenate([filled, wards], axis=1)
+    np.testing.assert_allclose(found[0], wanted[found[1]], rtol=1e-5, atol=1e-4)
+    assert np.array_equal(marked[:, :2] != 0, np.isnan(numbers[found[1]]))
+    own_tests = np.concatenate([np.flatnonzero(split.tests & (samples.owner == k)) for k in range(3)])
+    np.testing.assert_allclose(tested, wanted[own_tests], rtol=1e-5, atol=1e-4)
+    assert np.array_equal(test_marked[:, :2] != 0, np.isnan(numbers[own_tests]))
+
+
+def _test_rows(file: h5py.File) -> np.ndarray:
+    """Return file and row of the test samples, which are the rows of each table that are not among the others."""
+    rows = file["train/row"][:]
+    return np.array([(k, row) for k in range(3) for row in range(ROWS) if not (rows == (k, row)).all(axis=1).any()])
+
+
+def test_files_without_a_mask_stay_valid(tables, tmp_path):
+    """Their filled cells stay as they are, and a line says so; a mask of another shape is refused."""
+    path = prepared(tables, tmp_path / "f.h5", "--exclude", "patient", "--missing", "mean")
+    with h5py.File(path, "a") as file:
+        mask = file["train/filled"][:]
+        del file["train/filled"]
+    samples = read_samples(path)
+    assert np.isfinite(samples.dataset.x).all()
+    assert any("prepare it again to mark them" in line for line in samples.remarks)
+    with h5py.File(path, "a") as file:
+        file["train/filled"] = mask[1:]
+    with pytest.raises(InputError, match=r"/train/filled: expected integers of shape \(120, 5\), got uint8 \(119, 5\)"):
+        read_samples(path)
+
+
+def test_no_patient_is_in_both_parts(tables, tmp_path):
+    """Of holdouts and folds, of the command's own test sets, and of those of a file that is partitioned anew."""
+    path = prepared(tables, tmp_path / "f.h5", "--group", "patient", "--missing", "mean", "--test-fraction", "0.3")
+    again = tmp_path / "g.h5"
+    words = ["prepare", "federation", "--raw", str(path), "-o", str(again), "--test-fraction", "0.4"]
+    cli.main(words, prog_name="hpcfed", standalone_mode=False)
+    for one in (path, again):
+        with Federation.open(one) as federation:
+            train, test = federation.groups("train"), federation.groups("test")
+            assert len(np.intersect1d(train, test)) == 0
+            assert federation.features == ["age", "pulse", "ward=a", "ward=b", "ward=c"]
+            assert (np.diff(federation.test_offsets) > 0).all()
+    samples = read_samples(path)
+    for kind, count, low, high in (("holdout", 4, 0.15, 0.35), ("k-fold", 4, 0.15, 0.35)):
+        found = make_splits(kind, samples.owner, samples.label, count, 0.25, 0, SITES, samples.labels, samples.group)
+        tests = np.array([split.tests for split in found.each])
+        for part in tests:
+            assert len(np.intersect1d(samples.group[part], samples.group[~part])) == 0
+        for k in range(3):
+            for label in (0, 1):
+                own_ = (samples.owner == k) & (samples.label == label)
+                assert low < tests[:, own_].mean() < high
+                assert tests[:, own_].any(axis=1).all()
+        assert (tests.sum(axis=0) == 1).all() == (kind == "k-fold")
+        assert "no group is in both parts" in found.remarks[-1]
+
+
+def test_patients_of_several_sites(tables, tmp_path):
+    """They stay together too; no model can be tested on a site whose patients it was trained on."""
+    for path in tables.glob("*.csv"):
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        (tmp_path / "raw" / path.name).write_text(path.read_text().replace(f"{path.stem}-", ""))
+    dataset = own.load(tmp_path / "raw", target="label", group="patient", missing="mean")
+    assert any("groups are of several clients; where each client numbers its own" in line for line in dataset.remarks)
+    path = prepared(tmp_path / "raw", tmp_path / "f.h5", "--group", "patient", "--missing", "mean")
+    samples = read_samples(path)
+    arguments = (samples.owner, samples.label, 2, 0.25, 0, SITES, samples.labels, samples.group)
+    for split in make_splits("holdout", *arguments).each:
+        assert len(np.intersect1d(samples.group[split.tests], samples.group[~split.tests])) == 0
+    with pytest.raises(InputError, match=r"leave-one-site-out: .* groups are of several sites: got one of north and"):
+        make_splits("leave-one-site-out", *arguments)
+    one = np.where(samples.owner == 1, 10**6, samples.group)
+    with pytest.raises(InputError, match="site 'south' has too few groups: expected at least 2, got 1"):
+        make_splits("holdout", *arguments[:-1], one)
+
+
+def test_parts_have_their_shares_of_each_stratum():
+    """Of many small groups nearly exactly; a group is in one part; a stratum of two groups is in both parts."""
+    rng = np.random.default_rng(0)
+    group = rng.permutation(np.repeat(np.arange(300), 3))
+    stratum = (group % 5 == 0).astype(np.int64)
+    part = divide(group, stratum, (0.2, 0.8), rng)
+    assert all(len(np.unique(part[group == one])) == 1 for one in range(300))
+    for one in (0, 1):
+        assert np.mean(part[stratum == one] == 0) == pytest.approx(0.2, abs=0.02)
+    few = divide(np.array([0, 0, 1, 2, 2, 2]), np.array([0, 0, 0, 1, 1, 1]), (0.2, 0.8), rng)
+    assert few[0] != few[2]
+
+
+def test_a_study_by_patient(tables, tmp_path):
+    """The page says so, and splits.csv has the groups."""
+    prepared(tables, tmp_path / "sites.h5", "--group", "patient", "--missing", "median")
+    recipe(tmp_path, rounds=1, evaluate={})
+    study = planned(tmp_path, "fedavg", splits=2, baselines="none")
+    place = done(study)
+    page = (place / "study.html").read_text()
+    assert "Samples of one patient are never in both parts" in page
+    assert "Missing cells are filled by the median of the split" in page
+    assert (place / "splits.csv").read_text().startswith("sample,site,label,group,tested\n")
