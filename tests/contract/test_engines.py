@@ -142,6 +142,14 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
             assert loss == pytest.approx(their_loss, rel=near["rtol"])
 
 
+@pytest.mark.parametrize("lr_decay", [1.0, 1e-30])
+def test_a_trial_of_groups_takes_the_first_rounds_step_size(lr_decay):
+    """Not that of a round before it, which a steep decay makes so large that the trial's updates are NaN."""
+    local = {"engine": "batched", "batch_size": 10, "epochs": 1, "lr": 0.1, "lr_decay": lr_decay}
+    engine, _ = built(({"name": "mlp", "hidden": [16]}, (8,), 4), local, torch.float32)
+    assert engine.group_size == 1
+
+
 @pytest.mark.parametrize("batch_size", [10, "full"])
 def test_clients_smaller_than_the_minibatch(batch_size):
     """In any group, and alone: the bits of 30 features depend on where a minibatch begins."""

@@ -211,7 +211,7 @@ class StackedSolver:
             return numbers.to(part.device)
 
         def solved(tasks: Sequence[Task]) -> list[tuple[Tensor, float | Tensor]]:
-            return [(local.delta.clone(), local.loss_sum) for local in self._solve(w, tasks, 0)] if tasks else []
+            return [(local.delta.clone(), local.loss_sum) for local in self._solve(w, tasks, 1)] if tasks else []
 
         if torch.get_num_threads() > 1:  # which share an operation out by its size
             return False
