@@ -194,7 +194,8 @@ class Simulation:
         """
         round, started = plan.round, time.perf_counter()
         scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
-        self._buffer.open(units, len(plan.cohort.clients), scalars)
+        own = int(np.count_nonzero(np.equal(plan.ranks, self._world.rank)))
+        self._buffer.open(units, len(plan.cohort.clients), scalars, expected=own)
         states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)

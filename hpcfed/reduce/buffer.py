@@ -142,6 +142,7 @@ class RoundBuffer:
         self._sums: dict[str, ExactSum | FastSum] = {}
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()
+        self._layout: tuple[object, ...] = ()
         self._parts: list[Tensor] = []
         self._at_once = min(map(rows_of, (num_entries, *self._others.values())))
         self._waiting = list[_Report]()
@@ -152,11 +153,33 @@ class RoundBuffer:
         self._status = self._slots
         self.seconds: dict[str, float] = {}
 
-    def open(self, units: Mapping[str, Units], cohort_size: int, scalars: Sequence[str] = ()) -> None:
-        """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units."""
-        self._scalars = tuple(scalars)
-        each = [self._kind.words_of(own) for own in units.values()]
-        vectors, clients, ranks = self.sizes(each, cohort_size, len(self._scalars), list(units))
+    def open(
+        self, units: Mapping[str, Units], cohort_size: int, scalars: Sequence[str] = (), expected: int = 1
+    ) -> None:
+        """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units.
+
+        `expected` is how many of them this rank will most likely add.
+        """
+        layout = tuple(units), [self._kind.words_of(own) for own in units.values()], cohort_size, tuple(scalars)
+        if layout == self._layout:
+            self._slots.fill(0)
+        else:
+            self._lay_out(*layout)
+            self._layout = layout
+        self._units = units
+        if tuple(self._sums) != layout[0]:
+            self._sums = {name: self._kind(part, units[name]) for name, part in zip(units, self._parts, strict=True)}
+        for (name, total), part in zip(self._sums.items(), self._parts, strict=True):
+            total.begin(part, units[name], cohort_size, expected)
+        self._waiting.clear()
+        self._unread.clear()
+        self.is_torn, self._failure = False, None
+        self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
+
+    def _lay_out(self, names: Sequence[str], each: list[int], cohort_size: int, scalars: tuple[str, ...]) -> None:
+        """Make room for vectors of so many words an entry, and for the slots of S clients with these scalars."""
+        self._scalars = scalars
+        vectors, clients, ranks = self.sizes(each, cohort_size, len(scalars), names)
         if max(each) < self._most_words:  # a first round's, whose words were more
             self._memory = self._device_memory = self._host = self._memory.new_empty(0)
             self._sums, self._parts = {}, []
@@ -168,22 +191,14 @@ class RoundBuffer:
             self._device_memory = self._memory
         else:
             self._device_memory = _at_least(self._device_memory, words, self._device)
-        self._num_words, self._units = vectors, units
-        shapes = [(words, self.entries_of(name)) for words, name in zip(each, units, strict=True)]
-        self._parts = parts = _split(self._device_memory, shapes)
-        if tuple(self._sums) != tuple(units):
-            self._sums = {name: self._kind(part, units[name]) for name, part in zip(units, parts, strict=True)}
-        for (name, total), part in zip(self._sums.items(), parts, strict=True):
-            total.begin(part, units[name])
+        self._num_words = vectors
+        shapes = [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)]
+        self._parts = _split(self._device_memory, shapes)
         self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
         first_of_ranks = clients // self._kind.slot_words
-        self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(units), len(self._scalars)))
+        self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(each), len(scalars)))
         self._ranks = self._slots[first_of_ranks:].view(RANK_SLOT)
         self._status = self._clients["status"]
-        self._waiting.clear()
-        self._unread.clear()
-        self.is_torn, self._failure = False, None
-        self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
     def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
         return client_slot(num_vectors, num_scalars, hashed=self._hashes_updates)
@@ -299,16 +314,15 @@ class RoundBuffer:
 
     def _write(self, reports: Sequence[_Report], added: Sequence[Sequence[Numbers]]) -> None:
         """Write the scalars of updates (n,), from the squared norms and largest entries, (n,), of each vector."""
-        columns = zip(*reports, strict=True)
-        places, _, factors, loss_sums, steps, scalars = (list(column) for column in columns)
-        slots = self._clients
-        slots["loss_sum"][places] = loss_sums
-        slots["steps"][places] = steps
-        slots["scalars"][places] = scalars
+        slots, places = self._clients, [report.place for report in reports]
+        slots["loss_sum"][places] = [report.loss_sum for report in reports]
+        slots["steps"][places] = [report.steps for report in reports]
+        if self._scalars:
+            slots["scalars"][places] = [report.scalars for report in reports]
         for number, (name, (squared, largest)) in enumerate(zip(self._sums, added, strict=True)):
             slots["bounds"][places, number] = largest
             if name == DELTA:
-                slots["delta_sq"][places] = squared * np.square(factors)
+                slots["delta_sq"][places] = squared * np.square([report.factor for report in reports])
 
     def is_filled(self, place: int) -> bool:
         """Whether the slot of a place says anything already."""

@@ -6,8 +6,9 @@ holds the remainder of the word before it. `hpcfed.reduce.units` chooses the uni
 against the largest entries of the contributions, not against the sum, which may have wrapped.
 
 Rounding is one addition: the last bit of x + 1.5·2^52 in float64 has the value 1, so its bit pattern as an integer is
-round(x) plus a constant. The constants of many contributions are subtracted together (`ExactSum.settle`). This holds
-for |x| < 2^51 units; a vector with a larger entry is rounded and converted, to the same integers.
+round(x) plus a constant. The constants of many contributions are subtracted together: those expected while the first is
+written, and what is left by `ExactSum.settle`. This holds for |x| < 2^51 units; a block of a vector with a larger entry
+is rounded and converted, to the same integers.
 """
 
 from __future__ import annotations
@@ -49,17 +50,20 @@ class ExactSum:
     def __init__(self, integers: Tensor, units: Units):
         self.integers = integers
         self._units = units
-        self._biased = 0
+        self._biased = self._expected = 0
         self._empty = False
         self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
         self._scaled = torch.empty(min(self._block, integers.shape[1]), dtype=torch.float64, device=integers.device)
         self._rounded = torch.empty_like(self._scaled)
         self.rows = Rows(integers.shape[1], torch.float64, integers.device)
 
-    def begin(self, integers: Tensor, units: Units) -> None:
-        """Start a sum in this memory, (words, d); its content is overwritten."""
+    def begin(self, integers: Tensor, units: Units, number: int = 1, expected: int = 1) -> None:
+        """Start a sum in this memory, (words, d), that `read` divides by `number`; its content is overwritten.
+
+        Where there are `expected` calls of `add`, `settle` has nothing to do.
+        """
         self.integers, self._units = integers, units
-        self._biased = 0
+        self._biased, self._expected = 0, expected
         self._empty = True
 
     def add(self, vector: Tensor, weight: float) -> tuple[Number, Number]:
@@ -69,19 +73,19 @@ class ExactSum:
         """
         if vector.device.type != "cpu":
             return self._add_unseen(vector, weight)
-        low, high = torch.aminmax(vector)
-        largest = max(-float(low), float(high))
-        small = abs(weight) * largest < SMALL * self._units[0]  # false for NaN, too
-        squared = 0.0
+        squared, bounds, offset = 0.0, [0.0], -self._expected if self._empty else 0
         for start in range(0, vector.numel(), self._block):
             piece = vector[start : start + self._block]
+            low, high = torch.aminmax(piece)
+            bounds.append(max(-float(low), float(high)))
             scaled = self._scaled[: piece.numel()].copy_(piece)
             squared += float(torch.dot(scaled, scaled))
             scaled.mul_(weight / self._units[0])
-            self._add_block(start, scaled, small)
-        self._biased += small
+            small = abs(weight) * bounds[-1] < SMALL * self._units[0]  # false for NaN, too
+            self._add_block(start, scaled, small, offset if small else offset + 1)
+        self._biased += offset + 1
         self._empty = False
-        return squared, largest
+        return squared, float(np.max(bounds))
 
     def add_rows(self, weights: np.ndarray) -> tuple[Numbers, Numbers]:
         """Add the first of `rows` by weights (n,); return squared norms and largest magnitudes, (n,), as `add` does."""
@@ -101,7 +105,7 @@ class ExactSum:
             if self._empty:
                 integers.copy_(total)
             else:
-                _add(integers, total)
+                _sum(integers, total, out=integers)
             if word < last:
                 rows.sub_(rounded.sub_(BIAS)).mul_(self._units[word] / self._units[word + 1])
         self._empty = False
@@ -133,32 +137,36 @@ class ExactSum:
         self._empty = False
         return squared, torch.maximum(-low, high)
 
-    def _add_block(self, start: int, scaled: Tensor, small: bool) -> None:
-        """Add a block in units of the coarsest word; what a word leaves over goes to the next."""
+    def _add_block(self, start: int, scaled: Tensor, small: bool, offset: int = 0) -> None:
+        """Add a block in units of the coarsest word; what a word leaves over goes to the next.
+
+        Each word gets `offset` constants besides.
+        """
         stop, last = start + scaled.numel(), len(self._units) - 1
+        constant = _wrapped(offset * BIAS_BITS)
         for word, row in enumerate(self.integers):
             own, scratch = row[start:stop], scaled if word == last else self._rounded[: scaled.numel()]
             if small:
-                rounded = torch.add(scaled, BIAS, out=own.view(torch.float64) if self._empty else scratch)
+                rounded = torch.add(scaled, BIAS, out=scratch)
                 whole = rounded.view(torch.int64)
             else:
                 rounded = torch.round(scaled, out=scratch)
                 whole = rounded.to(torch.int64)
-            if not self._empty:
-                _add(own, whole)
-            elif not small:
-                own.copy_(whole)
+            if self._empty:
+                _sum(whole, constant, out=own)
+            else:
+                _sum(own, _sum(whole, constant, out=whole) if constant else whole, out=own)
             if word < last:
                 scaled.sub_(torch.sub(rounded, BIAS, out=scratch) if small else rounded)
                 scaled.mul_(self._units[word] / self._units[word + 1])
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
-        """Take the rounding constants off the entries ``first:last``, once and after the last contribution."""
+        """Take the constants that are left off the entries ``first:last``, once and after the last contribution."""
         entries = self.integers[:, first:last]
         if self._empty:
             entries.zero_()
         elif self._biased:
-            _add(entries, _wrapped(-self._biased * BIAS_BITS))
+            _sum(entries, _wrapped(-self._biased * BIAS_BITS), out=entries)
 
     @staticmethod
     def words_of(units: Units) -> int:
@@ -193,7 +201,7 @@ def to_float64(integers: Tensor, units: Units, number: int = 1, out: Tensor | No
     for start in range(0, len(total), block):
         piece, rows = total[start : start + block], integers[:, start : start + block]
         if len(units) == 1:
-            piece.copy_(rows[0]).div_(number / units[0])  # one rounding, as a power of two brings none
+            _divide(piece.copy_(rows[0]), number, units[0])
             continue
         piece.copy_(rows[-1]).mul_(units[-1])
         for word in range(len(units) - 2, -1, -1):  # the finest first: one rounding that counts
@@ -202,13 +210,20 @@ def to_float64(integers: Tensor, units: Units, number: int = 1, out: Tensor | No
     return total
 
 
-def _add(integers: Tensor, other: Tensor | int) -> None:
-    """Add int64 in place; on a host by numpy, where torch takes three times as long."""
+def _divide(numbers: Tensor, number: int, unit: float) -> None:
+    """Divide by number / unit, a whole number over a power of two, with one rounding."""
+    if number & (number - 1):
+        numbers.div_(number / unit)
+    else:  # the inverse of a power of two is exact, and a product takes half as long
+        numbers.mul_(unit / number)
+
+
+def _sum(integers: Tensor, other: Tensor | int, out: Tensor) -> Tensor:
+    """Add int64 into `out`, and return it; on a host by numpy, where torch takes three times as long."""
     if integers.device.type == "cpu":
-        own = integers.numpy()
-        np.add(own, other if isinstance(other, int) else other.numpy(), out=own)
-    else:
-        integers.add_(other)
+        np.add(integers.numpy(), other if isinstance(other, int) else other.numpy(), out=out.numpy())
+        return out
+    return torch.add(integers, other, out=out)
 
 
 def _wrapped(number: int) -> int:

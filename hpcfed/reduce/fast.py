@@ -40,30 +40,30 @@ class FastSum:
 
     def __init__(self, floats: Tensor, units: Units = ()):
         self.floats = floats
-        self._empty = False
+        self._empty, self._number = False, 1
         self.rows = Rows(floats.shape[1], torch.float32, floats.device)
         self._block = BLOCK if floats.device.type == "cpu" else max(floats.shape[1], 1)
 
-    def begin(self, floats: Tensor, units: Units = ()) -> None:
-        """Start a sum in this memory; its content is overwritten."""
-        self.floats = floats
+    def begin(self, floats: Tensor, units: Units = (), number: int = 1, expected: int = 1) -> None:
+        """Start a sum over `number` in this memory; its content is overwritten."""
+        self.floats, self._number = floats, number
         self._empty = True
 
     def add(self, vector: Tensor, weight: float) -> tuple[Number, Number]:
-        """Add ``weight·vector``; return the vector's squared norm, and a bound on its largest magnitude, the norm.
+        """Add ``weight·vector / number``; return the vector's squared norm, and a bound on its largest entry, the norm.
 
         The norm is right to some 1e-6 of itself. Both are NaN or infinite where the vector is.
         """
         if vector.device.type != "cpu":
             return self._add_unseen(vector, weight)
-        squared = 0.0
+        squared, share = 0.0, weight / self._number
         for start in range(0, vector.numel(), self._block):
             piece, total = vector[start : start + self._block], self.floats[0, start : start + self._block]
             squared += float(torch.dot(piece, piece))
             if self._empty:
-                torch.mul(piece, weight, out=total)
+                torch.mul(piece, share, out=total)
             else:
-                total.add_(piece, alpha=weight)
+                total.add_(piece, alpha=share)
         self._empty = False
         if not SQUARES[0] < squared < SQUARES[1]:  # squares that float32 cannot hold
             squared = float(vector.double().square_().sum())
@@ -73,7 +73,8 @@ class FastSum:
         """Add the first of `rows` by weights (n,); return squared norms and bounds, (n,), as `add` does."""
         rows, total = self.rows.first(len(weights)), self.floats[0]
         dots = torch.stack([torch.dot(row, row) for row in rows])
-        added = torch.mv(rows.T, upload(torch.from_numpy(weights), rows.device).to(rows.dtype))
+        shares = torch.from_numpy(weights / self._number)
+        added = torch.mv(rows.T, upload(shares, rows.device).to(rows.dtype))
         if self._empty:
             total.copy_(added)
         else:
@@ -89,9 +90,9 @@ class FastSum:
     def _add_unseen(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """Add a device's vector as `add` does a host's, without waiting for its norm."""
         if self._empty:
-            torch.mul(vector, weight, out=self.floats[0])
+            torch.mul(vector, weight / self._number, out=self.floats[0])
         else:
-            self.floats[0].add_(vector, alpha=weight)
+            self.floats[0].add_(vector, alpha=weight / self._number)
         self._empty = False
         return _unseen_norms(torch.dot(vector, vector), vector)
 
@@ -112,8 +113,8 @@ class FastSum:
 
     @staticmethod
     def read(floats: Tensor, units: Units, number: int, out: Tensor) -> None:
-        """Write the sum over `number` as float64, (d,), from its (1, d) numbers."""
-        out.copy_(floats[0]).div_(number)
+        """Write the sum over `number`, which it is already, as float64, (d,), from its (1, d) numbers."""
+        out.copy_(floats[0])
 
     @staticmethod
     def write_slots(slots: np.ndarray, words: np.ndarray) -> None:
