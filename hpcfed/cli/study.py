@@ -30,6 +30,9 @@ if TYPE_CHECKING:
               help="Of pooled, alone, travelling, personalised, ensemble; all, or none.")  # fmt: skip
 @click.option("--standardize", metavar="[client|pooled|none]",
               help="Scale by the training samples of each site, or of all. Default: as the file is.")  # fmt: skip
+@click.option("--tune", multiple=True, metavar="[METHOD:]KEY=VALUES",
+              help="Choose KEY for each split on an inner split of its training part: local.lr=0.1,0.01 for all "
+              "arms, feddyn:alpha=0.01,0.1 for a method; repeatable.")  # fmt: skip
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--output", type=click.Path(path_type=Path), help="The study's folder. Default: <output>-study.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
@@ -50,6 +53,7 @@ def command(
     rounds: int | None,
     baselines: str,
     standardize: str | None,
+    tune: tuple[str, ...],
     groups: int | None,
     output: Path | None,
     retry: bool,
@@ -77,12 +81,12 @@ def command(
 
     def read() -> Study:
         chosen = parse_seeds(seeds) if seeds else []
-        asked = Asked(methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output)
+        asked = Asked(methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output, tune)
         return read_study(recipe, overrides, asked)
 
     world = connect()
     study = world.on_root(read)
-    stopped, remarks = run_study(study, world, groups, Redo(retry, fresh, accept_code), quiet=quiet)
+    stopped, remarks, study = run_study(study, world, groups, Redo(retry, fresh, accept_code), quiet=quiet)
     world.on_root(lambda: _report(study, [*study.remarks, *remarks]))
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")

@@ -108,7 +108,11 @@ def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
     """Return the mean over runs with its deviation, or half its 95 % interval if the experiment asks for it."""
-    found = spread(values)
+    return shown(experiment, spread(values))
+
+
+def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
+    """Return a mean with its deviation, or half its 95 % interval if the experiment asks for it."""
     if found is None or found.std is None or not experiment.measure.intervals:
         return found
     return replace(found, std=student(found.count - 1) * found.std / math.sqrt(found.count))

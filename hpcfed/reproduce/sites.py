@@ -20,11 +20,11 @@ from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.loaded import load
 from hpcfed.models.losses import ACCURACY
 from hpcfed.report.group import ABSENT
-from hpcfed.report.measure import Spread
+from hpcfed.report.measure import Spread, spread
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.measure import Measured, over_seeds
+from hpcfed.reproduce.measure import Measured, shown
 
 SITES, POOLED = "sites", "pooled"
 FAR = 2.0
@@ -52,22 +52,23 @@ def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: 
     rows = []
     for one in measured:
         values = [tests.measure(load(run.folder).evaluated) for run in one.runs.values() if _is_trained(run.status)]
-        ours = [over_seeds(experiment, column) for column in zip(*values, strict=True)] or [None] * len(tests.sets)
+        ours = [spread(column) for column in zip(*values, strict=True)] or [None] * len(tests.sets)
         theirs = [_parsed(text) for text in experiment.cases[one.setting.case].paper.get(one.setting.method, [])]
         theirs += [None] * (len(ours) - len(theirs))
         sizes = [len(y) for _, y in tests.sets.values()]
         marks = [MARK if _far(a, b, n) else "" for a, b, n in zip(ours, theirs, sizes, strict=True)]
-        rows.append((one.title, *(_text(value, percent) + mark for value, mark in zip(ours, marks, strict=True))))
+        cells = [_text(shown(experiment, value), percent) for value in (*ours, *theirs)]
+        rows.append((one.title, *(cell + mark for cell, mark in zip(cells, marks, strict=False))))
         if any(theirs):
-            rows.append(("published", *(_text(value, percent) for value in theirs)))
+            rows.append(("published", *cells[len(ours) :]))
     unit = "Accuracy in %" if percent else experiment.measure.column.removeprefix("test_").capitalize()
+    deviation = "one standard deviation over seeds (n − 1)"
     if experiment.measure.intervals:
-        words = f"{unit} of the last evaluated model, ± half the 95 % confidence interval of the mean over seeds."
-    else:
-        words = (
-            f"{unit} of the last model, ± one standard deviation over seeds (n − 1). {MARK}: the means differ by more "
-            f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
-        )
+        deviation = "half the 95 % confidence interval of the mean over seeds (Student's t)"
+    words = (
+        f"{unit} of the last evaluated model, ± {deviation}. {MARK}: the means differ by more "
+        f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
+    )
     head = ("Method", *(f"{name} ({len(y)})" for name, (_, y) in tests.sets.items()))
     return Table(experiment.title, head, tuple(rows), " ".join(filter(None, [words, experiment.note])))
 

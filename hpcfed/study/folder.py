@@ -4,6 +4,7 @@ study.yaml            the settings, from which the folder is known again
 splits.csv            each sample's site and label, and the splits that test on it
 data/                 the federation files of the splits
 sweep/                the runs, as those of ``hpcfed sweep``
+tuning/               data and runs of the inner splits, where values are tuned
 study.html, tables/   the results
 """
 
@@ -20,10 +21,10 @@ from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.study.federations import files_of, write_split
-from hpcfed.study.plan import DATA, PAGE, SWEEP, TABLES, Study
+from hpcfed.study.plan import DATA, PAGE, SWEEP, TABLES, TUNING, Study
 
 SETTINGS, SAMPLES = "study.yaml", "splits.csv"
-OF_A_STUDY = {SETTINGS, PAGE, TABLES, DATA, SWEEP, SAMPLES}
+OF_A_STUDY = {SETTINGS, PAGE, TABLES, DATA, SWEEP, TUNING, SAMPLES}
 
 
 def prepare(study: Study, *, fresh: bool) -> list[str]:
@@ -49,9 +50,20 @@ def prepare(study: Study, *, fresh: bool) -> list[str]:
         write_whole(folder / SAMPLES, _samples_csv(study))
     except OSError as error:
         raise EnvironmentFailure("cannot be used", where=str(folder), got=error.strerror or str(error)) from None
+    return write_splits(study)
+
+
+def write_splits(study: Study) -> list[str]:
+    """Write the splits' files that are not there; return remarks on their scaling.
+
+    Raises:
+        InputError: the samples cannot be scaled or filled.
+        EnvironmentFailure: the disk refuses.
+    """
+    about = study.about()
     remarks: list[str] = []
     for number, split in enumerate(study.splits.each):
-        files = files_of(folder / DATA, number)
+        files = files_of(study.folder / DATA, number)
         if not (files.sites.exists() and files.pooled.exists()):
             told = write_split(files, study.samples, split, str(about["standardize"]), {**about, "split": number})
             remarks += [f"split {number}: {line}" for line in told]

@@ -124,12 +124,14 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
         }
         return RunResult(split, seed.model, {(GLOBAL, out): last}, curves, last)
     first = int(arm.pools)  # the pooled file's first client has all training samples
+    trainers = study.trainers(split)
     sites: dict[tuple[str, int], Values] = {}
     curves = {}
     for row in _rows(folder / CLIENTS):
-        site = int(row["client"]) - first
-        if row["split"] != "test" or site < 0:
+        client = int(row["client"]) - first
+        if row["split"] != "test" or client < 0:
             continue
+        site = trainers[client]
         values = {name: _parsed(text) for name, text in row.items() if name not in HEAD}
         sites[row["model"], site] = values
         for metric, value in values.items():

@@ -22,11 +22,12 @@ OF_ALL = ("local.steps", "local.epochs", "cohort.", "evaluate.", "stop.")
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method: its name in files, its title in tables, and the overrides of the recipe that select it."""
+    """A method: its name in files, its title in tables, the overrides of the recipe that select it, and its name."""
 
     key: str
     title: str
     overrides: tuple[str, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _choice(word: str, recipe: Recipe, remarks: list[str]) -> MethodChoice:
     key = re.sub(r"[^\w.]+", "-", word)
     if name == OWN:
         title = method_name(recipe.model_dump(mode="json")) + shown
-        return MethodChoice(key, title, (*own, *others))
+        return MethodChoice(key, title, (*own, *others), name)
     start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
     if start:
         missing = _missing(name, [key for key, _, _ in pairs])
@@ -90,7 +91,7 @@ def _choice(word: str, recipe: Recipe, remarks: list[str]) -> MethodChoice:
             for key, value in missing.items()
         ]
         shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in missing.items())})" if missing else "")
-    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others))
+    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name)
 
 
 def _missing(name: str, given: Sequence[str]) -> dict[str, object]:

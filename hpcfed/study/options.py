@@ -27,6 +27,7 @@ class Asked:
         baselines: names with commas between, ``all`` or ``none``.
         standardize: ``client``, ``pooled`` or ``none``; None for the file's own way.
         rounds: None for the recipe's.
+        tune: grids, see `hpcfed.study.tuning`.
         output: the study's folder; None for the recipe's output with ``-study`` appended.
     """
 
@@ -40,6 +41,7 @@ class Asked:
     standardize: str | None = None
     rounds: int | None = None
     output: Path | None = None
+    tune: Sequence[str] = ()
 
 
 def check_options(asked: Asked) -> None:

@@ -60,6 +60,8 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
     chapters = list(_chapters(view, metrics))
     files: dict[str, str] = {}
     named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
+    if records := tables.tuning_records(view.study):
+        files[f"{TABLES}/tuning-points.csv"] = csv_of_records(records)
     for title, table in [*named, ("sites", tables.splits_table(view.study))]:
         name = f"{TABLES}/{file_name(title)}"
         files |= {f"{name}.csv": csv_of_table(table), f"{name}.tex": latex_of_table(table)}
@@ -95,6 +97,8 @@ def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapt
         others = [table for metric in metrics[1:] if (table := tables.cross_table(view, metric)) is not None]
         picture = Picture("cross-site", f"{main.title}{_unit(main)} of each site's model at each site.", svg)
         yield StudyChapter("Cross-site", (cross, *others), (picture,))
+    if (tuned := tables.tuning_table(view.study)) is not None:
+        yield StudyChapter("Tuning", (tuned,))
     yield from _curves(view, main)
     yield from _confusions(view)
 
@@ -190,7 +194,10 @@ def _how(study: Study) -> Iterator[str]:
         f"A federated run has {work.rounds:,} rounds of {work.steps:,} gradient steps at each of {work.sites} sites. "
         "Baselines take as many steps as one site, or as all sites of a round together, with the recipe's local keys."
     )
-    yield "Nothing was tuned by this command: step sizes and methods' keys are the recipe's, or their defaults."
+    if study.tuning is None:
+        yield "Nothing was tuned by this command: step sizes and methods' keys are the recipe's, or their defaults."
+    else:
+        yield f"Tuned inside each split's training part: {'; '.join(asked.tune)}. See the chapter Tuning."
 
 
 def _recipes(view: View) -> Iterator[tuple[str, str]]:

@@ -20,11 +20,12 @@ from hpcfed.study.measures import with_metrics
 from hpcfed.study.methods import Methods, parse_methods
 from hpcfed.study.options import Asked, check_options, parse_baselines
 from hpcfed.study.samples import SiteSamples, read_samples
-from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, make_splits
+from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, inner_split, make_splits
+from hpcfed.study.tuning import Tuned, Tuning, parse_tuning, variants
 from hpcfed.sweep.grid import Point
 from hpcfed.sweep.plan import Plan, Unit, counted
 
-PAGE, TABLES, DATA, SWEEP = "study.html", "tables", "data", "sweep"
+PAGE, TABLES, DATA, SWEEP, TUNING = "study.html", "tables", "data", "sweep", "tuning"
 """Entries of a study's folder."""
 
 
@@ -54,6 +55,9 @@ class Study:
         seeds: of the runs.
         work: of a federated run.
         shared: the baselines' ``parameters``, none of them private.
+        tuning: the grids, None without any.
+        tuned: the values that were chosen, None before.
+        variants: the arms of a study that tunes; None for the usual ones.
     """
 
     folder: Path
@@ -66,6 +70,9 @@ class Study:
     seeds: tuple[Seeds, ...]
     work: Work
     shared: dict[str, Any]
+    tuning: Tuning | None = None
+    tuned: Tuned | None = None
+    variants: tuple[Arm, ...] | None = None
 
     @property
     def leaves_out(self) -> bool:
@@ -75,6 +82,8 @@ class Study:
     @property
     def arms(self) -> list[Arm]:
         """What is trained."""
+        if self.variants is not None:
+            return list(self.variants)
         return make_arms(self.methods.each, self.methods.reference, self.baselines, self.samples.sites, self.work)
 
     @property
@@ -93,6 +102,31 @@ class Study:
     def trainers(self, split: int) -> list[int]:
         """Return the sites that train in a split."""
         return self.splits.each[split].trainers(self.samples.owner)
+
+    def inner(self) -> Study:
+        """Return the study that tunes: its splits are those of the training parts, its arms the points of the grids.
+
+        Raises:
+            InputError: a site has too few training samples.
+        """
+        assert self.tuning is not None
+        samples, asked = self.samples, self.asked
+        splits = [
+            inner_split(
+                split, number, samples.owner, samples.label, asked.fraction, asked.split_seed, samples.sites,
+                samples.group,
+            )
+            for number, split in enumerate(self.splits.each)
+        ]  # fmt: skip
+        return replace(
+            self,
+            folder=self.folder / TUNING,
+            splits=Splits(tuple(splits)),
+            asked=replace(asked, kind=HOLDOUT),
+            seeds=self.seeds[:1],
+            variants=tuple(variants(self.arms, self.tuning)),
+            tuning=None,
+        )
 
     def about(self) -> dict[str, Any]:
         """Return the settings that decide the splits' files."""
@@ -140,6 +174,8 @@ class Study:
             "data": str(data),
             "output": str(self.run_folder(arm, split, seed)),
         }
+        if self.tuned is not None:
+            arm = replace(arm, overrides=(*arm.overrides, *self.tuned.overrides(arm.key, split)))
         try:
             recipe = resolve(recipe_of(arm, self.recipe, self.work, self.shared, trainers, run))
         except InputError as error:
@@ -171,7 +207,7 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
-    training = ~splits.each[0].tests
+    training = splits.each[0].training
     sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
     folder = asked.output or first.output.with_name(f"{first.output.name}-study")
     return Study(
@@ -185,4 +221,5 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         seeds=tuple(recipe.seed for recipe in recipes),
         work=work_of(recipe, sizes[sizes > 0]),
         shared=shared_parameters(recipe),
+        tuning=parse_tuning(asked.tune, methods.each),
     )

@@ -11,12 +11,13 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
-from hpcfed.study.folder import prepare
+from hpcfed.study.folder import prepare, write_splits
 from hpcfed.study.measured import StudyResults, read_results
 from hpcfed.study.measures import metrics_of
 from hpcfed.study.plan import PAGE, Study
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import View, differences_table, results_table
+from hpcfed.study.tuning import Tuned, choose
 from hpcfed.sweep.claims import AGAIN, Claims
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import Redo, run_sweep, stand
@@ -24,15 +25,37 @@ from hpcfed.sweep.run import Redo, run_sweep, stand
 
 def run_study(
     study: Study, world: World, groups: int | None, redo: Redo, *, quiet: bool = False
-) -> tuple[bool, list[str]]:
-    """Prepare the splits and run what is left, on all ranks; return whether it was stopped, and remarks.
+) -> tuple[bool, list[str], Study]:
+    """Prepare the splits, tune, and run what is left, on all ranks.
+
+    Returns:
+        Whether it was stopped, remarks, and the study with the values that were chosen.
 
     Raises:
         InputError: the folder holds other files, or a recipe cannot be run.
-        EnvironmentFailure: the disk refuses.
+        EnvironmentFailure: the disk refuses, or runs that tune failed.
     """
-    remarks, plan = world.on_root(lambda: (prepare(study, fresh=redo.fresh), study.plan()))
-    return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks
+    remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh))
+    if study.tuning is not None:
+        inner = world.on_root(study.inner)
+        if inner.arms:
+            world.on_root(lambda: write_splits(inner))
+            tried = world.on_root(inner.plan)
+            if run_sweep(tried, world, groups, quiet=quiet, redo=redo):
+                return True, remarks, study
+            world.on_root(lambda: raise_if_failed(tried))
+        study = world.on_root(lambda: replace(study, tuned=_tuned(study, inner)))
+    plan = world.on_root(study.plan)
+    return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks, study
+
+
+def _tuned(study: Study, inner: Study) -> Tuned:
+    """Return the values that the inner runs chose."""
+    assert study.tuning is not None
+    metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
+    trainers = [study.trainers(split) for split in range(len(study.splits.each))]
+    runs = read_results(inner).runs
+    return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
 def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> tuple[list[Table], Path]:

@@ -67,6 +67,7 @@ def make_splits(
     sites: Sequence[str],
     labels: Sequence[str] = (),
     group: np.ndarray | None = None,
+    purpose: str = "",
 ) -> Splits:
     """Split n samples `count` times.
 
@@ -79,12 +80,13 @@ def make_splits(
         seed: of the random choice.
         sites, labels: names, for the remarks.
         group: (n,) int64, the group of each sample; None without groups.
+        purpose: of the splits; each has random streams of its own.
 
     Raises:
         InputError: a site has fewer samples or groups than are needed.
     """
     if group is not None:
-        return _by_group(kind, site, label, group, count, fraction, seed, sites, labels)
+        return _by_group(kind, site, label, group, count, fraction, seed, sites, labels, purpose)
     if kind == SITE_OUT:
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
     least = count if kind == FOLDS else LEAST
@@ -103,11 +105,37 @@ def make_splits(
             named = ", ".join(labels[entry] if entry < len(labels) else str(entry) for entry in small)
             remarks.append(f"{name}: fewer than {least} samples of {named}: not stratified by it")
         if kind == FOLDS:
-            tests[:, rows] = folds(strata, count, stream(seed, f"folds of site {k}"))
+            tests[:, rows] = folds(strata, count, stream(seed, f"{purpose}folds of site {k}"))
         else:
             for number in range(count):
-                tests[number, rows] = holdout(strata, fraction, stream(seed, f"holdout {number} of site {k}"))
+                tests[number, rows] = holdout(strata, fraction, stream(seed, f"{purpose}holdout {number} of site {k}"))
     return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(remarks))
+
+
+def inner_split(
+    split: TrainTestSplit,
+    number: int,
+    site: np.ndarray,
+    label: np.ndarray | None,
+    fraction: float,
+    seed: int,
+    sites: Sequence[str],
+    group: np.ndarray | None = None,
+) -> TrainTestSplit:
+    """Return a holdout of a split's training samples; its test samples are in neither part.
+
+    Raises:
+        InputError: a site has too few training samples or groups.
+    """
+    rows = np.flatnonzero(split.training)
+    present, own = np.unique(site[rows], return_inverse=True)
+    found = make_splits(
+        HOLDOUT, own, None if label is None else label[rows], 1, fraction, seed, [sites[k] for k in present.tolist()],
+        group=None if group is None else group[rows], purpose=f"tuning of split {number}: ",
+    )  # fmt: skip
+    tests = np.zeros(len(site), bool)
+    tests[rows] = found.each[0].tests
+    return TrainTestSplit(tests, unused=~split.training)
 
 
 def _by_group(
@@ -120,6 +148,7 @@ def _by_group(
     seed: int,
     sites: Sequence[str],
     labels: Sequence[str],
+    purpose: str,
 ) -> Splits:
     """Split samples of groups; arguments as `make_splits`."""
     if kind == SITE_OUT:
@@ -135,11 +164,11 @@ def _by_group(
         raise InputError(what, expected=f"at least {least}", got=str(numbers[k]), remedy=remedy)
     stratum = site if label is None else site * (1 + int(label.max())) + label
     if kind == FOLDS:
-        part = divide(group, stratum, (1 / count,) * count, stream(seed, "folds of groups"), ordered=True)
+        part = divide(group, stratum, (1 / count,) * count, stream(seed, f"{purpose}folds of groups"), ordered=True)
         tests = part == np.arange(count)[:, None]
     else:
         shares = (fraction, 1 - fraction)
-        streams = (stream(seed, f"holdout {number} of groups") for number in range(count))
+        streams = (stream(seed, f"{purpose}holdout {number} of groups") for number in range(count))
         tests = np.array([divide(group, stratum, shares, rng) == 0 for rng in streams])
     return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(_remarks(tests, site, label, sites, labels)))
 

@@ -7,6 +7,7 @@ each split leaves one site out, a site has one value, and intervals are those of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from hpcfed.report.group import ABSENT
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE
 from hpcfed.study.measured import StudyResults
-from hpcfed.study.measures import StudyMetric
+from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import StudyRow, reference_of
 from hpcfed.study.statistics import Estimate, corrected
@@ -171,6 +172,43 @@ def splits_table(study: Study) -> Table:
         rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), tested))
     header = ("Site", "Samples", *labels, "Tested in a split")
     return Table("Sites", header, tuple(rows))
+
+
+def tuning_table(study: Study) -> Table | None:
+    """A row an arm: how many splits chose which values; None if nothing was tuned."""
+    if study.tuned is None:
+        return None
+    rows = []
+    for arm in study.arms:
+        own = [
+            study.tuned.chosen[arm.key, k] for k in range(len(study.splits.each)) if (arm.key, k) in study.tuned.chosen
+        ]
+        counts = Counter(one.point.label for one in own)
+        if counts:
+            rows.append((arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.items())))
+    metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
+    note = (
+        f"By {metric.in_text} on an inner holdout of each split's training samples ({100 * study.asked.fraction:g} %), "
+        f"mean over sites, seed {study.seeds[0].model}; ties: the smaller loss. The split's test samples had no part."
+    )
+    return Table("Chosen values", ("Arm", "Values, and the splits that chose them"), tuple(rows), note)
+
+
+def tuning_records(study: Study) -> list[dict[str, Any]]:
+    """Return the rows of ``tuning-points.csv``: an arm, split and point each."""
+    if study.tuned is None:
+        return []
+    return [
+        {
+            "arm": one.arm, "split": one.split, "point": one.point.label, "value": _known(one.value),
+            "loss": _known(one.loss), "chosen": int(study.tuned.chosen[one.arm, one.split] is one),
+        }
+        for one in study.tuned.candidates
+    ]  # fmt: skip
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _estimates(view: View, values: np.ndarray) -> list[Estimate | None]:

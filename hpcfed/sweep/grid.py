@@ -81,14 +81,14 @@ class Point:
         return ", ".join(f"{key}={value.label}" for key, value in pairs) or "the recipe"
 
 
-def parse_grid(text: str) -> Grid:
-    """Parse ``key=values``.
+def parse_grid(text: str, option: str = "--grid") -> Grid:
+    """Parse ``key=values`` of a command's option.
 
     Raises:
         InputError: it has none of the forms above, a value twice, or a key that a sweep sets itself.
     """
     key, equals, values = text.partition("=")
-    where = f"--grid {text}"
+    where = f"{option} {text}"
     if not equals or not KEY.fullmatch(key):
         raise InputError("a grid", where=where, expected="section.key=values", got=repr(text))
     if key.partition(".")[0] in NOT_SWEPT:

@@ -68,7 +68,7 @@ def planned(folder: Path, methods: str = "fedavg,fedexp", overrides: Sequence[st
 
 def done(study: Study, *, fresh: bool = False) -> Path:
     """Run a study in this process and write its results; return its folder."""
-    stopped, remarks = run_study(study, World(), None, Redo(fresh=fresh), quiet=True)
+    stopped, remarks, study = run_study(study, World(), None, Redo(fresh=fresh), quiet=True)
     assert not stopped
     raise_if_failed(study.plan())
     write_study(study, ["recipe.yaml"], remarks)

@@ -1,0 +1,122 @@
+"""Tuning inside the training part, against the choice of a computation on the raw samples alone."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+from safetensors.numpy import load_file
+from sklearn.metrics import log_loss
+from sklearn.preprocessing import StandardScaler
+
+from hpcfed.errors import InputError
+from tests.launch import launch
+from tests.study.conftest import done, planned, recipe
+
+RATES = (0.0001, 0.05)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def recipe_at(run: Path) -> dict:
+    return YAML(typ="safe").load((run / "recipe.yaml").read_text())
+
+
+@pytest.mark.parametrize("kind", [pytest.param("holdout", marks=pytest.mark.soak), "leave-one-site-out"])
+def test_values_are_chosen_on_the_training_part_alone(folder, kind):
+    """The tried models are measured here on raw samples, scaled by the inner training part; no test sample is near."""
+    recipe(folder, rounds=2, evaluate={})
+    is_holdout = kind == "holdout"
+    options = {"kind": kind, "standardize": "pooled", "fraction": 0.25, "splits": 1 if is_holdout else None}
+    grids = ("local.lr=0.0001,0.05", "feddyn:alpha=0.1,1")
+    baselines = "alone" if is_holdout else "none"
+    study = planned(folder, "fedavg,feddyn:alpha=0.1", tune=grids, baselines=baselines, **options)
+    place = done(study)
+    dataset, owner = study.samples.dataset, study.samples.owner
+    points = {(row["arm"], row["split"], row["point"]): row for row in table(place / "tables/tuning-points.csv")}
+    assert len([row for row in points.values() if row["arm"] == "feddyn-alpha-0.1"]) == 2 * len(study.splits.each)
+    for number, split in enumerate(study.splits.each):
+        with h5py.File(place / f"tuning/data/split-{number}.sites.h5", locking=False) as file:
+            training, rows, ends = file["train/row"][:], file["test/x"][:], file["test/offsets"][:]
+        held = np.setdiff1d(np.flatnonzero(~split.tests), training)
+        assert len(rows) == len(held)  # inner training and test part together are the split's training part
+        assert not split.tests[training].any()
+        scaler = StandardScaler().fit(dataset.x[training].astype(np.float64))
+        sites = [k for k in range(3) if k != split.site]
+        assert ends[-1] == len(held)
+        for arm in ("fedavg", "alone-1") if is_holdout else ("fedavg",):
+            found = []
+            for point in range(2):
+                model = load_file(
+                    place / f"tuning/sweep/runs/{arm}.point-{point}.split-{number}.seed-0/model.safetensors"
+                )
+                right, losses = [], []
+                for k in sites if arm != "alone-1" else [1]:
+                    own = held[owner[held] == k]
+                    out = scaler.transform(dataset.x[own].astype(np.float64)) @ model["weight"].T + model["bias"]
+                    right.append(np.mean(out.argmax(1) == dataset.y[own]))
+                    powers = np.exp(out - out.max(1, keepdims=True))
+                    losses.append(log_loss(dataset.y[own], powers / powers.sum(1, keepdims=True), labels=[0, 1]))
+                found.append((np.mean(right), -np.mean(losses)))
+                row = points[arm, str(number), f"local.lr={RATES[point]:g}"]
+                assert float(row["value"]) == pytest.approx(found[-1][0])
+                assert float(row["loss"]) == pytest.approx(-found[-1][1], rel=1e-5)
+            best = RATES[max(range(2), key=lambda point: found[point])]
+            used = recipe_at(place / f"sweep/runs/{arm}.split-{number}.seed-0")
+            assert used["local"]["lr"] == best
+    assert recipe_at(place / "sweep/runs/feddyn-alpha-0.1.split-0.seed-0")["algorithm"]["alpha"] == 0.1  # as it names
+    page = (place / "study.html").read_text()
+    assert "Tuned inside each split&#39;s training part: local.lr=0.0001,0.05; feddyn:alpha=0.1,1." in page
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ("local.steps=1,2", "--tune local.steps=1,2: 'local.steps' cannot be tuned"),
+        ("algorithm.alpha=1,2", "not every arm has 'algorithm.alpha'; name its method"),
+        ("fedexq:eps=1,2", "no method 'fedexq' in the study; did you mean 'fedexp'?"),
+        ("local.lr", "--tune local.lr: a grid: expected section.key=values"),
+    ],
+)
+def test_wrong_grids(folder, tune, message):
+    with pytest.raises(InputError) as refused:
+        planned(folder, tune=(tune,))
+    assert message in str(refused.value)
+
+
+def test_values_that_do_not_train_are_never_chosen(folder):
+    """One that diverges is not; where all do, a line names them."""
+    recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
+    with h5py.File(folder / "sites.h5", "a") as file:
+        file.attrs["task"] = "regression"
+        for part in ("train", "test"):
+            y = file[f"{part}/y"][:].astype(np.float32)
+            del file[f"{part}/y"]
+            file[f"{part}/y"] = y
+    place = done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e15,0.001",)))
+    assert [row["chosen"] for row in table(place / "tables/tuning-points.csv")] == ["0", "1"]
+    with pytest.raises(InputError, match=r"FedAvg: no value of local.lr trains in split 0; try smaller ones"):
+        done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e14,1e15",), output=folder / "far"))
+
+
+@pytest.mark.soak
+def test_a_study_on_three_ranks_has_the_files_of_one(folder):
+    """The page, all tables, data and models, with tuning, to the last byte."""
+    recipe(folder, rounds=1, evaluate={})
+    words = ["study", "recipe.yaml", "--methods", "fedavg,scaffold", "--splits", "2", "--baselines", "none"]
+    for ranks in (1, 3):
+        ran = launch(ranks, [*words, "--tune", "local.lr=0.001,0.05"], cwd=folder)
+        assert ran.returncode == 0, ran.stderr
+        (folder / "run-study").rename(folder / str(ranks))
+    kinds = ("study.html", "splits.csv", "tables/*", "**/data/*.h5", "**/model.safetensors")
+    files = [path for kind in kinds for path in sorted((folder / "1").glob(kind))]
+    assert sum(path.name == "model.safetensors" for path in files) == 12
+    for path in files:
+        assert (folder / "3" / path.relative_to(folder / "1")).read_bytes() == path.read_bytes(), path
