@@ -63,7 +63,7 @@ class AveragedBuffers:
         """Return n_i of a client after training, by their names among its scalars; exact below 2^53."""
         if not self.scalars:
             return {}
-        return dict(zip(self.scalars, trained[INTEGERS].tolist(), strict=True))
+        return dict(zip(self.scalars, trained[INTEGERS].cpu().tolist(), strict=True))
 
     def step(self, sums: Sums, kept: float) -> None:
         """Take the round's averages, where clients with a share of `kept` in all are not skipped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hpcfed.client.batched.gradients import Network, Vectorized, perceptron_of
@@ -54,9 +55,8 @@ def engine_for(
             no such precision.
     """
     if section.engine != "batched":
-        solver = SequentialSolver(model, loss, section, seed, precision=precision, draws=draws)
-        if section.compile:
-            try_compiled(solver, like)
+        build = partial(SequentialSolver, model, loss, section, seed, precision=precision, draws=draws)
+        solver = try_compiled(build, like) if section.compile else build()
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
         return solver
@@ -78,15 +78,17 @@ def tuner_for(fine_tune: FineTune, model: FlatModel, loss: Loss, seed: int, *, d
     return SequentialSolver(model, loss, section, seed, draws=draws, streams=streams)
 
 
-def try_compiled(solver: SequentialSolver, like: Samples) -> None:
-    """Take a few steps, so that what cannot be compiled, captured or replayed is known before the first round.
+def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> SequentialSolver:
+    """Build a solver and take a few steps: what cannot be compiled, captured or replayed shows before the first round.
 
     Raises:
         InputError: it cannot.
     """
     try:
+        solver = build()
         for _ in range(STEPS_TO_REPLAY):
             solver.try_step(*like)
+        return solver
     except Exception as error:  # a compiler may raise anything
         what = f"local.compile: true does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
         raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error

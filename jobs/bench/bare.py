@@ -1,6 +1,6 @@
 """The bare PyTorch loop that a round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
 
-Usage: bare.py (mlp | cnn | logistic) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
+Usage: bare.py (mlp | cnn | logistic | resnet18 | lstm) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
 
 FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median
 milliseconds of a round after the warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the rounds'
@@ -41,7 +41,52 @@ def convolutional() -> nn.Module:
     )
 
 
-MODELS = {"mlp": (perceptron, 50), "cnn": (convolutional, 50), "logistic": (lambda: nn.Linear(60, 5), 5)}
+class Block(nn.Module):
+    """Two 3×3 convolutions with GroupNorm beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(2, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(2, outputs)
+        narrow = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Sequential(narrow, nn.GroupNorm(2, outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) → (B, C', H', W')."""
+        return (self.norm2(self.conv2(self.norm1(self.conv1(x)).relu())) + self.shortcut(x)).relu()
+
+
+def residual() -> nn.Module:
+    """ResNet-18 with a 3×3 stem and GroupNorm, for 3×32×32 and 10 classes."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(2, 64), nn.ReLU()]
+    for inputs, width in pairwise((64, 64, 128, 256, 512)):
+        layers += [Block(inputs, width, width // inputs), Block(width, width, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class Recurrent(nn.Module):
+    """Two LSTM layers of 100 on an embedding of 8, for 80 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(80, 8)
+        self.lstm = nn.LSTM(8, 100, 2, batch_first=True)
+        self.head = nn.Linear(100, 80)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T) → (B, 80)."""
+        return self.head(self.lstm(self.embedding(x.long()))[0][:, -1])
+
+
+MODELS = {
+    "mlp": (perceptron, 50),
+    "cnn": (convolutional, 50),
+    "logistic": (lambda: nn.Linear(60, 5), 5),
+    "resnet18": (residual, 50),
+    "lstm": (Recurrent, 50),
+}
 
 
 def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch_size: int) -> None:

@@ -1,11 +1,11 @@
 """What a round asks of a GPU: kernels, synchronisations and bytes, counted on a device that is none.
 
-    python -m jobs.bench.counts [mlp] [cnn] [logistic]
+    python -m jobs.bench.counts [mlp] [cnn] [logistic] [resnet18] [lstm]          all: a minute or two
 
 The tests' strict device (tests/device/strict.py) runs everything on the CPU and counts operators that launch kernels on
 a GPU, waits of the host for the device, and the bytes of each copy. Counted is the third round of each workload of
-`hpcfed bench`, by each engine, beside the bare loop's: data are on the device by then. Prints one table a workload; `d`
-in it is a copy as large as the model's vector or larger.
+`hpcfed bench`, and of a ResNet-18 and an LSTM, by each engine, beside the bare loop's: data are on the device by then.
+Prints one table a workload; `d` in it is a copy as large as the model's vector or larger.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from hpcfed.ranks.accelerators import ACCELERATORS, Accelerator
 from hpcfed.ranks.world import World
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
-from hpcfed.tools.bench.workloads import write_workload
+from hpcfed.tools.bench.workloads import WORKLOADS, Workload, write_files
 from jobs.bench import bare
 from tests.device.strict import KIND, STUB, Counts, register
 
 ROUND = 3
+COUNTED = {name: WORKLOADS[name] for name in ("mlp", "cnn", "logistic")} | {
+    "resnet18": Workload("", "ResNet-18", {"name": "resnet18-gn"}, 4, 8, (3, 32, 32), 10, cohort=2, batch_size=4),
+    "lstm": Workload("", "LSTM", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50),
+}
 
 
 def of_hpcfed(recipe: Path, *overrides: str) -> tuple[Counts, int]:
@@ -51,7 +55,7 @@ def of_bare(name: str, folder: Path) -> Counts:
     STUB.reset()
     STUB.take(0)
     device = torch.device(KIND, 0)
-    build, batch_size = bare.MODELS[name]
+    build, _ = bare.MODELS[name]
     server = build().to(device)
     model = build().to(device)
     with h5py.File(folder / "federation.h5") as file:
@@ -60,7 +64,7 @@ def of_bare(name: str, folder: Path) -> Counts:
     clients = [(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
     for cohort in json.loads((folder / "cohorts.json").read_text())[:ROUND]:
         STUB[0].counts = Counts()
-        bare.train_round(server, model, clients, cohort, batch_size)
+        bare.train_round(server, model, clients, cohort, COUNTED[name].batch_size)
     return STUB[0].counts
 
 
@@ -73,7 +77,7 @@ def row(name: str, counts: Counts, d: int) -> str:
 
 def table(name: str, folder: Path) -> Iterator[str]:
     """Yield the lines of a workload's table."""
-    write_workload(name, folder)
+    write_files(name, COUNTED[name], folder)
     recipe = folder / "recipe.yaml"
     yield f"| {name} | operators | waits | copies up | copies down | of size d, up + down |"
     yield "|---|---|---|---|---|---|"
@@ -90,7 +94,7 @@ def main(names: list[str]) -> None:
     register()
     ACCELERATORS.clear()
     ACCELERATORS[KIND] = STUB
-    for name in names or ["mlp", "cnn", "logistic"]:
+    for name in names or COUNTED:
         with tempfile.TemporaryDirectory() as scratch:
             for line in table(name, Path(scratch)):
                 print(line, flush=True)

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._mode_utils import no_dispatch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from hpcfed.ranks.accelerators import Accelerator
@@ -110,9 +111,13 @@ class StubDevice:
 
         An exception there passes through torch's guard of a Python device, which ends the process.
         """
-        if not isinstance(threading.current_thread(), threading._DummyThread):
+        if isinstance(threading.current_thread(), threading._DummyThread):
+            self.late = error
+            return
+        try:
             raise error
-        self.late = error
+        finally:
+            del error  # else its own traceback would hold it, and the tensors of every frame on the way
 
     def launch(self) -> None:
         self.counts.kernels += 1
@@ -298,8 +303,11 @@ def run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(f"{func}: a tensor on {KIND}:{index} asks for one on {device}")
         bare_kwargs["device"] = torch.device("cpu")
     with _seeded(func, own, bare_kwargs):
-        result = func(*bare_args, **bare_kwargs)
+        result = FUSED.get(func, func)(*bare_args, **bare_kwargs)
     _count(func, own, result, outer, bare_args)
+    if torch.Tag.inplace_view in func.tags:
+        with no_dispatch():  # the shape that torch has of the device's tensor
+            func(*args, **kwargs)
     return _dressed(result, outer, index)
 
 
@@ -321,8 +329,7 @@ def _dressed(value: Any, outer: dict[int, StubTensor], index: int) -> Any:
         same = outer.get(id(value))
         if same is None:
             return StubTensor(value, index)
-        if same.shape != value.shape:
-            raise NotImplementedError("an operator that changes a tensor's shape in place")
+        assert same.shape == value.shape, "an operator has changed a tensor's shape in place"
         return same
     if isinstance(value, (list, tuple)):
         return type(value)(_dressed(entry, outer, index) for entry in value)
@@ -443,6 +450,38 @@ def _to_copy(
     return source._inner.to(dtype or source.dtype, copy=True)
 
 
+def _lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cell: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
+    """Return h', c' and the activated gates of an LSTM's step, which torch fuses on every device but the CPU."""
+    gates = input_gates + hidden_gates
+    for bias in biases:
+        gates = gates if bias is None else gates + bias
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    after = f * cell + i * g
+    return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(
+    of_hidden: Tensor | None, of_cell: Tensor | None, cell: Tensor, after: Tensor, gates: Tensor, has_bias: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by gates (4H), by the cell and by the biases, of those by h' and c'."""
+    i, f, g, o = gates.chunk(4, 1)
+    tanh = after.tanh()
+    by_hidden = torch.zeros_like(cell) if of_hidden is None else of_hidden
+    by_after = by_hidden * o * (1 - tanh * tanh)
+    if of_cell is not None:
+        by_after = by_after + of_cell
+    each = by_after * g * i * (1 - i), by_after * cell * f * (1 - f)
+    each += by_after * i * (1 - g * g), by_hidden * tanh * o * (1 - o)
+    by_gates = torch.cat(each, 1)
+    return by_gates, by_after * f, by_gates.sum(0) if has_bias else None
+
+
+FUSED: dict[Any, Callable[..., Any]] = {
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: _lstm_cell_backward,
+}
+"""Kernels that the CPU has not, in its own."""
 SPECIAL: dict[Any, Callable[..., Any]] = {aten.copy_.default: copy_, aten._to_copy.default: _to_copy}
 
 

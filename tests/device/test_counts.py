@@ -6,15 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 from hpcfed.config.load import load_recipe
+from hpcfed.models.flat import FlatModel
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
-from tests.device.strict import Counts, Stub
+from tests.device.strict import KIND, Counts, Stub
 from tests.mpi.recipes import small, write_small
+from tests.mpi.test_models import CASES as MODELS
+from tests.mpi.test_models import write_all
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 ENGINES = ("sequential", "batched")
+
+
+def round_counts(stub: Stub, world, recipe: dict[str, Any]) -> tuple[Counts, FlatModel]:
+    """Return what the third round of a recipe asks of the device, and its model."""
+    stub.reset()
+    parts, _ = assemble(resolve(load_recipe(recipe)), world)
+    simulation = Simulation(parts)
+    with parts.clients:
+        for number in (1, 2, 3):
+            stub[0].counts = Counts()
+            simulation.round(number)
+    return stub[0].counts, parts.model
 
 
 @pytest.fixture
@@ -26,14 +43,8 @@ def counted(stub: Stub, world, tmp_path: Path, monkeypatch):
     def count(**changes: Any) -> tuple[Counts, int]:
         changes["local"] = {"steps": 3, "batch_size": 5, "lr": 0.1, **changes.get("local", {})}
         recipe = small("run", **{"device": "auto", "evaluate": {"every": 0}, **changes})
-        stub.reset()
-        parts, _ = assemble(resolve(load_recipe(recipe)), world)
-        simulation = Simulation(parts)
-        with parts.clients:
-            for number in (1, 2, 3):
-                stub[0].counts = Counts()
-                simulation.round(number)
-        return stub[0].counts, parts.model.vector.nbytes
+        counts, model = round_counts(stub, world, recipe)
+        return counts, model.vector.nbytes
 
     return count
 
@@ -80,3 +91,54 @@ def test_batched_clients_launch_an_eighth_of_the_kernels(counted) -> None:
 
     one_by_one, together = (launched(engine, 4) - launched(engine, 1) for engine in ENGINES)
     assert 0 < together <= one_by_one / 8
+
+
+GATHERED = 4
+"""Kernels that gather a minibatch and convert it, which the bare step here has ready."""
+
+
+def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], tokens: bool) -> int:
+    """Return the kernels of a step of torch's own SGD."""
+    device = torch.device(KIND, 0)
+    module = module.to(device).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    x = torch.ones(4, *shape, dtype=torch.int64 if tokens else torch.float32, device=device)
+    y = torch.ones(4, dtype=torch.int64, device=device)
+    for _ in range(2):
+        before = stub[0].counts.kernels
+        optimizer.zero_grad()
+        cross_entropy(module(x), y).backward()
+        optimizer.step()
+    return stub[0].counts.kernels - before
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "pieces"),
+    [
+        ("dropout", (16, 16), 1),
+        ("cifar-cnn", (3, 16, 16), 1),
+        ("lstm", (9,), 1),
+        pytest.param("resnet18-gn", (3, 16, 16), 22, marks=pytest.mark.soak),
+    ],
+)
+def test_a_round_of_a_large_model(case, shape, pieces, stub, world, tmp_path, monkeypatch) -> None:
+    """A step launches no more kernels than the bare loop's. The waits are for the scalars and each piece of the sums;
+    w goes up and the sums come down, and nothing else is as large.
+    """
+    write_all(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    base = {**MODELS[case], "device": "auto", "evaluate": {"every": 0}, "weights": "uniform"}
+
+    def of(cohort: list[int], steps: int) -> tuple[Counts, FlatModel]:
+        local = {"steps": steps, "batch_size": 4, "lr": 0.05}
+        recipe = small("run", **base | {"local": local, "cohort": {"schedule": [cohort]}})
+        return round_counts(stub, world, recipe)
+
+    (one, model), (more, _), (both, _) = of([1], 1), of([1], 3), of([0, 1], 3)
+    d = model.vector.nbytes
+    for found in (one, more, both):
+        assert found.waits == 1 + pieces
+        assert [size // d for size in found.up if size >= d] == [1]
+        assert sum(size for size in found.down if size >= min(d, 1 << 20)) <= 2 * d + (1 << 20)
+    bare = of_a_bare_step(model.module, stub, shape, case == "lstm")
+    assert 0 < (more.kernels - one.kernels) / 2 <= bare + GATHERED

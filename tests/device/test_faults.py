@@ -40,15 +40,18 @@ def peak_of(stub: Stub, world, **changes: Any) -> int:
     return stub[0].peak
 
 
-@pytest.mark.serial
-def test_clients_that_do_not_fit_together_are_trained_in_smaller_groups(stub, world, folder) -> None:
+@pytest.mark.parametrize("where", ["on every rank", "on the last rank"])
+def test_clients_that_do_not_fit_together_are_trained_in_smaller_groups(where, stub, world, folder) -> None:
     large = {"local": {"steps": 12, "batch_size": 150, "lr": 0.1}, "evaluate": {"every": 0}}
     peak = peak_of(stub, world, **large)
     stub.reset()
-    stub[0].limit = peak * 7 // 8  # most of it is the clients' minibatches
+    is_full = where == "on every rank" or world.rank == world.size - 1
+    if is_full:
+        stub[0].limit = peak * 7 // 8  # most of it is the clients' minibatches
     assert left_by(run("full", world, **large)) == left_by(run("cpu", world, device="cpu", **large))
-    said = (folder / "full" / "logs" / f"rank-{world.rank}.log").read_text()
-    assert "the device's memory is full with" in said
+    own_log = folder / "full" / "logs" / f"rank-{world.rank}.log"
+    said = own_log.read_text() if own_log.exists() else ""
+    assert ("the device's memory is full with" in said) == is_full
     assert "Traceback" not in said
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
+from torch import nn
 
 import hpcfed
+from hpcfed.errors import InputError
 from hpcfed.reduce import buffer
 from tests.device.strict import Stub
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_models import CASES as MODELS
 from tests.mpi.test_models import LOCAL, write_all
-from tests.mpi.test_same_result import left_by
+from tests.mpi.test_same_result import check_same_as_alone, left_by
 
 pytestmark = pytest.mark.one_mpi
 ONE_BY_ONE = {"steps": 3, "batch_size": 10, "lr": 0.1, "engine": "sequential"}
@@ -74,9 +78,27 @@ def test_the_bits_are_the_cpus(path, both) -> None:
     both(rounds=2, **PATHS[path])
 
 
-@pytest.mark.parametrize("case", [name for name in MODELS if name not in ("resnet18-gn", "dropout", "lstm")])
-def test_the_bits_of_models_are_the_cpus(case, both) -> None:
+OTHER_KERNELS = ("lstm", "resnet18-gn")
+"""Models that take other kernels than on a CPU: steps of an LSTM in one, norms over images with channels first."""
+
+
+@pytest.mark.parametrize("case", [name for name in MODELS if name not in OTHER_KERNELS])
+def test_the_bits_of_models_are_the_cpus(case, both, monkeypatch) -> None:
+    """Squared norms are summed in one piece on a device: on the CPU, too."""
+    monkeypatch.setattr("hpcfed.reduce.exact.BLOCK", 1 << 21)
     both(**{"rounds": 1, "local": LOCAL, "evaluate": {"batch_size": 4}, **MODELS[case]})
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.soak if c == "resnet18-gn" else []) for c in OTHER_KERNELS]
+)
+def test_models_of_other_kernels_are_close_and_the_same_on_all_ranks(case, stub, world, folder) -> None:
+    recipe = small(None, **{"rounds": 1, "local": LOCAL, "evaluate": {"batch_size": 4}, **MODELS[case]})
+    cpu = hpcfed.run({**recipe, "output": str(folder / "cpu")}, world=world, quiet=True)
+    check_same_as_alone(world, folder, {**recipe, "device": "auto"})
+    found = load_file(folder / "together" / "model.safetensors")
+    for name, tensor in load_file(cpu.folder / "model.safetensors").items():
+        np.testing.assert_allclose(found[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("through", ["host", "host in pieces", "mpi", "nccl"])
@@ -116,3 +138,17 @@ def test_ranks_share_devices_out(visible, both, stub, world) -> None:
     stub.reset(visible=visible)
     both(rounds=1)
     assert [device.index for device in stub.devices.values() if device.taken] == [world.rank % visible]
+
+
+def test_a_compiled_model_is_tried_before_the_first_round(stub, world, folder, monkeypatch) -> None:
+    """Steps that are only tried leave no trace; a device whose compiler is missing says so in one line."""
+    plain = left_by(hpcfed.run(small("plain", device="auto", local=ONE_BY_ONE), world=world, quiet=True))
+    compiled = {"device": "auto", "local": {**ONE_BY_ONE, "compile": True}}
+    assert left_by(hpcfed.run(small("compiled", **compiled), world=world, quiet=True)) == plain
+
+    def missing(module: nn.Module) -> NoReturn:
+        raise RuntimeError("Cannot find a working triton installation")
+
+    monkeypatch.setattr(stub, "compiled", missing)
+    with pytest.raises(InputError, match=r"compile: true does not work here \(RuntimeError: Cannot find a working"):
+        hpcfed.run(small("refused", **compiled), world=world, quiet=True)

@@ -66,13 +66,23 @@ WORKLOADS = {
 
 def write_workload(name: str, folder: Path, device: str = "cpu") -> None:
     """Write ``federation.h5``, ``cohorts.json`` and ``recipe.yaml`` of a workload, for a device, into a folder."""
-    work = WORKLOADS[name]
+    write_files(name, WORKLOADS[name], folder, device)
+
+
+def write_files(name: str, work: Workload, folder: Path, device: str = "cpu") -> None:
+    """Write these files of any workload; its samples are tokens where the model is an LSTM, else real numbers."""
     rng = np.random.Generator(np.random.Philox(1234))
     count = work.clients * work.samples
-    x = (0.5 * rng.standard_normal((count, prod(work.shape)), dtype=np.float32)).reshape(count, *work.shape)
+    tokens = work.model["name"] == "lstm"
+    x: np.ndarray
+    if tokens:
+        x = rng.integers(work.classes, size=(count, *work.shape), dtype=np.uint8)
+    else:
+        x = (0.5 * rng.standard_normal((count, prod(work.shape)), dtype=np.float32)).reshape(count, *work.shape)
     y = rng.integers(work.classes, size=count, dtype=np.uint8)
     owner = np.repeat(np.arange(work.clients), work.samples)
-    dataset = Dataset(name=name, task="classification", x=x, y=y, num_classes=work.classes)
+    task = "next-token" if tokens else "classification"
+    dataset = Dataset(name=name, task=task, x=x, y=y, num_classes=work.classes)
     write(folder / "federation.h5", dataset, owner, work.clients, partition={"scheme": "equal"})
     cohorts = [rng.choice(work.clients, work.cohort, replace=False).tolist() for _ in range(ROUNDS)]
     write_whole(folder / "cohorts.json", json.dumps(cohorts))

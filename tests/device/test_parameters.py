@@ -1,0 +1,84 @@
+"""Private and frozen parameters, and buffers of every role, on a strict device: the CPU's bits, resumed, replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hpcfed
+from tests.mpi.recipes import small, write_small
+from tests.mpi.test_models import CASES, LOCAL, write_all
+from tests.mpi.test_parameters import FEDBN, FEDPER, everything, recipe
+from tests.mpi.test_replay import check_steps
+
+pytestmark = pytest.mark.one_mpi
+ROLES: Mapping[str, Mapping[str, Any]] = {
+    "private norms": FEDBN,
+    "a private head": FEDPER,
+    "averaged": {"buffers": "averaged"},
+    "private statistics": {"buffers": "private", "frozen": ["1.*"]},
+    "fixed": {"buffers": "fixed", "private": ["4.bias"]},
+}
+
+
+@pytest.fixture
+def folder(world, shared_tmp, monkeypatch) -> Path:
+    """The working folder of all ranks, with six clients."""
+    world.on_root(lambda: write_small(shared_tmp, 6))
+    monkeypatch.chdir(shared_tmp)
+    return shared_tmp
+
+
+def of(output: str, role: str, **changes: Any) -> dict[str, Any]:
+    kept = {"checkpoint": {"every": 2, "keep": 9}, "update_hashes": True}
+    return recipe(output, ROLES[role], **{**kept, **changes})
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_bits_are_the_cpus_also_after_a_checkpoint(role, stub, world, folder) -> None:
+    cpu = hpcfed.run(of("cpu", role, rounds=4), world=world, quiet=True)
+    for rounds in (2, 4):
+        run = hpcfed.run(of("device", role, rounds=rounds, device="auto"), world=world, quiet=True)
+    assert stub[0].counts.kernels > 0
+    assert everything(run) == everything(cpu)
+    if world.rank == world.size - 1:
+        found = hpcfed.replay("device", 4, run.metrics[-1]["cohort"][0])
+        assert found.w.device.type == stub.kind
+        assert found.agrees
+        check_steps(found)
+
+
+@pytest.mark.parametrize("state", ["device", "host", "disk"])
+def test_private_parts_beside_states_that_move(state, stub, world, folder) -> None:
+    changes = {"algorithm": {"name": "feddyn", "alpha": 0.1}, "placement": "balanced", "client_state": state}
+    tuned = {"every": 2, "models": ["global", "last", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
+    changes["evaluate"] = {"every": 0, "model": "client-average", "clients": tuned, "batch_size": 16}
+    cpu, device = (
+        hpcfed.run(of(kind, "a private head", device=kind, **changes), world=world, quiet=True)
+        for kind in ("cpu", "auto")
+    )
+    assert everything(device) == everything(cpu)
+
+
+def test_statistics_of_all_training_samples(stub, world, folder) -> None:
+    evaluate = {"every": 1, "model": "last-two", "statistics": "training", "metrics": ["f1-macro"]}
+    cpu, device = (
+        hpcfed.run(of(kind, "averaged", device=kind, evaluate=evaluate), world=world, quiet=True)
+        for kind in ("cpu", "auto")
+    )
+    assert everything(device) == everything(cpu)
+
+
+@pytest.mark.parametrize("model", ["dropout", "lstm"])
+def test_what_draws_or_recurs_is_replayed_step_by_step(model, stub, world, folder) -> None:
+    world.on_root(lambda: write_all(folder))
+    kept = {"checkpoint": {"every": 1, "keep": 9}, "update_hashes": True, "rounds": 2}
+    base = small("run", **{**kept, "local": LOCAL, "evaluate": {"every": 0}, **CASES[model], "device": "auto"})
+    run = hpcfed.run(base, world=world, quiet=True)
+    world.gather(None)
+    found = hpcfed.replay("run", 2, run.metrics[-1]["cohort"][world.rank % 2])
+    assert found.agrees
+    check_steps(found)
