@@ -61,7 +61,7 @@ def train(
             data = world.on_root(lambda: folder.claim(recipe, done, simulation.hash if done else None))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
-                facts = environment(world, parts.model.vector.device, recipe.reduction)
+                facts = environment(world, parts.model.vector.device, recipe.reduction, recipe.bits)
                 facts |= {"method": parts.method.name, "data": data}
                 facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
                 facts |= without_facts(recipe, parts.federation)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hpcfed.bits.arithmetic import Arithmetic
 from hpcfed.client.private_parts import PrivateParts
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
@@ -55,4 +56,6 @@ class Parts:
     """The recipe's ``seed.batches``, of the methods' random streams too."""
     loss_of: Callable[[int, Tensor, Samples, State], float]
     """f_i of a client, a model, (d,), all of a client's samples, and its private part."""
+    arithmetic: Arithmetic
+    """Of the recipe's ``bits``."""
     world: World

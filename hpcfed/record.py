@@ -212,7 +212,7 @@ def _round_off(value: float) -> float:
     return float(f"{value:.6f}")
 
 
-def environment(world: World, device: torch.device, reduction: str) -> dict[str, Any]:
+def environment(world: World, device: torch.device, reduction: str, bits: str = "native") -> dict[str, Any]:
     """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
     exact = reduction == "exact"
     here = {
@@ -222,7 +222,7 @@ def environment(world: World, device: torch.device, reduction: str) -> dict[str,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
     everywhere = world.gather(here)
-    alike = len({(entry["device"], entry["instructions"]) for entry in everywhere}) == 1
+    alike = bits == "portable" or len({(entry["device"], entry["instructions"]) for entry in everywhere}) == 1
     doubts = ("reduction: fast adds in an order of its own", "the ranks differ in device or instruction set")
     why_not = "; ".join(doubt for doubt, ruled_out in zip(doubts, (exact, alike), strict=True) if not ruled_out)
     return {
@@ -236,6 +236,7 @@ def environment(world: World, device: torch.device, reduction: str) -> dict[str,
         "memory_bytes": psutil.virtual_memory().total,
         "threads_per_rank": torch.get_num_threads(),
         "reduction": {"kind": reduction},
+        "bits": bits,
         "bitwise": not why_not,
         "bitwise_why_not": why_not or None,
     }

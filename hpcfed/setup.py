@@ -13,10 +13,12 @@ from rich.filesize import decimal
 from hpcfed import algorithms, models
 from hpcfed.algorithms._client_average import following_clients, following_iterates
 from hpcfed.algorithms._compatibility import check_parts, check_product
+from hpcfed.bits.arithmetic import arithmetic_of
 from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import made, own_step
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.metrics import CLASSES, check_metrics, targets_of
+from hpcfed.config.portable import check_portable
 from hpcfed.config.recipe import Algorithm, Local, LossSection, Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
@@ -70,6 +72,9 @@ def _resolve(recipe: Recipe) -> Recipe:
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
         recipe = _with_numbers(recipe, federation)
+        if recipe.bits == "portable":
+            check_portable(asked, federation.task)
+            recipe = recipe.model_copy(update={"device": "cpu"})
         _check_samples(recipe, federation, spec)
         _check_test_set(recipe, federation)
         if federation.task == "survival" and recipe.loss.factory is None:
@@ -171,7 +176,7 @@ def _matmul(recipe: Recipe, engine: str, spec: models.Spec | None) -> str:
         raise InputError(f"local.matmul: onednn with {why}", remedy="use local.matmul: blas")
     if recipe.local.matmul != "auto":
         return recipe.local.matmul
-    ours = spec is not None and spec.stacks and not any(hindrances.values())
+    ours = spec is not None and spec.stacks and recipe.bits == "native" and not any(hindrances.values())
     return "onednn" if ours and recipe.device in ("auto", "cpu") and onednn.is_faster() else "blas"
 
 
@@ -207,7 +212,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
     from hpcfed.parts import Parts
     from hpcfed.user_code.method import checked
 
-    method = algorithms.build(recipe.algorithm, recipe.python_path)
+    method, arithmetic = algorithms.build(recipe.algorithm, recipe.python_path), arithmetic_of(recipe.bits)
     if recipe.algorithm.factory is not None:
         method = checked(method)
     if recipe.evaluate.model == "client-average":
@@ -259,6 +264,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         elsewhere=method.local.evaluates_elsewhere,
         most_samples=int(federation.sizes.max()),
         own_step=step,
+        arithmetic=arithmetic,
     )
     home = homes(np.where(cohorts.present, federation.sizes, 0), world.size)
     placement = Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)
@@ -273,7 +279,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         model=model,
         initial_w=initial_w,
         engine=engine,
-        stepping=Stepping(recipe.local),
+        stepping=Stepping(recipe.local, arithmetic),
         tuner=tuner_for(fine_tune, model, loss, seed, draws=draws) if fine_tune is not None else None,
         shards=shards,
         cohorts=cohorts,
@@ -289,6 +295,7 @@ def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot:
         world=world,
         seed=seed,
         loss_of=evaluator.loss_of,
+        arithmetic=arithmetic,
     )
     return parts, evaluator
 
@@ -301,11 +308,16 @@ def build_loss(recipe: Recipe, federation: Federation, dtype: torch.dtype, devic
     """
     import torch
 
-    from hpcfed.models.losses import loss_for
+    from hpcfed.models.losses import OF_TASK, loss_for
+    from hpcfed.models.portable import portable_loss
 
     weights = class_weights(recipe.loss, federation, present_in(recipe, federation.num_clients))
     of_classes = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
-    return loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
+    loss = loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
+    if recipe.bits == "native":
+        return loss
+    name = OF_TASK[federation.task] if recipe.loss.name == "auto" else recipe.loss.name
+    return portable_loss(name, loss)
 
 
 def class_weights(
@@ -361,13 +373,17 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     import torch
 
     from hpcfed.models.flat import FlatModel
+    from hpcfed.models.portable import portable_linear
 
     outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
     spec = models.spec(recipe.model)
     if spec is not None:
         _check_memory(spec, federation.feature_shape, outputs, dtype)
-    torch.manual_seed(torch_seed(recipe.seed.model, Purpose.MODEL))
+    seed = torch_seed(recipe.seed.model, Purpose.MODEL)
+    torch.manual_seed(seed)
     module = spec.build(federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    if recipe.bits == "portable":
+        module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)

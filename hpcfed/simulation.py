@@ -87,6 +87,7 @@ class Simulation:
             sum_on_device=parts.sum_on_device,
             hashes_updates=parts.hashes_updates,
             others=self.buffers.entries,
+            arithmetic=parts.arithmetic,
         )
         self.w: Tensor = parts.initial_w.to("cpu", copy=True)
         self.server: State = parts.method.server.begin(self.w.double())
@@ -302,7 +303,7 @@ class Simulation:
         return Means(
             vectors=vectors,
             mean_delta_sq=math.nan if delta is None else float((cohort.shares * sums.delta_sq).sum()) / kept,
-            delta_sq=math.nan if delta is None else float(torch.dot(delta, delta)),
+            delta_sq=math.nan if delta is None else self._parts.arithmetic.squared_norm(delta),
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=plan.round,
@@ -310,6 +311,7 @@ class Simulation:
             effective_steps=plan.common_steps,
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
+            arithmetic=self._parts.arithmetic,
         )
 
     @property

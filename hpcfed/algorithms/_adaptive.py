@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from hpcfed.bits.arithmetic import Arithmetic
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Adaptive(Part):
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         """Return the next v, (d,), from v and the entries of Δ̄² or m²."""
 
-    def scale_of_v(self, steps: int) -> float:
+    def scale_of_v(self, steps: int, arithmetic: Arithmetic) -> float:
         """1 − β₂ᵗ after t steps; 1 for rules without β₂."""
         return 1.0
 
@@ -59,7 +60,8 @@ class Adaptive(Part):
         direction, spread = m, v
         if self.debias != "none":
             steps = 1 if self.debias == "constant" else means.round
-            direction, spread = m / (1 - self.beta1**steps), v / self.scale_of_v(steps)
+            direction = m / (1 - means.arithmetic.power(self.beta1, steps))
+            spread = v / self.scale_of_v(steps, means.arithmetic)
         below = (spread + self.tau).sqrt() if self.root == "padded" else spread.sqrt() + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
         return ServerUpdate(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
@@ -70,5 +72,5 @@ class Decaying(Adaptive):
 
     beta2: float = Field(0.99, ge=0, lt=1)
 
-    def scale_of_v(self, steps: int) -> float:
-        return 1 - self.beta2**steps
+    def scale_of_v(self, steps: int, arithmetic: Arithmetic) -> float:
+        return 1 - arithmetic.power(self.beta2, steps)

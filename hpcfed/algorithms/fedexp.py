@@ -39,7 +39,8 @@ class Epsilon(Part):
 
     def eps_of(self, means: Means) -> float:
         """ε of the round."""
-        return self.eps * self.eps_decay**means.round * (means.cohort_size if self.eps_scale == "cohort" else 1)
+        decay = means.arithmetic.power(self.eps_decay, means.round)
+        return self.eps * decay * (means.cohort_size if self.eps_scale == "cohort" else 1)
 
 
 class Extrapolation(Epsilon):

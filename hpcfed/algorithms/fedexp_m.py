@@ -40,7 +40,7 @@ class ExtrapolatedMomentum(Epsilon):
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         v = means.delta + self.beta * state["v"]
         discounted = means.mean_delta_sq + self.beta / 2 * state["M"]
-        below = 2.0 * (float(v.dot(v)) + self.eps_of(means))
+        below = 2.0 * (means.arithmetic.squared_norm(v) + self.eps_of(means))
         eta_g = float(discounted) / below if below > 0 else 1.0
         return ServerUpdate(w - eta_g * v, {"v": v, "M": discounted}, eta_g)
 

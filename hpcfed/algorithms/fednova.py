@@ -26,6 +26,7 @@ from pydantic import Field
 
 from hpcfed.algorithms.fedavgm import Momentum
 from hpcfed.algorithms.fedprox import Prox
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.types import Part
 
 
@@ -44,11 +45,18 @@ class PerStep(Part):
 
     tau_eff: Literal["auto", "norm", "steps"] = "auto"
 
-    def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
+    def factors(
+        self,
+        effective_steps: np.ndarray,
+        steps: np.ndarray,
+        shares: np.ndarray,
+        prox_mu: float,
+        arithmetic: Arithmetic = LIBRARIES,
+    ) -> np.ndarray:
         by_steps = self.tau_eff == "steps" or (self.tau_eff == "auto" and prox_mu > 0)
         if not by_steps and effective_steps.min() == effective_steps.max():
             return np.ones_like(effective_steps)
-        tau_eff = float(shares @ (steps if by_steps else effective_steps))
+        tau_eff = arithmetic.dot(shares, steps if by_steps else effective_steps)
         moved = effective_steps > 0  # a client without samples has Δ_i = 0, for any factor
         return np.divide(tau_eff, effective_steps, out=np.ones_like(effective_steps), where=moved)
 

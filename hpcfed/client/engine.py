@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Network, Vectorized, perceptron_of
 from hpcfed.client.batched.matmul import OneDNN, matmul_for
+from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.own_step import OwnStepSolver
 from hpcfed.client.solver import Engine, SequentialSolver
@@ -17,6 +19,7 @@ from hpcfed.data.cache import Samples
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
+from hpcfed.models.portable import PortableLoss
 from hpcfed.rng import Purpose
 
 STEPS_TO_REPLAY = 3
@@ -36,6 +39,7 @@ def engine_for(
     elsewhere: bool = False,
     most_samples: int | None = None,
     own_step: Callable[..., Any] | None = None,
+    arithmetic: Arithmetic = LIBRARIES,
 ) -> Engine:
     """Return the engine that a resolved recipe names.
 
@@ -49,6 +53,7 @@ def engine_for(
         elsewhere: whether tilts may have an offset or a radius.
         most_samples: of any client.
         own_step: the function that the recipe's ``local.step`` names.
+        arithmetic: of the recipe's ``bits``.
 
     Raises:
         InputError: the batched engine or its products cannot take the model, it cannot be compiled, or the device knows
@@ -60,6 +65,11 @@ def engine_for(
         if own_step is not None:
             return OwnStepSolver(solver, own_step, section.step_args, model, loss, seed)
         return solver
+    if isinstance(loss, PortableLoss):
+        own = PortableNetwork(loss)
+        return StackedSolver(
+            model, own, section, seed, like, movable=movable, most_samples=most_samples, arithmetic=arithmetic
+        )
     matmul = matmul_for(section.matmul, model.vector)
     network: Network = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
     if isinstance(network, Vectorized):

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.client.effective_steps import guess_factor
 from hpcfed.config.recipe import Local
 
@@ -42,8 +43,8 @@ class Optimizer(Protocol):
 class Sgd:
     """v ← ρ v + g;  y ← y − η v.  Without momentum v is g and is not kept."""
 
-    def __init__(self, like: Tensor, momentum: float):
-        self._momentum = momentum
+    def __init__(self, like: Tensor, momentum: float, arithmetic: Arithmetic = LIBRARIES):
+        self._momentum, self._arithmetic = momentum, arithmetic
         self._velocity = torch.zeros_like(like) if momentum else None
 
     def reset(self) -> None:
@@ -54,12 +55,13 @@ class Sgd:
         v = g
         if self._velocity is not None:
             v = self._velocity[rows]
-            torch.add(g, v, alpha=self._momentum, out=v)
-        y.add_(v, alpha=-lr)
+            self._arithmetic.decay_and_add(v, self._momentum, g)
+        self._arithmetic.add_scaled(y, v, -lr)
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
         if self._velocity is not None:
-            y.add_(self._velocity[rows], alpha=-lr * guess_factor(self._momentum, steps))
+            scale = -lr * guess_factor(self._momentum, steps, self._arithmetic)
+            self._arithmetic.add_scaled(y, self._velocity[rows], scale)
 
 
 class Adam:
@@ -110,9 +112,9 @@ class Yogi(Adam):
         v.addcmul_(scratch, squared, value=-(1 - self._beta2))
 
 
-def optimizer_for(section: Local, like: Tensor) -> Optimizer:
-    """Return the recipe's client optimizer for vectors shaped as `like`, (d,)."""
+def optimizer_for(section: Local, like: Tensor, arithmetic: Arithmetic = LIBRARIES) -> Optimizer:
+    """Return the recipe's client optimizer for vectors shaped as `like`, (d,); portable arithmetic is SGD's alone."""
     if section.optimizer == "sgd":
-        return Sgd(like, section.momentum)
+        return Sgd(like, section.momentum, arithmetic)
     kind = Adam if section.optimizer == "adam" else Yogi
     return kind(like, section.beta1, section.beta2, section.eps)

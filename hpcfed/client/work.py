@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hpcfed.algorithms.fednova import PerStep
 from hpcfed.client.solver import Stepping
 from hpcfed.cohort import Cohort
 from hpcfed.types import Method
@@ -27,7 +28,10 @@ def effective_work(
     if method.normalize is None:
         return effective_steps, np.ones(size)
     known = np.array(effective_steps, dtype=np.float64)
-    return effective_steps, method.normalize.factors(known, cohort.steps, cohort.shares, prox_mu)
+    given = known, cohort.steps, cohort.shares, prox_mu
+    if isinstance(method.normalize, PerStep):
+        return effective_steps, method.normalize.factors(*given, stepping.arithmetic)
+    return effective_steps, method.normalize.factors(*given)
 
 
 def common_to_all(effective_steps: list[float | None]) -> float | None:

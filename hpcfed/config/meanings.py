@@ -40,6 +40,10 @@ MEANINGS = {
     "dtype": ("`float64` for verification"),
     "device": ("`cpu`, `cuda`"),
     "precision": ("of the local solve's products alone: `tf32` on GPUs, `bf16-mixed`"),
+    "bits": (
+        "`portable`: linear models with the same bits on every processor and under every library, by operations that "
+        "IEEE 754 rounds in one way and sums in a stated order; slower (docs/bits.md)"
+    ),
     "threads": ("threads of torch in each rank; part of the result, like the seed"),
     "rounds": ("how many; each trains a cohort"),
     "cohort": (

@@ -324,7 +324,7 @@ class Evaluate(Section):
 class Recipe(Section):
     """The recipe of a run; the README's table explains its fields, the docstrings of sections theirs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes"})
+    later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits"})
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()
@@ -337,6 +337,7 @@ class Recipe(Section):
     loss: LossSection = LossSection()
     dtype: Literal["float32", "float64"] = "float32"
     precision: Literal["float32", "tf32", "bf16-mixed"] = "float32"
+    bits: Literal["native", "portable"] = "native"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(1, ge=1, le=1024)
     rounds: Count

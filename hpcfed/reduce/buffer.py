@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.errors import HpcfedError
 from hpcfed.ranks.accelerators import accelerator, is_fault
 from hpcfed.ranks.devices import fault
@@ -113,6 +114,7 @@ class RoundBuffer:
         kind: of the sums, ``exact`` or ``fast``.
         sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
         hashes_updates: whether the hash of each client's update travels in its slot.
+        arithmetic: of norms, in exact sums.
 
     Attributes:
         is_torn: whether an update was added in part: the round cannot go on.
@@ -131,11 +133,13 @@ class RoundBuffer:
         sum_on_device: Callable[[Tensor], None] | None = None,
         hashes_updates: bool = False,
         others: Mapping[str, int] | None = None,
+        arithmetic: Arithmetic = LIBRARIES,
     ):
         self._hashes_updates = hashes_updates
         self._num_entries, self._others = num_entries, others or {}
         self._dtype, self._device, self._world = dtype, device, world
         self._kind, self._sum_on_device = KINDS[kind], sum_on_device
+        self._new_sum = partial(ExactSum, arithmetic=arithmetic) if kind == "exact" else FastSum
         self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
         self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
         self._host, self._num_words, self._most_words = self._memory, 0, 0
@@ -168,7 +172,7 @@ class RoundBuffer:
             self._layout = layout
         self._units = units
         if tuple(self._sums) != layout[0]:
-            self._sums = {name: self._kind(part, units[name]) for name, part in zip(units, self._parts, strict=True)}
+            self._sums = {name: self._new_sum(part, units[name]) for name, part in zip(units, self._parts, strict=True)}
         for (name, total), part in zip(self._sums.items(), self._parts, strict=True):
             total.begin(part, units[name], cohort_size, expected)
         self._waiting.clear()

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.ranks.accelerators import upload
 from hpcfed.reduce.rows import Number, Numbers, Rows
 from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
@@ -35,6 +36,7 @@ class ExactSum:
     Args:
         integers: (words, d) int64, memory of the sum, 0 to begin with.
         units: of its words.
+        arithmetic: of vectors' norms on a host.
 
     Attributes:
         integers: the running sum; right after `settle`.
@@ -47,9 +49,9 @@ class ExactSum:
     range: ClassVar[float] = RANGE
     """Magnitude that a sum must stay below, in any units."""
 
-    def __init__(self, integers: Tensor, units: Units):
+    def __init__(self, integers: Tensor, units: Units, arithmetic: Arithmetic = LIBRARIES):
         self.integers = integers
-        self._units = units
+        self._units, self._arithmetic = units, arithmetic
         self._biased = self._expected = 0
         self._empty = False
         self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
@@ -79,7 +81,7 @@ class ExactSum:
             low, high = torch.aminmax(piece)
             bounds.append(max(-float(low), float(high)))
             scaled = self._scaled[: piece.numel()].copy_(piece)
-            squared += float(torch.dot(scaled, scaled))
+            squared += self._arithmetic.squared_norm(scaled)
             scaled.mul_(weight / self._units[0])
             small = abs(weight) * bounds[-1] < SMALL * self._units[0]  # false for NaN, too
             self._add_block(start, scaled, small, offset if small else offset + 1)
@@ -96,7 +98,7 @@ class ExactSum:
         if not (np.abs(weights) * largest < SMALL * self._units[0]).all():
             squares = [self.add(row, weight)[0] for row, weight in zip(rows, weights.tolist(), strict=True)]
             return np.array(squares), largest
-        squared = torch.stack([torch.dot(row, row) for row in rows.unbind()]).numpy()
+        squared = self._arithmetic.squared_norms(rows)
         rows.mul_(torch.from_numpy(weights / self._units[0]).unsqueeze(1))
         rounded, last = torch.empty_like(rows), len(self._units) - 1
         for word, integers in enumerate(self.integers):

@@ -8,6 +8,7 @@ rounds                of each round, "hash digest": 16 digits of the SHA-256 of 
 chain                 SHA-256 over (recipe, named_files, data, code), then over (it, row) round after round
 files                 path in the folder → SHA-256; null for clients' states larger than `LARGEST_STATES`
 repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
+bits                  ``portable``: elsewhere is any machine; ``native``: one of the same processor and libraries
 
 Written at the end of a run, whole or not at all, and removed when the run goes on. Alone it protects against accidents;
 signed (`hpcfed.trail.signature`) it protects against intent.
@@ -87,6 +88,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "name": recipe.name,
         "repeatable": not why_not,
         "why_not": why_not or None,
+        "bits": recipe.bits,
         "stopped": stopped,
         **basis,
         "environment": environment,

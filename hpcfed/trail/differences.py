@@ -12,6 +12,8 @@ from hpcfed.trail.certificate import MEASURED
 
 CONTINUOUS = ("local_loss", "mean_delta_sq", "delta_sq", "server_lr", "train_loss", "test_loss")
 """Columns that show by how much two rounds differ, and that a tolerance applies to."""
+PROCESSOR = ("device", "instruction set", "processor", "threads per rank")
+"""Facts that ``bits: portable`` does not depend on."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Relative difference of single rounds on machines of other bits, by the recipe's ``dtype``."""
 PACKAGES = ("torch", "numpy")
@@ -61,9 +63,13 @@ def largest(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> float:
 
 
 def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs between two ``environment.json`` that may change last bits, as words."""
+    """Yield what differs between two ``environment.json`` that may change last bits, as words.
+
+    Between two runs of ``bits: portable`` neither the processor nor the threads do.
+    """
+    portable = {recorded.get("bits"), here.get("bits")} == {"portable"}
     for name, then, now in _facts(recorded, here):
-        if then is not None and then != now:
+        if then is not None and then != now and not (portable and name in PROCESSOR):
             yield f"{name}: {then} there, {now} here"
 
 

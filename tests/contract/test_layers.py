@@ -13,7 +13,7 @@ from hpcfed.algorithms import names
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"errors", "registry", "rng", "version"},
+    {"bits", "errors", "registry", "rng", "version"},
     {"types"},
     {"io"},
     {"ranks"},
@@ -38,13 +38,14 @@ LEVELS = (
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 
 ONLY = {
-    "types": {"errors", "rng"},
+    "bits": set(),
+    "types": {"bits", "errors", "rng"},
     "rng": set(),
     "io": {"errors"},
     "user_code": {"errors", "io", "ranks", "types"},
     "config": {"errors", "io", "registry", "user_code"},
-    "reduce": {"errors", "types", "ranks"},
-    "algorithms": {"types", "config", "errors", "registry", "user_code"},
+    "reduce": {"bits", "errors", "types", "ranks"},
+    "algorithms": {"bits", "types", "config", "errors", "registry", "user_code"},
     "report": {"algorithms", "config", "errors", "io", "run_folder", "version"},
     "watch": {"errors", "io", "report", "run_folder"},
 }

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Network, Perceptron
 from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
 from hpcfed.client.solver import Seen, Stepping, Task, constant_of, start_of
@@ -51,6 +52,7 @@ class StackedSolver:
             a client depend on its group, clients are trained alone.
         elsewhere: whether tilts have an offset or a radius.
         most_samples: of any client in the federation, since the room of a minibatch must not depend on its group.
+        arithmetic: in portable one, clients' bits are their own by construction.
     """
 
     def __init__(
@@ -64,11 +66,12 @@ class StackedSolver:
         movable: bool,
         elsewhere: bool = False,
         most_samples: int | None = None,
+        arithmetic: Arithmetic = LIBRARIES,
     ):
         self._model, self._section, self._elsewhere = model, section, elsewhere
         self._most_samples = most_samples
         self._streams = Streams(seed, Purpose.BATCHES)
-        self._stepping = Stepping(section)
+        self._stepping = Stepping(section, arithmetic)
         self.together = max(1, min(MOST, _stack_bytes(model.vector.device) // model.vector.nbytes))
         self._delta = model.vector.new_zeros(self.together, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
@@ -76,10 +79,12 @@ class StackedSolver:
         if isinstance(network, Perceptron) and plain and not elsewhere:
             self._descent = FusedDescent(network, model, section, self.together)
         else:
-            self._descent = FlatDescent(network, model, section, self.together)
+            self._descent = FlatDescent(network, model, section, self.together, arithmetic)
         self._rooms: dict[int, Tensor] = {}
         self.group_size, self.placement_counts = 1, False
-        if not (isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)):
+        if not arithmetic.portable and not (
+            isinstance(network, Perceptron) and self._is_known_to_keep_clients_apart(network, like)
+        ):
             self.placement_counts = True
             self.group_size, self.together = (self.together, self.together) if movable else (1, 1)
 

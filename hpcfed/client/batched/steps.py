@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Network, Perceptron
 from hpcfed.client.batched.matmul import Layer
 from hpcfed.client.optimizers import optimizer_for
@@ -88,12 +89,20 @@ class FlatDescent:
     ``tests/numerics/test_tilts.py`` holds the three to one computation by hand.
     """
 
-    def __init__(self, network: Network, model: FlatModel, section: LocalSection, together: int):
-        self._network, self._section, self._stepping = network, section, Stepping(section)
+    def __init__(
+        self,
+        network: Network,
+        model: FlatModel,
+        section: LocalSection,
+        together: int,
+        arithmetic: Arithmetic = LIBRARIES,
+    ):
+        self._network, self._section, self._stepping = network, section, Stepping(section, arithmetic)
+        self._arithmetic = arithmetic
         self._y = model.vector.new_zeros(together, model.vector.numel())
         self._g = torch.zeros_like(self._y)
         self.parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
-        self._optimizer = optimizer_for(section, self._y)
+        self._optimizer = optimizer_for(section, self._y, arithmetic)
 
     def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
@@ -143,17 +152,16 @@ class FlatDescent:
         if self._constant is not None:
             g.add_(self._constant[rows])
         if before_clip:
-            g.add_(y, alpha=before_clip)
+            self._arithmetic.add_scaled(g, y, before_clip)
         if self._section.clip_norm is not None:
             self._clip(g, self._section.clip_norm)
             if after_clip:
-                g.add_(y, alpha=after_clip)
+                self._arithmetic.add_scaled(g, y, after_clip)
         self._optimizer.step(y, g, self._lr, rows)
 
-    @staticmethod
-    def _clip(g: Tensor, most: float) -> None:
+    def _clip(self, g: Tensor, most: float) -> None:
         """Scale each row to a norm of at most `most`; on a CPU, only those rows that are longer."""
-        scales = (most / (torch.linalg.vector_norm(g, dim=1) + 1e-6)).clamp_(max=1.0)
+        scales = (most / (self._arithmetic.norms(g) + 1e-6)).clamp_(max=1.0)
         if g.device.type != "cpu":
             g.mul_(scales.unsqueeze(1))
             return

@@ -1,0 +1,105 @@
+"""``bits: portable``: the same models and rounds under every instruction set and library, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import hpcfed
+from hpcfed.cli.main import main
+from hpcfed.errors import InputError
+from hpcfed.trail.differences import of_environments
+from tests.cli.portable_runs import RUNS, digests
+from tests.launch import ROOT
+from tests.mpi.recipes import small, write_recipe, write_small
+
+SETTINGS = runpy.run_path(str(ROOT / "jobs" / "bench" / "bits.py"))["SETTINGS"]
+FEW = ["scaffold", "fedexp-m", "fednova", "momentum", "clip", "float64"]
+OLDEST, NATIVE = "all oldest", "native"
+
+
+def digests_under(setting: str, place, *names: str) -> dict[str, list[str]]:
+    """Digests of runs in a child process under a setting."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **SETTINGS[setting]}
+    command = [sys.executable, "-m", "tests.cli.portable_runs", str(place), *names]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=200)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_has_the_same_bits_under_the_oldest_instructions(tmp_path):
+    oldest = digests_under(OLDEST, tmp_path, *FEW, NATIVE)
+    (tmp_path / "here").mkdir()
+    here = digests(tmp_path / "here", [*FEW, NATIVE])
+    assert {name: here[name] for name in FEW} == {name: oldest[name] for name in FEW}
+    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":  # else there is nothing older
+        assert here[NATIVE] != oldest[NATIVE]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if SETTINGS[setting]])
+def test_all_runs_have_the_same_bits_under_every_setting(setting, tmp_path, tmp_path_factory):
+    known = tmp_path_factory.getbasetemp() / "portable.json"
+    names = [name for name in RUNS if name != NATIVE]
+    if not known.exists():
+        (tmp_path / "here").mkdir()
+        known.write_text(json.dumps(digests(tmp_path / "here", names)), encoding="utf-8")
+    assert digests_under(setting, tmp_path, *names) == json.loads(known.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "mlp", "hidden": [3]}},
+        {"model": {"factory": "torch.nn:Linear", "args": {"in_features": 12, "out_features": 4}}},
+        {"loss": {"factory": "torch.nn:CrossEntropyLoss", "args": {"reduction": "none"}}},
+        {"loss": {"weights": "balanced"}},
+        {"algorithm": {"factory": "mine:method"}},
+        {"parameters": {"private": ["bias"]}},
+        {"local": {"steps": 1, "step": "mine:step"}},
+        {"local": {"steps": 1, "optimizer": "adam"}},
+        {"local": {"steps": 1, "engine": "sequential"}},
+        {"local": {"steps": 1, "matmul": "onednn"}},
+        {"local": {"steps": 1, "compile": True}},
+        {"device": "cuda"},
+        {"precision": "bf16-mixed"},
+        {"reduction": "fast"},
+        {"evaluate": {"metrics": ["auroc"]}},
+        {"evaluate": {"clients": {"every": 1, "models": ["fine-tuned"], "fine_tune": {"steps": 1, "lr": 0.1}}}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_cannot_be_portable_is_refused(changes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from hpcfed.algorithms import build\nfrom hpcfed.config.recipe import Algorithm\n"
+        "def method():\n    return build(Algorithm(name='fedavg'), [])\n"
+        "def step(parameters, batch, context):\n    pass\n"
+    )
+    recipe = small("run", **{"model": {"name": "logistic"}, "bits": "portable", "python_path": ["."], **changes})
+    with pytest.raises(InputError, match=r"^bits: portable with .*leave bits out"):
+        hpcfed.run(recipe, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path)
+    write_recipe(tmp_path, bits="portable")
+    with pytest.raises(SystemExit) as ending:
+        main(["run", "recipe.yaml"])
+    assert ending.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_processor_is_no_excuse_for_other_bits():
+    there = {"bits": "portable", "cpu": "one", "threads_per_rank": 1, "packages": {"numpy": "1"}}
+    here = {"bits": "portable", "cpu": "another", "threads_per_rank": 2, "packages": {"numpy": "2"}}
+    assert [*of_environments(there, here)] == ["numpy: 1 there, 2 here"]
+    assert len([*of_environments(there | {"bits": "native"}, here)]) == 3
