@@ -15,6 +15,7 @@ from hpcfed.run_folder.code import CodeRecord
 from hpcfed.run_folder.files import read_mapping
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.setup import resolve
+from hpcfed.trail.certificate import DIGITS, named_files, read_certificate, sha256_of
 from hpcfed.user_code.modules import forget, outdated
 
 
@@ -42,8 +43,11 @@ class Recorded:
 def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
     """Return the recipe of a run folder, its data and the user's code where they lie now.
 
+    A schedule or weights file that is not where the recipe names it is found by its name and content, beside the
+    federation file, in the run folder, beside it, or in the folder of the code.
+
     Raises:
-        InputError: it is no run folder, or its recipe cannot be read.
+        InputError: it is no run folder, or its recipe cannot be read, or a file that it names is not the run's.
     """
     path = run / "recipe.yaml"
     if not path.is_file():
@@ -54,7 +58,31 @@ def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
         moved["data"] = data.resolve()
     if code is not None:
         moved["python_path"] = [code.resolve()]
-    return recipe.model_copy(update=moved)
+    recipe = recipe.model_copy(update=moved)
+    return _with_named_files(recipe, [recipe.data.parent, run, run.parent, *recipe.python_path])
+
+
+def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
+    """Return the recipe with its schedules and weights where files of the certified content are.
+
+    Raises:
+        InputError: one is missing or another, and none of `folders` has it.
+    """
+    certified = (read_certificate(recipe.output) or {}).get("named_files", {})
+    for key, path in named_files(recipe).items():
+        wanted = certified.get(key)
+        if wanted is None or (path.is_file() and sha256_of(path) == wanted):
+            continue
+        here = [folder / path.name for folder in folders]
+        found = next((each for each in here if each.is_file() and sha256_of(each) == wanted), None)
+        if found is None:
+            what = "is not the file that the run used" if path.is_file() else "no such file"
+            remedy = f"put the run's {path.name} (sha256 {wanted[:DIGITS]}…) there, or beside the federation file"
+            raise InputError(f"{key}: {what}", where=str(path), remedy=remedy)
+        section, name = key.split(".")
+        own = getattr(recipe, section).model_copy(update={name: found})
+        recipe = recipe.model_copy(update={section: own})
+    return recipe
 
 
 def recorded(run: Path, recipe: Recipe) -> Recorded:

@@ -1,10 +1,9 @@
-"""What is wrong with a run folder, or with the data, schedules and weights that it was computed from."""
+"""What is wrong with a run folder, or with the data that it was computed from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 
@@ -14,7 +13,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.data.content import KIND, content_hash
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE
-from hpcfed.trail.certificate import Fault, faults, named_files, read_certificate, sha256_of
+from hpcfed.trail.certificate import Fault, faults, read_certificate
 from hpcfed.trail.signature import checked
 
 
@@ -44,28 +43,12 @@ def folder_faults(run: Path, signers: Path | None) -> Iterator[Fault | str]:
             yield Fault(f"checkpoints/{manifest.name}", damage)
 
 
-def input_faults(recipe: Recipe) -> Iterator[Fault | str]:
-    """Yield faults of the data, schedules and weights that a recipe names, and as text what was found right.
+def data_faults(recipe: Recipe) -> Iterator[Fault | str]:
+    """Yield faults of the data that a recipe names, and as text what was found right.
 
     Raises:
         InputError: the data are not there.
     """
-    certificate = read_certificate(recipe.output)
-    if certificate is not None:
-        yield from _named(recipe, certificate)
-    yield from _data(recipe)
-
-
-def _signature(run: Path, signers: Path | None) -> Iterator[Fault | str]:
-    if not (run / SIGNATURE).exists():
-        if signers is not None:
-            yield Fault(SIGNATURE, "is missing")
-        return
-    good, words = checked(run, signers)
-    yield f"signed by {words}" if good else Fault(SIGNATURE, words)
-
-
-def _data(recipe: Recipe) -> Iterator[Fault | str]:
     if not recipe.data.exists():
         raise InputError("no such federation file", where=str(recipe.data), remedy="name its place with --data")
     wanted = recipe.data_content
@@ -83,9 +66,10 @@ def _data(recipe: Recipe) -> Iterator[Fault | str]:
     )
 
 
-def _named(recipe: Recipe, certificate: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield schedules and weights that the recipe names and that are not the certified ones."""
-    for key, path in named_files(recipe).items():
-        wanted = certificate["named_files"].get(key)
-        if wanted is not None and (not path.is_file() or sha256_of(path) != wanted):
-            yield Fault(f"{key} {path}", "is not the file that the run used")
+def _signature(run: Path, signers: Path | None) -> Iterator[Fault | str]:
+    if not (run / SIGNATURE).exists():
+        if signers is not None:
+            yield Fault(SIGNATURE, "is missing")
+        return
+    good, words = checked(run, signers)
+    yield f"signed by {words}" if good else Fault(SIGNATURE, words)

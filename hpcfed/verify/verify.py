@@ -18,7 +18,7 @@ from hpcfed.trail.differences import TOLERANCE, beyond, in_bits, largest, of_env
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 from hpcfed.verify.again import Comparing, Judge, Segment, compute, for_verification, scratch_folder
 from hpcfed.verify.draw import drawn
-from hpcfed.verify.faults import folder_faults, input_faults
+from hpcfed.verify.faults import data_faults, folder_faults
 
 AGREES, DIFFERS = 0, 1
 """Exit codes; 2 and 4 where verification cannot be done."""
@@ -60,7 +60,7 @@ def verify(request: Verification, world: World, say: Callable[[str], None]) -> i
     if world.on_root(lambda: _has_faults(folder_faults(run, request.signers), say)):
         return _differs(say)
     recipe = world.on_root(lambda: placed_recipe(run, request.data, request.code))
-    if world.on_root(lambda: _has_faults(input_faults(recipe), say)):
+    if world.on_root(lambda: _has_faults(data_faults(recipe), say)):
         return _differs(say)
     session = Recomputation(world.on_root(lambda: recorded(run, recipe)), world, say)
     segments, every = session.segments(request)

@@ -251,6 +251,42 @@ def test_code_and_data_that_have_moved_are_named(own, world, folder):
         verified(own, world, 1, data=data, code=folder / "there")
 
 
+def test_schedules_and_weights_are_found_by_their_content(world, folder):
+    def begin() -> None:
+        rows = [[k % 5, (k + 2) % 5] for k in range(ROUNDS)]
+        (folder / "cohorts.json").write_text(json.dumps(rows))
+        (folder / "budgets.json").write_text(json.dumps([[1, 3]] * ROUNDS))
+        first = hpcfed.run(of("fedavg", output="first"), world=World(), quiet=True)
+        shutil.move(first.folder / "model.safetensors", folder / "init.safetensors")
+
+    world.on_root(begin)
+    named = {"cohort": {"schedule": "cohorts.json"}, "budget": {"schedule": "budgets.json"}}
+    model = {"name": "mlp", "hidden": [8], "init": "init.safetensors"}
+    hpcfed.run(of("fedavg", model=model, **named), world=world, quiet=True)
+    world.gather(None)
+    assert verified(folder / "run", world, 1)[0] == 0
+
+    def move() -> None:
+        (folder / "there").mkdir()
+        for name in ("cohorts.json", "budgets.json", "init.safetensors", "small.h5"):
+            (folder / name).rename(folder / "there" / name)
+        (folder / "budgets.json").write_text("[]")
+
+    world.on_root(move)
+    data = folder / "there" / "small.h5"
+    assert verified(folder / "run", world, data=data)[0] == 0
+    for name, key in (("cohorts.json", "cohort.schedule"), ("init.safetensors", "model.init")):
+        kept = (folder / "there" / name).read_bytes()
+        world.gather(None)
+        world.on_root((folder / "there" / name).unlink)
+        with pytest.raises(InputError, match=rf": {key}: no such file.*put the run's {name} \(sha256 [0-9a-f]{{16}}…"):
+            verified(folder / "run", world, 1, data=data)
+        world.on_root(lambda kept=kept, name=name: (folder / "there" / name).write_bytes(kept) and None)
+    world.on_root(lambda: flip(folder / "there" / "budgets.json"))
+    with pytest.raises(InputError, match=r": budget.schedule: is not the file that the run used"):
+        verified(folder / "run", world, 1, data=data)
+
+
 def test_rounds_are_drawn_where_their_state_is_at_hand():
     draws = [drawn(40, [10, 20, 30, 40], 3, seed) for seed in range(40)]
     assert all(segment.stop == segment.start + 1 for draw in draws for segment in draw)
