@@ -22,7 +22,7 @@ from hpcfed.config.portable import check_portable
 from hpcfed.config.recipe import Algorithm, Local, LossSection, Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
 from hpcfed.ranks.accelerators import accelerator
@@ -35,7 +35,7 @@ from hpcfed.rng import Purpose, torch_seed
 from hpcfed.run_folder.code import check_hosts
 from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.types import Method
-from hpcfed.user_code.blame import place_of
+from hpcfed.user_code.blame import HOST_FULL, place_of
 from hpcfed.vendor import onednn
 from hpcfed.vendor.malloc import keep_freed_memory
 
@@ -187,7 +187,7 @@ def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None
 
     Raises:
         InputError: the model does not fit the federation, or cannot be built, or the recipe's device is missing.
-        EnvironmentFailure: a GPU cannot be used.
+        EnvironmentFailure: a GPU cannot be used, or memory is short.
     """
     own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
@@ -381,7 +381,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
         _check_memory(spec, federation.feature_shape, outputs, dtype)
     seed = torch_seed(recipe.seed.model, Purpose.MODEL)
     torch.manual_seed(seed)
-    module = spec.build(federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
@@ -495,6 +495,21 @@ def _zeros(
         for shape, kind in zip(shapes, types_of(federation.task, dtype), strict=True)
     )
     return x, y
+
+
+def _from_spec(spec: models.Spec, features: tuple[int, ...], outputs: int) -> Any:
+    """Build a named model.
+
+    Raises:
+        EnvironmentFailure: this process may not have that much memory.
+    """
+    try:
+        return spec.build(features, outputs)
+    except RuntimeError as error:
+        if HOST_FULL not in str(error):
+            raise
+        got, remedy = str(error).partition("Allocator: ")[2], "make the model smaller, or raise this process's limits"
+        raise EnvironmentFailure("not enough memory for the model", got=got, remedy=remedy) from error
 
 
 def _from_factory(recipe: Recipe) -> Any:

@@ -18,7 +18,9 @@ from hpcfed.user_code.modules import is_own
 
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 """Errors of the system that mean a wrong path, not a failing machine."""
-OF_THE_MACHINE = ("CUDA error", "out of memory", "can't allocate memory", "can't start new thread")
+HOST_FULL = "can't allocate memory"
+"""torch's words where the system gives a process no more."""
+OF_THE_MACHINE = ("CUDA error", "out of memory", HOST_FULL, "can't start new thread")
 """Texts of a RuntimeError that the machine causes, whichever code meets it."""
 
 

@@ -269,6 +269,26 @@ def test_is_told_before_torch_is_loaded(prepared):
         assert all(fragment in line for fragment in ISSUE[name].says)
 
 
+LIMITED = """
+import resource, sys
+import torch
+from hpcfed.cli.main import main
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28),) * 2)
+main(["run", "recipe.yaml", "model.hidden=[16384,16384]", "output=run"])
+"""
+
+
+@pytest.mark.one_mpi
+def test_a_model_beyond_the_process_limit_is_told_in_one_line(prepared, tmp_path):
+    """The machine has the gigabyte, but a batch system may not give it to the process."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    done = launch(0, [], cwd=tmp_path, program=("-c", LIMITED))
+    assert done.returncode == 4, done.stderr
+    (line,) = own_lines(done.stderr)
+    assert "not enough memory for the model" in line
+
+
 @pytest.mark.one_mpi
 def test_short_forms_are_the_sections_that_they_stand_for(prepared):
     short = ["algorithm=fedprox", "algorithm.mu=0.5", "cohort=3", "model=linear", "loss=outputs:seven"]
