@@ -89,7 +89,9 @@ class RankTimes:
 
 def identity(recipe: Recipe) -> dict[str, Any]:
     """Return the part of a resolved recipe that must be equal in all compared measurements."""
-    return {key: value for key, value in to_plain(recipe).items() if key not in OUTSIDE}
+    plain = to_plain(recipe)
+    same = {key: value for key, value in plain.items() if key not in OUTSIDE}
+    return same if recipe.cohort.without is None else {**same, "without": plain["cohort"]["without"]}
 
 
 def path_of(folder: Path, ranks: int) -> Path:

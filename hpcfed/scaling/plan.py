@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ def settings(recipe: Recipe, num_clients: int, mode: str, ranks: int) -> list[St
     Raises:
         InputError: the cohort cannot grow with the ranks, or outgrows the federation.
     """
+    num_clients -= left_out(recipe)
     scheduled = recipe.budget is not None and recipe.budget.schedule is not None
     base = None if scheduled else recipe.cohort.size_in(num_clients)
     if base is None:
@@ -62,14 +64,24 @@ def overrides(recipe: Recipe, setting: StudySetting, rounds: int, output: Path) 
     """Yield the recipe overrides of a measured run: training rounds without anything else."""
     yield from of_rounds_alone(rounds, output)
     if setting.cohort is not None:
-        yield f"cohort={{size: {setting.cohort}, sampling: {recipe.cohort.sampling}}}"
+        yield f"cohort={json.dumps(of_size(recipe, setting.cohort).model_dump(mode='json', exclude_none=True))}"
+
+
+def of_size(recipe: Recipe, size: int) -> CohortSection:
+    """Return the recipe's section ``cohort`` for cohorts of another size: drawn as before, of the same clients."""
+    return recipe.cohort.model_copy(update={"size": size, "fraction": None, "schedule": None})
+
+
+def left_out(recipe: Recipe) -> int:
+    """Return how many clients a resolved recipe's cohorts are not drawn from (``cohort.without``)."""
+    without = recipe.cohort.without
+    return len(set(without.numbers)) if without is not None and without.cohorts == "redrawn" else 0
 
 
 def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> Load:
     """Return a round's load on `ranks` ranks, from cohorts drawn over clients of `sizes`, (N,), samples and placed."""
     if cohort is not None:
-        section = CohortSection(size=cohort, sampling=recipe.cohort.sampling)
-        recipe = recipe.model_copy(update={"cohort": section})
+        recipe = recipe.model_copy(update={"cohort": of_size(recipe, cohort)})
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     balanced = recipe.balances(method.local.stateful)
     drawn = Cohorts(recipe, sizes, recipe.weights or method.local.weights)

@@ -12,7 +12,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.scaling.measure import RankTimes, Sample
 from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
 from hpcfed.scaling.network import Network
-from hpcfed.scaling.plan import Load, load
+from hpcfed.scaling.plan import Load, left_out, load
 
 TOLERATED = 0.3
 """Largest held-out error with which predictions are made."""
@@ -104,7 +104,7 @@ def study(
     rows = [_row(one.samples[0], first, mode, model) for one in measured]
     per_rank = first.cohort / first.ranks
     asked = [(ranks, cohort or round(per_rank * ranks if mode == "weak" else first.cohort)) for ranks in predict]
-    num_clients = clients or max([len(sizes), *(size for _, size in asked)])
+    num_clients = clients or max([len(sizes), *(size + left_out(recipe) for _, size in asked)])
     many = np.resize(sizes, num_clients)
     base = Study(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
     base = replace(base, network=network, basis=_basis(usable))

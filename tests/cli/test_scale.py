@@ -231,6 +231,25 @@ def test_what_is_measured_on_each_number_of_ranks() -> None:
         settings(scheduled, 100, "weak", 8)
 
 
+def test_clients_left_out_stay_out(folder: Path) -> None:
+    """In the cohorts measured, in their names and in the predictions; those of other clients are other measurements."""
+    for cohorts, sizes in (("redrawn", [4, 1, 2]), ("empty", [5, 2, 3])):
+        without = f"cohort.without={{clients: [0], cohorts: {cohorts}}}"
+        out = folder / cohorts
+        found = measure_here(folder / "recipe.yaml", [without], "strong", 3, out, World())
+        for size in sizes:
+            rows = (out / "ranks-1" / f"cohort-{size}" / "metrics.jsonl").read_text().splitlines()
+            drawn = [json.loads(row)["cohort"] for row in rows]
+            assert all(0 not in cohort for cohort in drawn)
+            assert cohorts == "empty" or all(len(cohort) == size for cohort in drawn)
+        assert found.recipe["without"]["clients"] == [0]
+        recipe = resolve(load_recipe("recipe.yaml", [without]))
+        (row,) = study(recipe, "weak", [found], np.full(5, 60), [8]).predictions or [None]
+        assert row is None or row.cohort == 8 * found.samples[0].cohort
+    other = CliRunner().invoke(command, ["recipe.yaml", "--ranks=1", "--rounds=3", "--output=empty"])
+    assert "choose another --output" in str(other.exception)
+
+
 def test_measurements_are_read_back_and_others_refused(folder: Path) -> None:
     found = measure_here(folder / "recipe.yaml", ["cohort.size=4"], "strong", 3, folder / "out", World())
     assert read(folder / "out", 1) == found
