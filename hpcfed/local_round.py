@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,16 +70,21 @@ class Training:
         parts: of the simulation.
         buffer: takes the updates.
         averaged: the module's averaged buffers, which are among them.
+
+    Attributes:
+        moving_seconds: what this rank has waited for clients' states in the last round.
     """
 
     def __init__(self, parts: Parts, buffer: RoundBuffer, averaged: AveragedBuffers):
         self._parts, self._buffer, self._averaged = parts, buffer, averaged
         self._most = len(parts.federation.sizes)
+        self.moving_seconds = 0.0
         self._moves = Moves(parts.clients, parts.method.local.begin(parts.initial_w), parts.world)
 
     def __call__(self, plan: RoundPlan) -> tuple[Mapping[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
         states: dict[int, State] = {}
+        self.moving_seconds = 0.0
         arriving = self._move(plan)
         self._parts.shards.expect(lambda: self._next(plan.round))
         try:
@@ -103,7 +109,9 @@ class Training:
 
     def _await_states(self, round: int) -> None:
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks, for clients' states", waits=True)
+        started = time.perf_counter()
         self._moves.finish()
+        self.moving_seconds += time.perf_counter() - started
 
     def _train(self, plan: RoundPlan, arriving: frozenset[int], states: dict[int, State]) -> HpcfedError | None:
         engine, clients = self._parts.engine, plan.cohort.clients.tolist()

@@ -119,7 +119,8 @@ class Simulation:
         counts = counts_of(vectors, cohort.counts, plan.factors)
         units: Mapping[str, Units] = self.magnitudes.predict(counts)
         sums, states, spent = self._attempt(plan, units, requests, written)
-        self._parts.placement.learn(ranks, cohort.work, cohort.steps, sums.local_seconds)
+        working = sums.local_seconds - sums.moving_seconds
+        self._parts.placement.learn(ranks, cohort.work, cohort.steps, working)
         better = self._better_units(units, counts, sums, round)
         if better is not None:
             first, first_spent, units = sums, spent, better
@@ -201,7 +202,13 @@ class Simulation:
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
-            sums = self._buffer.reduce(self._state_hash(), trained - started, requests=requests, written=written)
+            sums = self._buffer.reduce(
+                self._state_hash(),
+                trained - started,
+                moving_seconds=self._training.moving_seconds,
+                requests=requests,
+                written=written,
+            )
         failure = failure or self._buffer.failure
         reduced, local = time.perf_counter(), sums.local_seconds
         check_sums(sums, round, plan.cohort, plan.ranks, failure, self._parts.federation, self._world)

@@ -43,7 +43,9 @@ KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast"
 PIECE_BYTES = 4 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
 
-RANK_SLOT = np.dtype([("hash", "i8"), ("requests", "i8"), ("written", "i8"), ("local_seconds", "f8")])
+RANK_SLOT = np.dtype(
+    [("hash", "i8"), ("requests", "i8"), ("written", "i8"), ("local_seconds", "f8"), ("moving_seconds", "f8")]
+)
 """Flags of a rank, for all others."""
 DONE, FAILED, SKIPPED = 1, 2, 3
 
@@ -75,6 +77,7 @@ class Sums:
         requests: (P,) int64, requests of each rank to all (`hpcfed.types.Request`).
         written: (P,) int64, round of the last checkpoint of which each rank's part is on disk.
         local_seconds: (P,) float64, spent in local work.
+        moving_seconds: (P,) float64, of them: waiting for clients' states of other ranks.
     """
 
     vectors: Mapping[str, Tensor]
@@ -87,6 +90,7 @@ class Sums:
     requests: np.ndarray
     written: np.ndarray
     local_seconds: np.ndarray
+    moving_seconds: np.ndarray
     scalars: Mapping[str, np.ndarray]
     update_hashes: np.ndarray | None = None
 
@@ -349,7 +353,15 @@ class RoundBuffer:
         """Take part in the open round's reduction without this rank's device, which can do nothing more."""
         self._failure = failure
 
-    def reduce(self, state_hash: int, local_seconds: float, *, requests: int = 0, written: int = 0) -> Sums:
+    def reduce(
+        self,
+        state_hash: int,
+        local_seconds: float,
+        *,
+        moving_seconds: float = 0.0,
+        requests: int = 0,
+        written: int = 0,
+    ) -> Sums:
         """Sum the buffer over all ranks: the round's one Allreduce.
 
         Raises:
@@ -366,7 +378,7 @@ class RoundBuffer:
                 self.abandon(fault(error, f"rank {self._world.rank} on {self._world.hosts[self._world.rank]}"))
                 self._status[self._status == DONE] = FAILED
         self.seconds["pack"] += time.perf_counter() - started
-        self._ranks[self._world.rank] = state_hash, requests, written, local_seconds
+        self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, moving_seconds
         tail = self._host[self._num_words :].numpy()
         self._kind.write_slots(self._slots, tail)
         summed = {name: torch.empty(self.entries_of(name), dtype=torch.float64) for name in self._sums}
@@ -389,6 +401,7 @@ class RoundBuffer:
             requests=ranks["requests"],
             written=ranks["written"],
             local_seconds=ranks["local_seconds"],
+            moving_seconds=ranks["moving_seconds"],
             scalars={name: clients["scalars"][:, number] for number, name in enumerate(self._scalars)},
             update_hashes=clients["hash"] if self._hashes_updates else None,
         )
@@ -396,7 +409,7 @@ class RoundBuffer:
     def exchange(self, state_hash: int, *, requests: int = 0, written: int = 0) -> np.ndarray:
         """Exchange the ranks' flags alone, in a round that nobody trains: one Allreduce; return `RANK_SLOT`s, (P,)."""
         ranks = np.zeros(self._world.size, RANK_SLOT)
-        ranks[self._world.rank] = state_hash, requests, written, 0.0
+        ranks[self._world.rank] = state_hash, requests, written, 0.0, 0.0
         self._world.sum_in_place(ranks.view(np.int64))
         return ranks
 

@@ -67,11 +67,11 @@ def test_each_gpu_of_512_nodes_gets_one_rank(dealt: bool) -> None:
 
 
 def test_a_round_of_the_last_of_many_ranks() -> None:
-    """Slots are 32 bytes a rank and some 50 a client; the sums are where they are in a world of one."""
-    assert RANK_SLOT.itemsize * RANKS == 1 << 17
+    """Slots are 40 bytes a rank and some 50 a client; the sums are where they are in a world of one."""
+    assert RANK_SLOT.itemsize * RANKS == 40 << 12
     buffer = RoundBuffer(64, torch.float32, torch.device("cpu"), Many())
     vectors, clients, ranks = buffer.sizes([1], 10_000)
-    assert (vectors, 8 * clients, 8 * ranks) == (64, 10_000 * client_slot(1).itemsize, 1 << 17)
+    assert (vectors, 8 * clients, 8 * ranks) == (64, 10_000 * client_slot(1).itemsize, 40 << 12)
     buffer.open({"delta": (2.0**-30,)}, 2)
     buffer.add(1, 1.0, {"delta": torch.full((64,), 0.5)}, loss_sum=3.0, steps=4)
     sums = buffer.reduce(77, 0.25, requests=1, written=2)
