@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 @click.option("--tune", multiple=True, metavar="[METHOD:]KEY=VALUES",
               help="Choose KEY for each split on an inner split of its training part: local.lr=0.1,0.01 for all "
               "arms, feddyn:alpha=0.01,0.1 for a method; repeatable.")  # fmt: skip
+@click.option("--bootstrap", type=int, default=0, metavar="B",
+              help="Resample the patients that are tested on B times (1000), for intervals over patients.")  # fmt: skip
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--output", type=click.Path(path_type=Path), help="The study's folder. Default: <output>-study.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
@@ -54,6 +56,7 @@ def command(
     baselines: str,
     standardize: str | None,
     tune: tuple[str, ...],
+    bootstrap: int,
     groups: int | None,
     output: Path | None,
     retry: bool,
@@ -81,7 +84,9 @@ def command(
 
     def read() -> Study:
         chosen = parse_seeds(seeds) if seeds else []
-        asked = Asked(methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output, tune)
+        asked = Asked(
+            methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output, tune, bootstrap
+        )
         return read_study(recipe, overrides, asked)
 
     world = connect()

@@ -97,7 +97,7 @@ def _labels(target: np.ndarray, multi_label: bool) -> np.ndarray:
     return target[:, 0] if multi_label else target
 
 
-def _scores(output: np.ndarray) -> np.ndarray:
+def ranking_scores(output: np.ndarray) -> np.ndarray:
     """Return the score of the second of two classes, (n,); of more classes their probabilities, (n, C)."""
     if output.shape[1] <= 2:
         return output[:, -1] - (output[:, 0] if output.shape[1] == 2 else 0.0)
@@ -125,7 +125,7 @@ def _ranking(name: str, output: np.ndarray, target: np.ndarray, multi_label: boo
         if not ((target > 0).any(axis=0) & (target <= 0).any(axis=0)).all():
             return None
         return float(getattr(metrics, name)(target, output, average="macro"))
-    labels, scores = _labels(target, multi_label), _scores(output)
+    labels, scores = _labels(target, multi_label), ranking_scores(output)
     classes = max(2, output.shape[1])
     if len(np.unique(labels)) < classes:
         return None

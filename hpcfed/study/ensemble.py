@@ -40,19 +40,23 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
     """
     arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
     modules = [load(study.run_folder(arm, split, seed)).module for arm in arms]
-    dtype = getattr(torch, study.recipe.dtype)
-    with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
-        shards = Shards(federation, dtype, torch.device("cpu"), ROOM)
-        out = study.splits.each[split].site
-        if out is not None:
-            tests = {out: shards.test_chunk(0, federation.num_test)}
-        else:
-            tests = {k: shards.client_test(k) for k in range(federation.num_clients)}
-        outputs = {site: _mean_output(modules, x, federation.task) for site, (x, _) in tests.items() if len(x)}
-        measured = {site: _measure(study, federation, (outputs[site], tests[site][1])) for site in outputs}
-        together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
-        whole = _measure(study, federation, together)
+    tests, task = test_samples(study, split), study.samples.dataset.task
+    outputs = {site: _mean_output(modules, x, task) for site, (x, _) in tests.items()}
+    measured = {site: _measure(study, (outputs[site], tests[site][1])) for site in outputs}
+    together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
+    whole = _measure(study, together)
     return RunResult(split, seed.model, {(GLOBAL, site): values for site, values in measured.items()}, {}, whole)
+
+
+def test_samples(study: Study, split: int) -> dict[int, Samples]:
+    """Return the test samples of a split by site, as runs see them; sites without any are left out."""
+    out = study.splits.each[split].site
+    with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
+        shards = Shards(federation, getattr(torch, study.recipe.dtype), torch.device("cpu"), ROOM)
+        if out is not None:
+            return {out: shards.test_chunk(0, federation.num_test)}
+        found = {site: shards.client_test(k) for k, site in enumerate(study.trainers(split))}
+    return {site: samples for site, samples in found.items() if len(samples[0])}
 
 
 def _mean_output(modules: Sequence[torch.nn.Module], x: Tensor, task: str) -> Tensor:
@@ -73,18 +77,18 @@ def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
     return stacked.mean(0)
 
 
-def _measure(study: Study, federation: Federation, samples: Samples) -> Values:
+def _measure(study: Study, samples: Samples) -> Values:
     """Return the study's metrics of outputs and targets."""
     output, target = samples
-    recipe = study.recipe
+    recipe, dataset = study.recipe, study.samples.dataset
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
-    if federation.task in ACCURACY:
-        sums = {"accuracy": ACCURACY[federation.task], **sums}
+    if dataset.task in ACCURACY:
+        sums = {"accuracy": ACCURACY[dataset.task], **sums}
     found: Values = {}
     for name, metric in sums.items():
         total, count = metric(output, target)
         found[name] = total / count if count else None
-    whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
+    whole = whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)
     for name, function in whole.items():
         cells = function.cells(output, target)
         defined, numbers = cells[:, 1].all(), cells[:, 0]

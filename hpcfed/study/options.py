@@ -11,6 +11,7 @@ from hpcfed.study.arms import BASELINES
 from hpcfed.study.splits import FOLDS, KINDS, SITE_OUT
 
 MOST_SPLITS = 1000
+LEAST_RESAMPLES, MOST_RESAMPLES = 100, 100_000
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Asked:
         standardize: ``client``, ``pooled`` or ``none``; None for the file's own way.
         rounds: None for the recipe's.
         tune: grids, see `hpcfed.study.tuning`.
+        bootstrap: resamples of patients, 0 for none.
         output: the study's folder; None for the recipe's output with ``-study`` appended.
     """
 
@@ -42,6 +44,7 @@ class Asked:
     rounds: int | None = None
     output: Path | None = None
     tune: Sequence[str] = ()
+    bootstrap: int = 0
 
 
 def check_options(asked: Asked) -> None:
@@ -57,6 +60,9 @@ def check_options(asked: Asked) -> None:
     least = 2 if asked.kind == FOLDS else 1
     if asked.splits is not None and not least <= asked.splits <= MOST_SPLITS:
         raise InputError("--splits", expected=f"{least} to {MOST_SPLITS}", got=str(asked.splits))
+    if asked.bootstrap and not LEAST_RESAMPLES <= asked.bootstrap <= MOST_RESAMPLES:
+        expected = f"{LEAST_RESAMPLES} to {MOST_RESAMPLES:,} resamples, or 0 for none"
+        raise InputError("--bootstrap", expected=expected, got=str(asked.bootstrap))
     if not 0 < asked.fraction < 1:
         raise InputError("--test-fraction", expected="a number between 0 and 1", got=f"{asked.fraction:g}")
 

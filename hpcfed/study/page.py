@@ -60,6 +60,8 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
     chapters = list(_chapters(view, metrics))
     files: dict[str, str] = {}
     named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
+    if intervals := tables.bootstrap_records(view, metrics):
+        files[f"{TABLES}/bootstrap.csv"] = csv_of_records(intervals)
     if records := tables.tuning_records(view.study):
         files[f"{TABLES}/tuning-points.csv"] = csv_of_records(records)
     for title, table in [*named, ("sites", tables.splits_table(view.study))]:
@@ -89,7 +91,8 @@ def warnings(view: View) -> list[str]:
 def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapter]:
     for metric in metrics:
         found = [make(view, metric) for make in (tables.results_table, tables.differences_table, tables.spread_table)]
-        yield StudyChapter(metric.title, tuple(found))
+        more = tables.bootstrap_table(view, metric)
+        yield StudyChapter(metric.title, tuple(found) if more is None else (*found, more))
     main = metrics[0]
     matrix, cross = tables.cross_matrix(view, main), tables.cross_table(view, main)
     if matrix is not None and cross is not None:

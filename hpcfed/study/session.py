@@ -66,12 +66,15 @@ def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> t
         EnvironmentFailure: the disk refuses.
     """
     results = _with_ensemble(study, read_results(study))
-    view = View(study, results, rows_of(study, results))
+    view, metrics = View(study, results, rows_of(study, results)), metrics_of(study.recipe, study.samples.dataset.task)
+    if study.asked.bootstrap:
+        from hpcfed.study.bootstrap import resample
+
+        view = replace(view, resampled=resample(view, metrics, study.asked.bootstrap))
     from hpcfed.study.page import write_results
 
     _write(study.folder, write_results(view, words, remarks))
-    main = metrics_of(study.recipe, study.samples.dataset.task)[0]
-    return [results_table(view, main), differences_table(view, main)], study.folder / PAGE
+    return [results_table(view, metrics[0]), differences_table(view, metrics[0])], study.folder / PAGE
 
 
 def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:

@@ -19,6 +19,9 @@ from hpcfed.report.paired import student
 
 ROUNDING = 1e-12
 """Relative range of values that differ by rounding alone."""
+LOW, HIGH = 2.5, 97.5
+DEFINED = 0.95
+"""Share of resamples in which a value must be defined."""
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,12 @@ def corrected(values: Sequence[float], ratio: float) -> Estimate | None:
         error = math.sqrt((1 / len(finite) + ratio) * float(finite.var(ddof=1)))
         half = student(len(finite) - 1) * error
     return Estimate(float(finite.mean()), half, len(finite))
+
+
+def interval(values: np.ndarray) -> tuple[float, float] | None:
+    """Return the 95 % percentile interval of resampled values (B,); None if more than one in 20 is undefined."""
+    defined = values[np.isfinite(values)]
+    if len(defined) < DEFINED * len(values):
+        return None
+    low, high = np.percentile(defined, (LOW, HIGH))
+    return float(low), float(high)

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,10 @@ from hpcfed.study.measured import StudyResults
 from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import StudyRow, reference_of
-from hpcfed.study.statistics import Estimate, corrected
+from hpcfed.study.statistics import Estimate, corrected, interval
+
+if TYPE_CHECKING:
+    from hpcfed.study.bootstrap import Resampled
 
 CONFIDENCE = "95 %"
 MEAN = "Mean of sites"
@@ -30,11 +33,12 @@ CORRECTED = "Student's t; variance corrected for training samples that splits sh
 
 @dataclass(frozen=True)
 class View:
-    """What all tables are made of."""
+    """What all tables are made of; `resampled` if patients were resampled."""
 
     study: Study
     results: StudyResults
     rows: Sequence[StudyRow]
+    resampled: Resampled | None = None
 
     @property
     def sites(self) -> list[str]:
@@ -172,6 +176,60 @@ def splits_table(study: Study) -> Table:
         rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), tested))
     header = ("Site", "Samples", *labels, "Tested in a split")
     return Table("Sites", header, tuple(rows))
+
+
+def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
+    """A row a method: means over splits with intervals over patients, and the difference from the reference."""
+    reference = reference_of(view.study, view.rows)
+    theirs = (view.resampled or {}).get((reference.key, metric.name))
+    if view.resampled is None or theirs is None:
+        return None
+    rows = []
+    for row in view.rows:
+        found = view.resampled.get((row.key, metric.name))
+        if found is None:
+            continue
+        means = _means(np.vstack([view.site_values(row, metric), view.over_sites(view.site_values(row, metric))]))
+        cells = [_ranged(float(mean), interval(values), metric) for mean, values in zip(means, found, strict=True)]
+        apart = ABSENT if row is reference else _ranged(None, interval(found[-1] - theirs[-1]), metric)
+        rows.append((row.title, *cells, apart))
+    unit = "patients or groups" if view.study.samples.group is not None else "samples"
+    note = (
+        f"Mean over splits, and 95 % percentile interval over {view.study.asked.bootstrap:,} resamples of the {unit} "
+        "that each site is tested on, with the models as they are: other test samples are in it, other training "
+        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference."
+    )
+    header = (*_header(view), f"{MEAN}, minus {reference.title}")
+    return Table("Bootstrap over patients", header, tuple(rows), note)
+
+
+def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
+    """Return the rows of ``bootstrap.csv``: a method, metric and site each, with intervals in full."""
+    reference, found = reference_of(view.study, view.rows), []
+    for metric in metrics:
+        for row in view.rows:
+            values = (view.resampled or {}).get((row.key, metric.name))
+            theirs = (view.resampled or {}).get((reference.key, metric.name))
+            if values is None or theirs is None:
+                continue
+            for site, own, other in zip([*view.sites, MEAN], values, theirs, strict=True):
+                low, high = interval(own) or (None, None)
+                low_apart, high_apart = interval(own - other) or (None, None)
+                found.append({
+                    "method": row.title, "metric": metric.name, "site": site, "low": low, "high": high,
+                    "difference_low": low_apart, "difference_high": high_apart,
+                    "resamples": int(np.isfinite(own).sum()),
+                })  # fmt: skip
+    return found
+
+
+def _ranged(mean: float | None, found: tuple[float, float] | None, metric: StudyMetric) -> str:
+    """Return a mean and its interval as text: ``0.81 [0.70, 0.90]``."""
+    if found is None or (mean is not None and not math.isfinite(mean)):
+        return ABSENT
+    form = _signed if mean is None else _plain
+    ends = f"[{form(found[0], metric)},\u00a0{form(found[1], metric)}]"
+    return ends if mean is None else f"{_plain(mean, metric)} {ends}"
 
 
 def tuning_table(study: Study) -> Table | None:
