@@ -31,20 +31,21 @@ def sum_over_first(terms: Array) -> Array:
     return terms[0]
 
 
-def contracted(left: Tensor, right: Tensor) -> Tensor:
+def contracted(left: Tensor, right: Tensor, *, in_pieces: bool = True) -> Tensor:
     """Return Σ_n left · right for each of R pairs of matrices: (n, A, R), (n, R, M) → (A, R, M).
 
-    Each product is rounded, then added: piece by piece along A, R and M, which leaves every sum as it is.
+    Each product is rounded, then added; many of them piece by piece along R and M, which leaves every sum as it is.
     """
     count, outputs, rows = left.shape
     width = right.shape[2]
-    out = left.new_empty(outputs, rows, width)
     a_row = max(1, count * outputs * width * left.element_size())
+    if not in_pieces or rows * a_row <= PIECE_BYTES:
+        return sum_over_first(left.unsqueeze(3) * right.unsqueeze(1))
+    out = left.new_empty(outputs, rows, width)
     together, columns = max(1, PIECE_BYTES // a_row), max(1, width * PIECE_BYTES // a_row)
     for row in range(0, rows, together):
         some = slice(row, row + together)
         for column in range(0, width, columns):
             part = slice(column, column + columns)
-            products = left[:, :, some].unsqueeze(3) * right[:, some, part].unsqueeze(1)
-            out[:, some, part] = sum_over_first(products)
+            out[:, some, part] = sum_over_first(left[:, :, some].unsqueeze(3) * right[:, some, part].unsqueeze(1))
     return out

@@ -98,7 +98,7 @@ class PortableLinear(FlatLinear):
         if torch.is_grad_enabled():
             return super().forward(input)
         x = input.flatten(1).t().contiguous().unsqueeze(1)
-        z = contracted(self.weight.t().unsqueeze(2), x)[:, 0]
+        z = contracted(self.weight.t().unsqueeze(2), x, in_pieces=not torch.jit.is_tracing())[:, 0]
         return (z if self.bias is None else z + self.bias.unsqueeze(1)).t().contiguous()
 
 

@@ -121,6 +121,16 @@ def test_initial_values_are_torchs_up_to_the_last_bit():
         torch.testing.assert_close(own, right, rtol=0, atol=2**-26)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_traced_module_is_for_minibatches_of_any_size():
+    module = portable_linear(61, 5, bias=True, seed=5)
+    with torch.no_grad():
+        traced = torch.jit.trace(module, torch.randn(2, 61))
+        for batch in (1, 50, 5000):
+            x = torch.randn(batch, 61)
+            assert torch.equal(traced(x), module(x))
+
+
 def test_both_kinds_of_arithmetic_compute_the_same():
     v, rows = torch.randn(101, dtype=torch.float64), torch.randn(3, 17, dtype=torch.float64)
     a, b = DRAWS.normal(size=9), np.arange(9)
