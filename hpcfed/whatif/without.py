@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from hpcfed import algorithms
 from hpcfed.api import Result, run_resolved
@@ -29,6 +32,7 @@ from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 
 COMPARED = ("clients", "shares", "counts", "steps", "guessed", "work")
 """What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
+_HOST = platform.node()
 WORD, LONGEST = " without ", 80
 """In the names of runs without clients, and the maximum length of the clients' names there."""
 Say = Callable[[str], None]
@@ -128,12 +132,13 @@ def begin(base: Recorded, recipe: Recipe) -> Entry | None:
         EnvironmentFailure: the disk refuses.
     """
     folder = recipe.output
-    if folder.exists() and any(folder.iterdir()):
+    _remove_remains(folder)
+    if _is_filled(folder):
         return None
     entry = entry_of(base, recipe)
     if not entry.start:
         return entry
-    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    new = folder.with_name(f".{folder.name}.{_HOST}.{os.getpid()}.new")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         begin_after(new, base.folder, entry.start, recipe, linked=False)
@@ -143,9 +148,23 @@ def begin(base: Recorded, recipe: Recipe) -> Entry | None:
         new.rename(folder)
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
+        if _is_filled(folder):  # by another job meanwhile
+            return None
         what = error.strerror or str(error)
         raise EnvironmentFailure("cannot be written", where=str(folder), got=what, remedy="choose --output") from None
     return entry
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.exists() and any(folder.iterdir())
+
+
+def _remove_remains(folder: Path) -> None:
+    """Remove what processes of this host that were killed while they laid out a folder have left beside it."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.{glob.escape(_HOST)}.*.new"):
+        number = path.name.split(".")[-2]
+        if number.isdecimal() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def entry_of(base: Recorded, recipe: Recipe) -> Entry:

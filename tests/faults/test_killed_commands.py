@@ -1,4 +1,4 @@
-"""`run`, `report`, `prepare`, `sweep`, `reproduce`, killed at twenty moments: the same command then completes each.
+"""Commands that write files, killed at twenty moments: the same command then completes each.
 
 What a killed command left is whole or is not taken for good, and once the command has been let to its end there is
 nothing but what an undisturbed one leaves.
@@ -31,6 +31,8 @@ COMMANDS = {
     "prepare": ["prepare", "feddyn-synthetic", "--clients", "3", "--output", "out/made.h5", "--overwrite"],
     "sweep": ["sweep", "recipe.yaml", "--grid", "local.lr=0.1,0.2", "--seeds", "2", "--output", "out/sweep", "--quiet"],
     "reproduce": ["reproduce", "fedexp-figure2", "--rounds", "2", "--output", "out"],
+    "without": ["without", "run", "--client", "3", "--evaluate", "all", "--output", "out/without", "--quiet"],
+    "contributions": ["contributions", "run", "--permutations", "1", "--output", "out/brings", "--quiet"],
 }
 OWN = {
     "output": "out/run",
@@ -41,6 +43,11 @@ OWN = {
     "evaluate": {"every": 1, "clients": {"every": 1}},
 }
 """Changes for a run of own code, every round of which but the first is run twice."""
+OF_A_RUN = {
+    "without": {"rounds": 8, "cohort": {"schedule": [[0, 1], [1, 2], [3, 4], [0, 3]]}, "checkpoint": {"every": 1}},
+    "contributions": {"rounds": 4, "cohort": {"size": 2}, "checkpoint": {"every": 1, "keep": "spaced"}},
+}
+"""Recipes of runs from which a command begins; some rounds, and their states, are the recorded ones."""
 OF_ATTEMPTS = re.compile(r"previous-\d+(/|$)|claims/.*\.\d+$|checkpoints/round-\d+\.")
 """Names that depend on attempts: records of rounds lost with them, who has tried a run, and which checkpoints are kept
 where one is still being written when the next is due.
@@ -109,6 +116,9 @@ def undisturbed(
             write_recipe(place, checkpoint={"every": 1})
             if name == "report":
                 assert call(place, ["run", "recipe.yaml", "--quiet", "evaluate.every=0"]).returncode == 0  # few figures
+            elif name in OF_A_RUN:
+                write_recipe(place, **OF_A_RUN[name])
+                assert call(place, ["run", "recipe.yaml", "--quiet"]).returncode == 0
             elif name == "run":
                 shutil.copy(shrinking.__file__, place / "shrinking.py")
                 write_recipe(place, "own.yaml", **OWN)
