@@ -12,6 +12,7 @@ Reference: Boukhari et al., GeL ("guess and learn"), Algorithm 1, lines 14-20.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -112,9 +113,14 @@ class Yogi(Adam):
         v.addcmul_(scratch, squared, value=-(1 - self._beta2))
 
 
+OPTIMIZERS: Mapping[str, Callable[[Tensor, Local, Arithmetic], Optimizer]] = {
+    "sgd": lambda like, section, arithmetic: Sgd(like, section.momentum, arithmetic),
+    "adam": lambda like, section, _: Adam(like, section.beta1, section.beta2, section.eps),
+    "yogi": lambda like, section, _: Yogi(like, section.beta1, section.beta2, section.eps),
+}
+"""By the recipe's ``local.optimizer``; portable arithmetic is SGD's alone."""
+
+
 def optimizer_for(section: Local, like: Tensor, arithmetic: Arithmetic = LIBRARIES) -> Optimizer:
-    """Return the recipe's client optimizer for vectors shaped as `like`, (d,); portable arithmetic is SGD's alone."""
-    if section.optimizer == "sgd":
-        return Sgd(like, section.momentum, arithmetic)
-    kind = Adam if section.optimizer == "adam" else Yogi
-    return kind(like, section.beta1, section.beta2, section.eps)
+    """Return the recipe's client optimizer for vectors shaped as `like`, (d,)."""
+    return OPTIMIZERS[section.optimizer](like, section, arithmetic)

@@ -13,6 +13,7 @@ is rounded and converted, to the same integers.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -75,19 +76,20 @@ class ExactSum:
         """
         if vector.device.type != "cpu":
             return self._add_unseen(vector, weight)
-        squared, bounds, offset = 0.0, [0.0], -self._expected if self._empty else 0
+        squared, largest, offset = 0.0, 0.0, -self._expected if self._empty else 0
         for start in range(0, vector.numel(), self._block):
             piece = vector[start : start + self._block]
             low, high = torch.aminmax(piece)
-            bounds.append(max(-float(low), float(high)))
+            bound = max(-float(low), float(high))
+            largest = max(largest, bound) if math.isfinite(bound) else math.inf
             scaled = self._scaled[: piece.numel()].copy_(piece)
             squared += self._arithmetic.squared_norm(scaled)
             scaled.mul_(weight / self._units[0])
-            small = abs(weight) * bounds[-1] < SMALL * self._units[0]  # false for NaN, too
+            small = abs(weight) * bound < SMALL * self._units[0]  # false for NaN, too
             self._add_block(start, scaled, small, offset if small else offset + 1)
         self._biased += offset + 1
         self._empty = False
-        return squared, float(np.max(bounds))
+        return squared, largest
 
     def add_rows(self, weights: np.ndarray) -> tuple[Numbers, Numbers]:
         """Add the first of `rows` by weights (n,); return squared norms and largest magnitudes, (n,), as `add` does."""

@@ -1,0 +1,42 @@
+"""Set-up of a run's parts on all ranks together; torch is loaded here, and not before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.data.staging import open_federation
+from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.code import check_hosts
+from hpcfed.run_folder.outcome import own_code_named
+from hpcfed.vendor.malloc import keep_freed_memory
+
+if TYPE_CHECKING:
+    from hpcfed.evaluation.evaluate import Evaluator
+    from hpcfed.parts import Parts
+
+
+def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None) -> tuple[Parts, Evaluator]:
+    """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
+
+    Without a `device_slot`, only the ranks of this world share their nodes' devices.
+
+    Raises:
+        InputError: the model does not fit the federation, or cannot be built, or the recipe's device is missing.
+        EnvironmentFailure: a GPU cannot be used, or memory is short.
+    """
+    own = device_slot or take_device_slot(recipe.device, world)
+    federation = open_federation(recipe.data, recipe.data_access, world)
+    checked = own_code_named()(device_faults(world)(_assemble))
+    assembled = world.together(lambda: checked(recipe, federation, world, own))
+    check_hosts(recipe, world)
+    keep_freed_memory()  # only now: the memory for sorting a large index went back to the system
+    return assembled
+
+
+def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot: DeviceSlot) -> tuple[Parts, Evaluator]:
+    from hpcfed.setup.parts import parts_of
+
+    return parts_of(recipe, federation, world, device_slot)

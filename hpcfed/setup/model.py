@@ -1,0 +1,127 @@
+"""The model of a run: built, initialised, and checked against the federation's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from rich.filesize import decimal
+
+from hpcfed import models
+from hpcfed.config.factory import made
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.rng import Purpose, torch_seed
+from hpcfed.user_code.blame import HOST_FULL, place_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpcfed.models.flat import FlatModel
+
+
+def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
+    """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
+    import torch
+
+    from hpcfed.models.flat import FlatModel
+    from hpcfed.models.portable import portable_linear
+
+    outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
+    spec = models.spec(recipe.model)
+    if spec is not None:
+        _check_memory(spec, federation.feature_shape, outputs, dtype)
+    seed = torch_seed(recipe.seed.model, Purpose.MODEL)
+    torch.manual_seed(seed)
+    module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    if recipe.bits == "portable":
+        module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
+    model = FlatModel(module, dtype, device, recipe.parameters)
+    if recipe.model.init is not None:
+        model.load_file(recipe.model.init)
+    _check_outputs(model, federation, outputs, dtype, device)
+    return model
+
+
+def _from_spec(spec: models.Spec, features: tuple[int, ...], outputs: int) -> Any:
+    """Build a named model.
+
+    Raises:
+        EnvironmentFailure: this process may not have that much memory.
+    """
+    try:
+        return spec.build(features, outputs)
+    except RuntimeError as error:
+        if HOST_FULL not in str(error):
+            raise
+        got, remedy = str(error).partition("Allocator: ")[2], "make the model smaller, or raise this process's limits"
+        raise EnvironmentFailure("not enough memory for the model", got=got, remedy=remedy) from error
+
+
+def _from_factory(recipe: Recipe) -> Any:
+    from torch import nn
+
+    reference = str(recipe.model.factory)
+    module = made(reference, recipe.model.args, recipe.python_path, "model.factory", "check model.args")
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
+    return module
+
+
+def _check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dtype: torch.dtype) -> None:
+    """Refuse a model that this machine's memory cannot hold, before any of it is allocated.
+
+    Raises:
+        InputError: the model, its gradient and the server's copy in float64 are larger than all memory.
+    """
+    import torch
+
+    with torch.device("meta"):  # shapes without memory
+        count = sum(parameter.numel() for parameter in spec.build(features, outputs).parameters())
+    needed, memory = count * (2 * dtype.itemsize + 8), psutil.virtual_memory().total
+    if needed > memory:
+        got = f"{count:,} parameters, which take {decimal(needed)}"
+        remedy = "make the model smaller"
+        raise InputError("the model does not fit", expected=f"at most {decimal(memory)}", got=got, remedy=remedy)
+
+
+def _check_outputs(
+    model: FlatModel, federation: Federation, outputs: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Run the model on one sample of zeros, and compare its output's shape with the federation's targets."""
+    import torch
+
+    sample, _ = zeros(1, federation, dtype, device)
+    model.module.eval()
+    try:
+        with torch.no_grad():
+            output = model.module(sample)
+    except Exception as error:  # a user's model may raise anything
+        what = f"the model cannot take a sample of shape {federation.feature_shape}"
+        place = place_of(error)
+        got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        raise InputError(what, got=got) from error
+    model.train()
+    wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
+    shape: Sequence[int] = tuple(getattr(output, "shape", ()))
+    if len(shape) < 2 or prod(shape[1:]) != outputs:
+        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {tuple(shape)}")
+
+
+def zeros(
+    count: int, federation: Federation, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x and y of `count` samples, all zeros, with the federation's shapes and types."""
+    import torch
+
+    from hpcfed.data.shards import types_of
+
+    shapes = (count, *federation.feature_shape), (count, *federation.target_shape)
+    x, y = (
+        torch.zeros(shape, dtype=kind, device=device)
+        for shape, kind in zip(shapes, types_of(federation.task, dtype), strict=True)
+    )
+    return x, y
