@@ -141,6 +141,8 @@ def _opened(file: Any, where: str) -> Iterator[Any]:
     try:
         with Image.open(file) as image:
             yield image
+    except MemoryError as error:  # a part of it claims to be larger than the memory
+        raise InputError("an image damaged, or larger than the memory", where=where) from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow raises all these
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(Path(where), error) from error

@@ -249,6 +249,26 @@ def test_a_folder_of_images_per_client(tmp_path: Path) -> None:
         own.load(tmp_path / "raw")
 
 
+def test_an_image_with_a_part_of_a_claimed_size_is_refused(tmp_path: Path) -> None:
+    """Pillow takes 4 GB for it at once; the limit leaves room for the libraries."""
+    path = tmp_path / "1.png"
+    Image.new("L", (4, 4)).save(path)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"IDAT")
+    content[place - 4 : place] = (0xFFFFFFF0).to_bytes(4, "big")
+    path.write_bytes(content)
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "from data_prep.sources.own_images import pixels\n"
+        "from hpcfed.errors import InputError\n"
+        "try: pixels(sys.argv[1], sys.argv[1], False)\n"
+        "except InputError as error: print(error)"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "1.png: an image damaged, or larger than the memory" in done.stdout, done.stderr
+
+
 def test_images_keep_their_depth_and_pools_are_dealt(tmp_path: Path) -> None:
     """A folder with one image of 16 bits becomes float32; classes without clients are refused unless dealt."""
     deep = np.array([[0, 255, 256, 65535]], np.uint16)
