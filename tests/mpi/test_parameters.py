@@ -22,7 +22,7 @@ from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
 from hpcfed.trail.certificate import faults, read_certificate
 from tests.federations import blobs, write_federation
-from tests.mpi.nets import mlp
+from tests.mpi.nets import ResNet18, mlp
 from tests.mpi.recipes import METHODS, small
 from tests.mpi.test_replay import check_steps
 from tests.mpi.test_resume import by_the_first, stopped
@@ -392,14 +392,37 @@ def test_private_parts_that_are_not_finite_end_the_run_or_skip_their_client(worl
         hpcfed.run(base, world=world, quiet=True)
 
 
+BODY, HEAD, BUFFERS = 11_176_512, 512 * 4 + 4, 4 * 9600 + 8 * 20
+"""Parameters of ResNet-18 below its head, and of a head of 4 classes; bytes of the statistics of its 20 layers."""
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("role", ["averaged", "private", "fixed"])
-def test_a_residual_network_of_torchvisions_shape(role, world, folder):
+@pytest.mark.parametrize("role", ["averaged", "private", "fixed", "fedbn"])
+def test_resnet_18_of_full_width(role, world, folder):
+    """Of torchvision's names and sizes: the bits of a run alone, also stopped and resumed by one rank; bytes sent."""
+    module = ResNet18(outputs=1000)
+    sizes = [tensor.numel() for tensor in module.parameters()]
+    assert (len(module.state_dict()), sum(sizes)) == (122, 11_689_512)  # torchvision.models.resnet18()
+    norms = [name for name, part in module.named_modules() if isinstance(part, nn.BatchNorm2d)]
+    of_norms = sum(tensor.numel() for name in norms for tensor in module.get_submodule(name).parameters())
+
     def write() -> None:
         rng = np.random.default_rng(1)
-        pieces = [(rng.random((n, 3, 32, 32), np.float32), rng.integers(4, size=n)) for n in (6, 9, 8)]
+        pieces = [(rng.random((n, 3, 32, 32), np.float32), rng.integers(4, size=n)) for n in (4, 6, 5)]
         write_federation(folder / "images.h5", pieces, num_classes=4, content="images")
 
     world.on_root(write)
-    base = recipe("run", {"buffers": role}, data="images.h5", model={"factory": "nets:ResNet18", "args": {"width": 8}})
-    check_same_as_alone(world, folder, {**base, "local": {"steps": 2, "batch_size": 4, "lr": 0.05}, "rounds": 2})
+    parameters = {"private": [f"{name}.*" for name in norms]} if role == "fedbn" else {"buffers": role}
+    base = recipe("run", parameters, data="images.h5", model={"factory": "nets:ResNet18"}, rounds=2)
+    base |= {"local": {"steps": 2, "batch_size": 2, "lr": 0.05}, "checkpoint": {"every": 1}}
+    whole = check_same_as_alone(world, folder, base)
+    row = whole.metrics[-1]
+    sent = BODY + HEAD - (of_norms if role == "fedbn" else 0)
+    of_buffers = BUFFERS if role == "averaged" else 0
+    assert row["params_up"] == row["params_down"] == 2 * 3 * sent
+    assert row["bytes_up"] == row["bytes_down"] == 2 * 3 * (4 * sent + of_buffers)
+    halves = {**base, "output": str(folder / "halves")}
+    stopped(halves, world, 1)
+    left: list[Any] = []
+    by_the_first(world, lambda alone: left.append(everything(hpcfed.run(halves, world=alone, quiet=True))))
+    assert not left or left[0] == everything(whole)
