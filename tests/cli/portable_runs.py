@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import hpcfed
+from tests.federations import write_federation
 from tests.mpi.recipes import METHODS, small, write_small
 
 STEPS = {"steps": 5, "batch_size": 7, "lr": 0.1, "lr_decay": 0.93}
@@ -32,6 +35,8 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "averages": {"evaluate": {"model": "client-average", "clients": {"every": 1, "models": ["global", "last"]}}},
     "steps": {"evaluate": {"model": "step-average", "train": {"every": 1}}, "algorithm": {"name": "fedexp"}},
     "without": {"cohort": {"without": [1]}, "algorithm": {"name": "scaffold"}},
+    "least-squares": {"model": {"name": "linear"}},
+    "quadratic": {"model": {"name": "quadratic"}, "algorithm": {"name": "fedexp"}, "dtype": "float64"},
     "sum": {"loss": {"reduction": "sum"}, "local": {"steps": 3, "lr": 0.01}},
     "hashes": {
         "update_hashes": True,
@@ -42,12 +47,27 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 """Name → changes of `small`."""
 
 
+OF_NUMBERS = ("least-squares", "quadratic")
+"""Runs on a regression."""
+
+
+def write_numbers(folder: Path) -> None:
+    """Write ``numbers.h5``: three clients of a regression with two targets."""
+    rng = np.random.default_rng(0)
+    x = [rng.normal(size=(size, 9)).astype(np.float32) for size in (20, 33, 41, 15)]
+    clients = [(part, part[:, :2] + 0.3 * rng.normal(size=(len(part), 2)).astype(np.float32)) for part in x]
+    write_federation(folder / "numbers.h5", clients[:3], test=clients[3], content="numbers")
+
+
 def digests(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the SHA-256 of each run's model and the last link of its chain of rounds."""
     data = str(write_small(folder))
+    write_numbers(folder)
     found = {}
     for name in names:
         changes = {"model": {"name": "logistic"}, "local": STEPS, "bits": "portable", "data": data, **RUNS[name]}
+        if name in OF_NUMBERS:
+            changes["data"] = str(folder / "numbers.h5")
         run = folder / name
         hpcfed.run(small(run, **changes), quiet=True)
         chain = json.loads((run / "certificate.json").read_text(encoding="utf-8"))["chain"]
