@@ -79,7 +79,11 @@ class LoadedRun:
         table = pandas.json_normalize(rows).set_index("round")
         numeric = columns_of(rows, path)
         numbers = [name for name in table.columns if name in numeric]
-        table[numbers] = table[numbers].apply(pandas.to_numeric)  # null in all rounds: nan, not None
+        try:
+            table[numbers] = table[numbers].apply(pandas.to_numeric)  # null in all rounds: nan, not None
+        except (TypeError, ValueError) as error:
+            expected = "numbers in the columns that have one in some round"
+            raise InputError("damaged", where=str(path), expected=expected, got=str(error)) from error
         spread = {name.partition(".")[0] for name in table.columns if "." in name}
         return table.drop(columns=[name for name in spread if name in table])  # null in a round, an object in others
 

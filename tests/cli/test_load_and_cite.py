@@ -60,6 +60,11 @@ def test_a_run_that_goes_on_or_has_moved(finished, tmp_path):
     assert (run.status, len(run.metrics)) == ("unfinished", 2)
     with pytest.raises(InputError, match="no trained model yet"):
         _ = run.module
+    row = json.loads(text.splitlines()[1])
+    row["attempts"] = "users"
+    (moved / "metrics.jsonl").write_text(f"{text.splitlines()[0]}\n{json.dumps(row)}\n")
+    with pytest.raises(InputError, match="damaged: expected numbers in the columns"):
+        _ = hpcfed.load(moved).metrics
     (moved / "metrics.jsonl").write_text("{\n")
     with pytest.raises(InputError, match="not JSON"):
         _ = hpcfed.load(moved).metrics
