@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from hpcfed.setup.assemble import assemble
+from hpcfed.setup.assembly import assemble
 from hpcfed.setup.loss import build_loss
 from hpcfed.setup.model import build_model
-from hpcfed.setup.resolve import resolve
+from hpcfed.setup.resolution import resolve
 
 __all__ = ["assemble", "build_loss", "build_model", "resolve"]
