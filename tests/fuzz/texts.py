@@ -18,7 +18,7 @@ import hpcfed
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe, load_recipes, to_plain
 from hpcfed.data.federation import Federation
-from hpcfed.errors import Diverged
+from hpcfed.errors import Diverged, EnvironmentFailure
 from hpcfed.io.text import parse_json, parse_yaml
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identity
@@ -74,6 +74,9 @@ def run(folder: Path, texts: list[str]) -> None:
             )
         except Diverged:
             pass
+        except EnvironmentFailure as failure:
+            if "not enough memory" not in str(failure):  # under the limit that each child has
+                raise
         finally:
             shutil.rmtree(folder / "run", ignore_errors=True)
 
