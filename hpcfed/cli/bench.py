@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,9 +69,11 @@ def command() -> None:
 @click.option("--apart", is_flag=True, help="Also time as many runs side by side, of which none waits for another.")
 @click.option(
     "--own",
-    "own_loop",
-    metavar="COMMAND",
-    help='Your own loop; its last line is a JSON object with "ms_med" (and "cpu_ms_med").',
+    "own_loops",
+    multiple=True,
+    metavar="[NAME=]COMMAND",
+    help="A loop of your own, repeatable; {workload}, {folder}, {rounds} and {warm_up} in it are replaced. Its last "
+    'line is a JSON object with "ms_med" (and "cpu_ms_med").',
 )
 @click.option(
     "--device",
@@ -87,7 +90,7 @@ def rounds_command(
     warm_up: int,
     ranks: tuple[int, ...],
     apart: bool,
-    own_loop: str | None,
+    own_loops: tuple[str, ...],
     device: str,
     json_file: Path | None,
 ) -> None:
@@ -113,12 +116,20 @@ def rounds_command(
             contenders = [bare(name, folder, rounds, warm_up, device)]
             contenders += [ours(folder, rounds, warm_up, count) for count in ranks]
             contenders += [ours_apart(folder, rounds, warm_up, count) for count in ranks if apart and count > 1]
-            if own_loop is not None:
-                contenders.append(own("own loop", shlex.split(own_loop)))
+            known = {"workload": name, "folder": folder, "rounds": rounds, "warm_up": warm_up}
+            contenders += [own(*_named(loop, known)) for loop in own_loops]
             timings = in_turn(contenders, repeats, _print)
         _show(tables.rounds(timings), tables.phases(timings))
         results[name] = _plain(timings)
     _keep(json_file, "rounds", results)
+
+
+def _named(loop: str, known: Mapping[str, object]) -> tuple[str, list[str]]:
+    """Return name and command of a loop of the user's, with what is `known` in place of ``{…}``."""
+    name, command = re.fullmatch(r"(?:(\w+)=)?(.*)", loop, re.DOTALL).groups()  # type: ignore[union-attr]
+    for key, value in known.items():
+        command = command.replace(f"{{{key}}}", shlex.quote(str(value)))
+    return name or "own loop", shlex.split(command)
 
 
 @command.command("calibrate")

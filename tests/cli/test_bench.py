@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcfed.cli.bench import WORKLOADS as OFFERED
-from hpcfed.cli.bench import command
+from hpcfed.cli.bench import _named, command
 from hpcfed.config.recipe import Model
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.models import spec
@@ -133,6 +133,16 @@ def test_choices_are_timed_on_the_users_recipe(folder: Path, environment: dict[s
     assert [timing["name"] for timing in timed] == names
     assert "local.matmul=onednn is no choice: local.matmul: onednn with dtype: float64" in done.stdout
     assert not (folder / "run").exists()
+
+
+@pytest.mark.one_mpi
+def test_loops_of_ones_own_have_names_and_learn_what_is_timed():
+    known = {"workload": "mlp", "folder": "a b", "rounds": 25, "warm_up": 5}
+    assert _named("pfl=python rounds.py {workload} {folder} {rounds}", known) == (
+        "pfl",
+        ["python", "rounds.py", "mlp", "a b", "25"],
+    )
+    assert _named("python -c 'x={}; a=1'", known) == ("own loop", ["python", "-c", "x={}; a=1"])
 
 
 def test_a_workload_that_is_not_one_is_refused() -> None:
