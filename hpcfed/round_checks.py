@@ -12,7 +12,8 @@ from hpcfed.cohort import Cohort
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.ranks.world import World
-from hpcfed.reduce.buffer import FAILED, KINDS, SKIPPED, Sums
+from hpcfed.reduce.buffer import KINDS
+from hpcfed.reduce.slots import FAILED, SKIPPED, Sums
 from hpcfed.types import DELTA, ServerUpdate, State, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"

@@ -22,7 +22,8 @@ from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import upload
 from hpcfed.ranks.world import PATIENCE
-from hpcfed.reduce.buffer import DONE, SKIPPED, RoundBuffer, Sums
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.slots import DONE, SKIPPED, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
 from hpcfed.round_checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums

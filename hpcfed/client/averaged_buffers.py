@@ -17,7 +17,7 @@ from torch import Tensor, from_numpy
 from hpcfed.errors import InputError
 from hpcfed.models.buffers import BUFFERS, INTEGERS
 from hpcfed.models.flat import FlatModel
-from hpcfed.reduce.buffer import DONE, Sums
+from hpcfed.reduce.slots import DONE, Sums
 from hpcfed.types import State
 
 MOST_INTEGERS = 4096

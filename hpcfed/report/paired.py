@@ -22,10 +22,10 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """Mean of `count` paired differences, and half the width of its confidence interval.
+class MeanEstimate:
+    """Mean of `count` values, or of paired differences, and half the width of its confidence interval.
 
-    `half_width` is None for a single pair, and for equal differences: a deviation of zero says nothing of the mean's
+    `half_width` is None for a single value, and for equal ones: a deviation of zero says nothing of the mean's
     uncertainty.
     """
 
@@ -89,7 +89,7 @@ def _by_seed(group: Group) -> dict[str, Run]:
     return {run.seed: run for run in group.runs}
 
 
-def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> PairedDifference | None:
+def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> MeanEstimate | None:
     """Return `value` of the group's run minus the baseline's, over the pairs with both values; None without any."""
     apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
     apart = apart[np.isfinite(apart)]
@@ -98,7 +98,7 @@ def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float])
     half = None
     if np.ptp(apart) > 0:
         half = student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
-    return PairedDifference(float(apart.mean()), half, len(apart))
+    return MeanEstimate(float(apart.mean()), half, len(apart))
 
 
 def difference_curve(

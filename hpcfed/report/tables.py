@@ -23,7 +23,7 @@ from hpcfed.report.measure import (
     round_reached,
     spread,
 )
-from hpcfed.report.paired import CONFIDENCE, PairedDifference, difference, pairs, shared_draws
+from hpcfed.report.paired import CONFIDENCE, MeanEstimate, difference, pairs, shared_draws
 from hpcfed.report.read import Run
 from hpcfed.report.text import (
     count_text,
@@ -145,7 +145,7 @@ def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Ru
     return lambda run: round_reached(run, criterion, target, window) or math.nan
 
 
-def _difference(value: PairedDifference | None, text: Callable[[float], str], num_pairs: int) -> str:
+def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pairs: int) -> str:
     """Write ``+0.79 [+0.21, +1.37]``, and the number of pairs if it is not all of them."""
     if value is None:
         return ABSENT

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.report.paired import student
+from hpcfed.report.paired import MeanEstimate, student
 
 ROUNDING = 1e-12
 """Relative range of values that differ by rounding alone."""
@@ -24,21 +23,7 @@ DEFINED = 0.95
 """Share of resamples in which a value must be defined."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over `count` splits, and half the width of its 95 % interval; None for one split, or equal values."""
-
-    mean: float
-    half_width: float | None
-    count: int
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether zero lies outside the interval."""
-        return self.half_width is not None and abs(self.mean) > self.half_width
-
-
-def corrected(values: Sequence[float], ratio: float) -> Estimate | None:
+def corrected(values: Sequence[float], ratio: float) -> MeanEstimate | None:
     """Return mean and corrected interval of one value a split, those that are not finite left out; None without any.
 
     Args:
@@ -52,7 +37,7 @@ def corrected(values: Sequence[float], ratio: float) -> Estimate | None:
     if len(finite) > 1 and np.ptp(finite) > ROUNDING * np.abs(finite).max():
         error = math.sqrt((1 / len(finite) + ratio) * float(finite.var(ddof=1)))
         half = student(len(finite) - 1) * error
-    return Estimate(float(finite.mean()), half, len(finite))
+    return MeanEstimate(float(finite.mean()), half, len(finite))
 
 
 def interval(values: np.ndarray) -> tuple[float, float] | None:

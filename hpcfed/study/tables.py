@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.report.group import ABSENT
+from hpcfed.report.paired import MeanEstimate
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE
 from hpcfed.study.measured import StudyResults
 from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import StudyRow, reference_of
-from hpcfed.study.statistics import Estimate, corrected, interval
+from hpcfed.study.statistics import corrected, interval
 
 if TYPE_CHECKING:
     from hpcfed.study.bootstrap import Resampled
@@ -269,7 +270,7 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _estimates(view: View, values: np.ndarray) -> list[Estimate | None]:
+def _estimates(view: View, values: np.ndarray) -> list[MeanEstimate | None]:
     """Return the estimate of each site, and of the mean of the sites, from values (N, J)."""
     ratio = view.study.ratio
     found = [corrected(line.tolist(), ratio) for line in values]
@@ -321,7 +322,7 @@ def _plain(value: float, metric: StudyMetric) -> str:
     return f"{100 * value:.1f}" if metric.is_share else f"{value:.3f}"
 
 
-def _texts(view: View, values: Sequence[Estimate | None], metric: StudyMetric) -> list[str]:
+def _texts(view: View, values: Sequence[MeanEstimate | None], metric: StudyMetric) -> list[str]:
     """Return estimates as text, with the number of splits where some have no value: ``1 of 5: 0.375``."""
     splits = 0 if view.study.leaves_out else len(view.study.splits.each)
     return [
@@ -330,14 +331,14 @@ def _texts(view: View, values: Sequence[Estimate | None], metric: StudyMetric) -
     ]
 
 
-def _text(value: Estimate | None, metric: StudyMetric) -> str:
+def _text(value: MeanEstimate | None, metric: StudyMetric) -> str:
     if value is None:
         return ABSENT
     width = "" if value.half_width is None else f"\u00a0±\u00a0{_plain(value.half_width, metric)}"
     return f"{_plain(value.mean, metric)}{width}"
 
 
-def _difference_text(value: Estimate | None, metric: StudyMetric) -> str:
+def _difference_text(value: MeanEstimate | None, metric: StudyMetric) -> str:
     if value is None:
         return ABSENT
     shown = (
@@ -354,7 +355,7 @@ def _signed(value: float, metric: StudyMetric) -> str:
     return text.replace("-", "−") if float(text) else "0"
 
 
-def _numbers(prefix: str, value: Estimate | None) -> dict[str, float | None]:
+def _numbers(prefix: str, value: MeanEstimate | None) -> dict[str, float | None]:
     """Return mean and interval as columns."""
     if value is None:
         return dict.fromkeys((f"{prefix}mean", f"{prefix}low", f"{prefix}high"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.reduce.buffer import RANK_SLOT, client_slot
+from hpcfed.reduce.slots import RANK_SLOT, client_slot
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
 

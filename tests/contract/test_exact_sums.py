@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.reduce.buffer import DONE, FAILED, RoundBuffer
+from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.exact import BLOCK, ExactSum, to_float64
+from hpcfed.reduce.slots import DONE, FAILED
 
 CLIENTS = 24
 UNITS = {torch.float32: (2.0**-44,), torch.float64: (2.0**-20, 2.0**-64)}

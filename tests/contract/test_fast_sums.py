@@ -14,8 +14,9 @@ import hpcfed
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
-from hpcfed.reduce.buffer import DONE, FAILED, RoundBuffer
+from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.fast import BLOCK, FastSum
+from hpcfed.reduce.slots import DONE, FAILED
 from tests.mpi.recipes import small, write_small
 
 SIZE = BLOCK + 7

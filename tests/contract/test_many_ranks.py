@@ -11,7 +11,8 @@ import torch
 from hpcfed.ranks.devices import Seen, assign
 from hpcfed.ranks.placement import Placement, homes, spread
 from hpcfed.ranks.world import World
-from hpcfed.reduce.buffer import RANK_SLOT, RoundBuffer, client_slot
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.slots import RANK_SLOT, client_slot
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]
 RANKS, PER_NODE = 4096, 8

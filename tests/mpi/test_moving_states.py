@@ -15,7 +15,8 @@ from hpcfed.client.state_transfer import Moves
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import MpiWorld
-from hpcfed.reduce.buffer import RoundBuffer, Sums
+from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.slots import Sums
 from tests.mpi.recipes import small, write_small
 
 pytestmark = pytest.mark.one_mpi
