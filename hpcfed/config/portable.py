@@ -47,8 +47,8 @@ def _hindrances(recipe: Recipe, task: str) -> Iterator[tuple[str, str]]:
         yield "local.engine: sequential", "use batched"
     if local.matmul == "onednn":
         yield "local.matmul: onednn", "leave it out"
-    if recipe.device == "cuda":
-        yield "device: cuda", "use cpu"
+    if recipe.device not in ("auto", "cpu"):
+        yield f"device: {recipe.device}", "use cpu"
     if recipe.precision != "float32":
         yield f"precision: {recipe.precision}", "use float32"
     if recipe.reduction == "fast":

@@ -41,6 +41,7 @@ def _resolve(recipe: Recipe) -> Recipe:
         recipe = _with_numbers(recipe, federation)
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
+            recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one
             recipe = recipe.model_copy(update={"device": "cpu"})
         _check_samples(recipe, federation, spec)
         _check_test_set(recipe, federation)

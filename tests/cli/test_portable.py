@@ -13,7 +13,9 @@ import torch
 
 import hpcfed
 from hpcfed.cli.main import main
+from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
+from hpcfed.setup import resolve
 from hpcfed.trail.differences import of_environments
 from tests.cli.portable_runs import RUNS, digests
 from tests.launch import ROOT
@@ -86,6 +88,11 @@ def test_what_cannot_be_portable_is_refused(changes, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^bits: portable with .*leave bits out"):
         hpcfed.run(recipe, quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_is_not_taken_by_default(tmp_path):
+    recipe = small(tmp_path / "run", data=str(write_small(tmp_path)), model={"name": "logistic"}, bits="portable")
+    assert resolve(load_recipe(recipe | {"device": "auto"})).device == "cpu"
 
 
 def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.reduce.slots import RANK_SLOT, client_slot
 from hpcfed.scaling.measure import measure_here, read
 from hpcfed.tools.bench.reduction import measure
 from tests.mpi.recipes import write_recipe, write_small
@@ -15,8 +16,9 @@ from tests.mpi.recipes import write_recipe, write_small
 def test_the_reduction_is_told_apart(world):
     exact, fast = measure(world, 5_000, 2)
     assert (exact.kind, fast.kind) == ("exact", "fast")
-    assert exact.num_bytes == 8 * (5_000 + (5 + 4) * world.size)
-    assert fast.num_bytes == 4 * (5_000 + 4 * (5 + 4) * world.size)
+    slot = client_slot(1).itemsize + RANK_SLOT.itemsize
+    assert exact.num_bytes == 8 * 5_000 + slot * world.size
+    assert fast.num_bytes == 4 * 5_000 + 2 * slot * world.size
     for row in (exact, fast):
         assert row.whole > max(row.pack, row.unpack) > 0
         assert min(row.bare, row.allreduce) > 0
