@@ -41,8 +41,8 @@ MEANINGS = {
     "device": ("`cpu`, `cuda`"),
     "precision": ("of the local solve's products alone: `tf32` on GPUs, `bf16-mixed`"),
     "bits": (
-        "`portable`: linear models with the same bits on every processor and under every library, by operations that "
-        "IEEE 754 rounds in one way and sums in a stated order; slower (docs/bits.md)"
+        "`portable`: linear models with the same bits on every processor, with one version of torch and NumPy, by "
+        "operations that IEEE 754 rounds in one way and sums in a stated order; slower (docs/bits.md)"
     ),
     "threads": ("threads of torch in each rank; part of the result, like the seed"),
     "rounds": ("how many; each trains a cohort"),

@@ -94,15 +94,19 @@ def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
     """Return arm → the outputs of its models of a split, one a seed."""
     study, tests = view.study, test_samples(view.study, split)
     found: dict[str, list[Outputs]] = {}
+    alone: dict[int, list[Outputs]] = {}
     for arm in study.arms:
         done = {run.seed for run in view.results.runs[arm.key] if run.split == split}
         seeds = [seed for seed in study.seeds if seed.model in done]
         found[arm.key] = [_of_arm(study, arm, split, seed, tests) for seed in seeds]
-    alone = [found[arm.key] for arm in study.arms if arm.kind == ALONE and found[arm.key]]
-    task = study.samples.dataset.task
+        if arm.kind == ALONE:
+            for seed, one in zip(seeds, found[arm.key], strict=True):
+                alone.setdefault(seed.model, []).append(one)
+    task, sites = study.samples.dataset.task, len(study.trainers(split))
     found[ENSEMBLE] = [
         {site: mean_prediction([one[site] for one in models], task) for site in tests}
-        for models in zip(*alone, strict=False)
+        for models in alone.values()
+        if len(models) == sites  # none where a site's model is not there yet
     ]
     return found
 

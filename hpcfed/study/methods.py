@@ -7,7 +7,7 @@ the recipe if they have a dot. A method that the recipe names has the recipe's p
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hpcfed import algorithms
@@ -22,12 +22,20 @@ OF_ALL = ("local.steps", "local.epochs", "cohort.", "evaluate.", "stop.")
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method: its name in files, its title in tables, the overrides of the recipe that select it, and its name."""
+    """A method.
+
+    Attributes:
+        key, title: its name in files, and in tables.
+        overrides: of the recipe, which select it.
+        name: of the method itself.
+        examples: keys of parameters without default that nobody set; they can be tuned.
+    """
 
     key: str
     title: str
     overrides: tuple[str, ...]
     name: str = ""
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,10 @@ class Methods:
     remarks: tuple[str, ...] = ()
 
 
-def parse_methods(text: str, recipe: Recipe) -> Methods:
+def parse_methods(text: str, recipe: Recipe, tuned: Collection[str] = ()) -> Methods:
     """Return the methods of a list with commas; FedAvg comes first where it is not among them.
+
+    `tuned` are the parameters that are chosen later, as ``feddyn:alpha``.
 
     Raises:
         InputError: an unknown method, a method twice, or text that is no key=value.
@@ -54,7 +64,7 @@ def parse_methods(text: str, recipe: Recipe) -> Methods:
     if REFERENCE not in names and not own:
         words.insert(0, REFERENCE)
         remarks.append("FedAvg is added: differences are from it")
-    found = [_choice(word, recipe, remarks) for word in words]
+    found = [_choice(word, recipe, remarks, tuned) for word in words]
     for number, one in enumerate(found):
         if one.key in [other.key for other in found[:number]]:
             raise InputError(f"the method {one.title!r} stands twice", where=OPTION, remedy="name it once")
@@ -64,7 +74,7 @@ def parse_methods(text: str, recipe: Recipe) -> Methods:
     return Methods(tuple(found), reference, tuple(remarks))
 
 
-def _choice(word: str, recipe: Recipe, remarks: list[str]) -> MethodChoice:
+def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str]) -> MethodChoice:
     name, *settings = word.split(":")
     known = [*algorithms.names(), OWN]
     if name not in known:
@@ -83,15 +93,18 @@ def _choice(word: str, recipe: Recipe, remarks: list[str]) -> MethodChoice:
         title = method_name(recipe.model_dump(mode="json")) + shown
         return MethodChoice(key, title, (*own, *others), name)
     start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
+    missing: dict[str, object] = {}
     if start:
         missing = _missing(name, [key for key, _, _ in pairs])
         start += [f"algorithm.{key}={value}" for key, value in missing.items()]
+        told = {key: value for key, value in missing.items() if f"{name}:{key}" not in tuned}
         remarks += [
             f"{name}: {key}={value}, an example; name your own by {OPTION} {name}:{key}=…"
-            for key, value in missing.items()
+            for key, value in told.items()
         ]
-        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in missing.items())})" if missing else "")
-    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name)
+        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in told.items())})" if told else "")
+    examples = tuple(f"algorithm.{parameter}" for parameter in missing)
+    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples)
 
 
 def _missing(name: str, given: Sequence[str]) -> dict[str, object]:

@@ -200,7 +200,8 @@ def _how(study: Study) -> Iterator[str]:
     if study.tuning is None:
         yield "Nothing was tuned by this command: step sizes and methods' keys are the recipe's, or their defaults."
     else:
-        yield f"Tuned inside each split's training part: {'; '.join(asked.tune)}. See the chapter Tuning."
+        where = "See the chapter Tuning." if study.tuned is not None else "It has not ended yet."
+        yield f"Tuned inside each split's training part: {'; '.join(asked.tune)}. {where}"
 
 
 def _recipes(view: View) -> Iterator[tuple[str, str]]:

@@ -198,7 +198,10 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
     if first.data_content is not None:
         raise InputError("data_content", where=str(source), expected="none in a study, whose splits are new files")
     baselines = parse_baselines(asked.baselines)
-    methods = parse_methods(asked.methods, first)
+    methods = parse_methods(asked.methods, first, {text.partition("=")[0] for text in asked.tune})
+    if first.bits == "portable":
+        remedy = "leave bits out: a study measures and fine-tunes by the libraries"
+        raise InputError("bits: portable in a study", where=str(source), remedy=remedy)
     samples = read_samples(first.data)
     if asked.standardize is None:
         asked = replace(asked, standardize=samples.scale)

@@ -34,11 +34,13 @@ class Tuning:
 
     common: tuple[Grid, ...]
     own: Mapping[str, tuple[Grid, ...]]
+    examples: Mapping[str, tuple[str, ...]]
+    """Method's key → keys that it has by an example, which nobody named."""
 
     def points_of(self, arm: Arm) -> list[Point]:
         """Return an arm's points; a key that its method names itself is not tuned."""
         grids = {grid.key: grid for grid in (*self.common, *self.own.get(arm.key, ()))}
-        fixed = {text.partition("=")[0] for text in arm.overrides}
+        fixed = {text.partition("=")[0] for text in arm.overrides} - {*self.examples.get(arm.key, ())}
         return points([grid for key, grid in grids.items() if key not in fixed])
 
 
@@ -93,7 +95,10 @@ def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tunin
             if grid.key in [other.key for other in lists]:
                 raise InputError(f"two grids of {grid.key!r}", where=OPTION, remedy="put all its values into one")
             lists.append(grid)
-    return Tuning(tuple(common), {name: tuple(grids) for name, grids in own.items()}) if texts else None
+    if not texts:
+        return None
+    examples = {method.key: method.examples for method in methods}
+    return Tuning(tuple(common), {name: tuple(grids) for name, grids in own.items()}, examples)
 
 
 def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:

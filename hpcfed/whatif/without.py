@@ -163,7 +163,9 @@ def _remove_remains(folder: Path) -> None:
     """Remove what processes of this host that were killed while they laid out a folder have left beside it."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.{glob.escape(_HOST)}.*.new"):
         number = path.name.split(".")[-2]
-        if number.isdecimal() and not psutil.pid_exists(int(number)):
+        if path.name != f".{folder.name}.{_HOST}.{number}.new":  # of another host, whose name begins like this one's
+            continue
+        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -183,3 +183,12 @@ def test_a_study_by_patient(tables, tmp_path):
     assert "Samples of one patient are never in both parts" in page
     assert "Missing cells are filled by the median of the split" in page
     assert (place / "splits.csv").read_text().startswith("sample,site,label,group,tested\n")
+
+
+def test_a_client_of_one_patient_is_not_held_out_whole(tmp_path):
+    (tmp_path / "raw").mkdir()
+    for name, patients in (("north", ["a"] * 6), ("south", [f"b{k}" for k in range(6)])):
+        rows = [f"{patient},{k},{'ill' if k % 2 else 'well'}" for k, patient in enumerate(patients)]
+        (tmp_path / "raw" / f"{name}.csv").write_text("\n".join(["patient,age,label", *rows]) + "\n")
+    with pytest.raises(InputError, match="client 0: all its groups would be held out"):
+        prepared(tmp_path / "raw", tmp_path / "f.h5", "--group", "patient", "--test-fraction", "0.6")

@@ -91,6 +91,15 @@ def test_wrong_grids(folder, tune, message):
     assert message in str(refused.value)
 
 
+def test_a_parameter_of_which_only_an_example_is_known_is_tuned(folder):
+    recipe(folder)
+    study = planned(folder, "fedavg,feddyn", tune=("feddyn:alpha=0.01,0.1",), baselines="none")
+    (arm,) = (arm for arm in study.arms if arm.key == "feddyn")
+    tried = [value.text for point in study.tuning.points_of(arm) for value in point.values]
+    assert tried == ["0.01", "0.1"]
+    assert arm.title == "FedDyn"
+
+
 def test_values_that_do_not_train_are_never_chosen(folder):
     """One that diverges is not; where all do, a line names them."""
     recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
