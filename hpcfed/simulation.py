@@ -288,12 +288,8 @@ class Simulation:
         self.buffers.restore({name: replicated[f"averaged.{name}"] for name in self.buffers.state})
         self.touched[:] = False
         self.touched[replicated["touched"].numpy()] = True
-        self._parts.clients.commit(
-            {
-                client: {name: tensor.to(self._device) for name, tensor in state.items()}
-                for client, state in clients.items()
-            }
-        )
+        for client, state in clients.items():
+            self._parts.clients.commit({client: {name: tensor.to(self._device) for name, tensor in state.items()}})
 
     def evaluated(self) -> Tensor:
         """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype."""

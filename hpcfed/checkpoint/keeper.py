@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from rich.filesize import decimal
 
 from hpcfed.checkpoint import restore
-from hpcfed.checkpoint.layout import RecordLayout
+from hpcfed.checkpoint.layout import PAGE, RecordLayout
 from hpcfed.checkpoint.writer import CheckpointWriter, Snapshot, remove_remains
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
@@ -45,7 +46,14 @@ class Checkpoints:
         self._world = parts.world
         self._layout = RecordLayout(parts.method.local.begin(simulation.w))
         self._writer = CheckpointWriter(
-            self._folder, identity(recipe), recipe.checkpoint.keep, self._layout, parts.clients, session, parts.world
+            self._folder,
+            identity(recipe),
+            recipe.checkpoint.keep,
+            self._layout,
+            parts.clients,
+            lambda: parts.method.local.begin(parts.initial_w),
+            session,
+            parts.world,
         )
         self._period = seconds_of(recipe.checkpoint.every)
         self._last = time.monotonic()
@@ -124,7 +132,7 @@ class Checkpoints:
         vectors = sum(tensor.nbytes for tensor in self._simulation.replicated().values())
         if not self._parts.method.local.stateful:
             return vectors
-        return vectors + self._parts.cohorts.most_participants * self._layout.record_bytes
+        return vectors + self._layout.bytes_of([self._parts.cohorts.most_participants]) + PAGE * self._world.size
 
     def after(
         self, round: int, requests: Request, written: int, progress: Mapping[str, Any], *, last: bool, early: bool
@@ -155,16 +163,20 @@ class Checkpoints:
             self._is_due = False
             self._last = time.monotonic()
             self._saved_round = round
-            simulation = self._simulation
-            self._writer.start(
-                Snapshot(
-                    round,
-                    simulation.replicated(),
-                    np.flatnonzero(simulation.touched),
-                    self._parts.clients.snapshot(),
-                    {**progress, "magnitudes": simulation.magnitudes.state()},
-                )
-            )
+            self._writer.start(self._snapshot(round, progress))
+
+    def _snapshot(self, round: int, progress: Mapping[str, Any]) -> Snapshot:
+        simulation, touched = self._simulation, np.flatnonzero(self._simulation.touched)
+        homes = self._parts.placement.home_of(touched)
+        by_home = touched[np.argsort(homes, kind="stable")]
+        return Snapshot(
+            round,
+            {**simulation.replicated(), "touched": torch.from_numpy(by_home)},
+            by_home,
+            np.bincount(homes, minlength=self._world.size).tolist(),
+            self._parts.clients.snapshot(),
+            {**progress, "magnitudes": simulation.magnitudes.state()},
+        )
 
     def finish(self) -> None:
         """Wait until the last checkpoint is valid.

@@ -1,24 +1,27 @@
 """The layout of a checkpoint on disk.
 
     checkpoints/round-00000050.server        safetensors: w, previous w, mean delta, server and shared state, touched
-    checkpoints/round-00000050.clients       one record per client that has a state, each on a 4 KiB boundary
+    checkpoints/round-00000050.clients       one record per client that has a state
     checkpoints/round-00000050.json          the manifest, renamed into place last: without it there is no checkpoint
 
-Records are in the order of client numbers: every rank computes their offsets and writes its own without communication,
-and any number of ranks can read them back. A record: magic, client, round, hash of the payload, its size in bytes (five
-words of 8 bytes), then the payload: the state's tensors in the order of their names.
+The ranks' records lie one after another, a section a rank, each on a 4 KiB boundary, and within a section in the order
+of client numbers; ``touched`` has the clients in that order, and the manifest how many each section has. So every rank
+computes the offsets and writes its own without communication, and any number of ranks can read them back. A record:
+magic, client, round, hash of the payload, its size in bytes (five words of 8 bytes), then the payload: the state's
+tensors in the order of their names. Records of more than 4 KiB begin on such a boundary, smaller ones on 8 bytes.
+
+In layout 2 all clients are one section, and every record begins on a boundary of 4 KiB.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -30,10 +33,10 @@ from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.types import State
 
-VERSION = 2
+VERSION, READABLE = 3, (2, 3)
 MAGIC = b"hpcfed-c"
 HEADER = struct.Struct("<8sqqQq")
-PAGE = 4096
+PAGE, WORD = 4096, 8
 """Records of two ranks never share a page: some file systems cache by page."""
 SUFFIXES = ("server", "clients", "json")
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
@@ -95,6 +98,7 @@ class ManifestContent(_Section):
     num_clients: int
     progress: Progress
     version: int
+    sections: list[Annotated[int, Field(ge=0)]] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Manifest:
         progress: the round loop's state besides tensors, as plain JSON.
         version: of the layout.
         sha256: of the ``.server`` file too, against intent; None where an earlier version wrote it.
+        sections: records in each section of ``.clients``; None in layout 2.
     """
 
     round: int
@@ -118,6 +123,7 @@ class Manifest:
     progress: Mapping[str, Any]
     version: int = VERSION
     sha256: str | None = None
+    sections: Sequence[int] | None = None
 
     def to_json(self) -> str:
         """Return the manifest as JSON text, with its checksum."""
@@ -142,7 +148,7 @@ class Manifest:
             raise Damaged(f"{path.name} is no manifest") from None
         if checksum != _digest(content):
             raise Damaged(f"{path.name} does not match its checksum")
-        if content.get("version") != VERSION:
+        if content.get("version") not in READABLE:
             raise InputError(
                 "a checkpoint of another version of hpcfed",
                 where=str(path),
@@ -157,6 +163,8 @@ class Manifest:
             raise Damaged(f"{path.name} has the checksum of a manifest, but not its content: {shown(where)}") from None
         if path.stem != stem(content["round"]):
             raise Damaged(f"{path.name} is of another round")
+        if content["version"] > 2 and sum(content.get("sections") or ()) != content["num_clients"]:
+            raise Damaged(f"{path.name} does not say where its clients' records are")
         return cls(**content)
 
 
@@ -182,43 +190,52 @@ class RecordLayout:
         self._dtypes = {name: example[name].dtype for name in self._names}
         self._payload = sum(example[name].nbytes for name in self._names)
 
-    @property
-    def record_bytes(self) -> int:
-        """Bytes from one record to the next."""
-        return -(-(HEADER.size + self._payload) // PAGE) * PAGE
+    def record_bytes(self, version: int = VERSION) -> int:
+        """Return the bytes from one record to the next of a section."""
+        size = HEADER.size + self._payload
+        return _whole(size, PAGE if size > PAGE or version < 3 else WORD)
 
-    def write(self, file: int, place: int, client: int, round: int, state: State) -> None:
-        """Write a client's record; `place` is its index among the clients that have one."""
+    def bytes_of(self, sections: Sequence[int]) -> int:
+        """Return the bytes of all records, for so many in each section."""
+        return sum(_whole(count * self.record_bytes(), PAGE) for count in sections)
+
+    def offsets(self, sections: Sequence[int], version: int = VERSION) -> np.ndarray:
+        """Return where each record begins, (n,) int64, for so many in each section."""
+        counts, size = np.array(sections, np.int64), self.record_bytes(version)
+        lengths = -(-counts * size // PAGE) * PAGE
+        firsts, begins = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
+        return np.arange(counts.sum()) * size + np.repeat(begins - firsts * size, counts)
+
+    def write(self, file: BinaryIO, client: int, round: int, state: State) -> None:
+        """Write a client's record where the file is."""
         payload = [_bytes_of(state[name]) for name in self._names]
         digest = xxhash.xxh3_64()
         for part in payload:
             digest.update(part)
-        header = HEADER.pack(MAGIC, client, round, digest.intdigest(), self._payload)
-        offset = place * self.record_bytes
-        _write_all(file, header, offset)
-        offset += len(header)
+        file.write(HEADER.pack(MAGIC, client, round, digest.intdigest(), self._payload))
         for part in payload:
-            _write_all(file, part, offset)
-            offset += part.nbytes
+            file.write(part)
+        file.write(bytes(self.record_bytes() - HEADER.size - self._payload))
 
-    def read(self, file: int, place: int, client: int, round: int) -> dict[str, Tensor]:
-        """Read a client's state back, on the host.
+    def read(self, file: BinaryIO, client: int, round: int) -> bytes:
+        """Read the payload of a client's record where the file is.
 
         Raises:
             Damaged: another record lies there, or its hash differs.
             OSError: as the system reports it.
         """
-        data = os.pread(file, HEADER.size + self._payload, place * self.record_bytes)
-        if len(data) < HEADER.size + self._payload:
+        header, data = file.read(HEADER.size), file.read(self._payload)
+        if len(header) + len(data) < HEADER.size + self._payload:
             raise Damaged(f"{stem(round)}.clients ends before the record of client {client}")
-        magic, found, of_round, digest, size = HEADER.unpack_from(data)
+        magic, found, of_round, digest, size = HEADER.unpack(header)
         if (magic, found, of_round, size) != (MAGIC, client, round, self._payload):
             raise Damaged(f"{stem(round)}.clients has another record in the place of client {client}'s")
-        if xxhash.xxh3_64_intdigest(data[HEADER.size :]) != digest:
+        if xxhash.xxh3_64_intdigest(data) != digest:
             raise Damaged(f"{stem(round)}.clients: the record of client {client} does not match its checksum")
-        return self._tensors(data[HEADER.size :])
+        return data
 
-    def _tensors(self, payload: bytes) -> dict[str, Tensor]:
+    def state_of(self, payload: bytes) -> dict[str, Tensor]:
+        """Return a client's state, on the host."""
         state, start = {}, 0
         for name in self._names:
             dtype, shape = self._dtypes[name], self._shapes[name]
@@ -233,8 +250,6 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8).data
 
 
-def _write_all(file: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
+def _whole(size: int, unit: int) -> int:
+    """Return the size in whole units."""
+    return -(-size // unit) * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -156,20 +156,39 @@ def _read_clients(
     layout: RecordLayout,
     placement: Placement,
     rank: int,
-) -> dict[int, State]:
+) -> Mapping[int, State]:
     """Read the records of the clients at home on this rank."""
     touched = replicated["touched"].numpy()
     if len(touched) != manifest.num_clients:
         raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
     places = np.flatnonzero(placement.home_of(touched) == rank)
-    mine = list(zip(places.tolist(), touched[places].tolist(), strict=True))
-    if not mine:
+    if not len(places):
         return {}
-    path = folder / f"{stem(manifest.round)}.clients"
+    offsets = layout.offsets(manifest.sections or [len(touched)], manifest.version)[places]
+    path, payloads = folder / f"{stem(manifest.round)}.clients", dict[int, bytes]()
     try:
         with open_file(path) as file:
-            return {k: layout.read(file.fileno(), place, k, manifest.round) for place, k in mine}
+            for client, offset in zip(touched[places].tolist(), offsets.tolist(), strict=True):
+                file.seek(offset)
+                payloads[client] = layout.read(file, client, manifest.round)
     except OSError as error:
         raise unreadable(path, error) from None
     except Malformed as error:
         raise Damaged(f"{path.name} is {error}") from None
+    return _Records(payloads, layout)
+
+
+class _Records(Mapping[int, State]):
+    """Clients' states, as tensors when they are asked for: a million of them at once would take ten times the bytes."""
+
+    def __init__(self, payloads: Mapping[int, bytes], layout: RecordLayout):
+        self._payloads, self._layout = payloads, layout
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._payloads)
+
+    def __getitem__(self, client: int) -> State:
+        return self._layout.state_of(self._payloads[client])

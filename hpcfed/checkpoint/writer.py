@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ OURS = re.compile(
     r"|\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)"
 )
 """Names that this package gives to files in ``checkpoints/``; all others are the user's."""
-PIECE = 1 << 16
-"""Bytes per read when a file is hashed."""
+PIECE, BUFFERED = 1 << 16, 1 << 20
+"""Bytes per read when a file is hashed, and per write of small records."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Snapshot:
     Attributes:
         round: t.
         replicated: vectors and scalars that are the same on every rank.
-        touched: clients that have a state on any rank, (n,) int64, ascending.
+        touched: clients that have a state on any rank, (n,) int64, by the rank that they are at home on and by number.
+        sections: how many are at home on each rank, (P,).
         clients: states of those at home here.
         progress: plain JSON, the same on every rank.
     """
@@ -62,6 +63,7 @@ class Snapshot:
     round: int
     replicated: Mapping[str, Tensor]
     touched: np.ndarray
+    sections: Sequence[int]
     clients: Mapping[int, State]
     progress: Mapping[str, Any]
 
@@ -75,6 +77,7 @@ class CheckpointWriter:
         keep: how many checkpoints stay, or ``spaced``.
         layout: of the clients' records.
         states: the store that keeps a snapshot's states while it is written.
+        initial: returns the state of a client that has taken part, but has kept the one that it began with.
         session: a name unique to this job in this folder.
         world: the ranks.
     """
@@ -86,11 +89,12 @@ class CheckpointWriter:
         keep: int | str,
         layout: RecordLayout,
         states: ClientStates,
+        initial: Callable[[], State],
         session: str,
         world: World,
     ):
         self._folder, self._recipe, self._keep, self._layout = folder, recipe, keep, layout
-        self._states, self._session, self._world = states, session, world
+        self._states, self._initial, self._session, self._world = states, initial, session, world
         self._thread: threading.Thread | None = None
         self._pending: Manifest | None = None
         self._failure: EnvironmentFailure | None = None
@@ -147,9 +151,8 @@ class CheckpointWriter:
             self._write_clients(snapshot)
             if self._world.is_root:
                 digest, sha256 = self._write_server(snapshot)
-                self._pending = Manifest(
-                    snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress), sha256=sha256
-                )
+                known = snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress)
+                self._pending = Manifest(*known, sha256=sha256, sections=snapshot.sections)
         except Exception as error:  # an exception that ends a thread is lost otherwise
             log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
             self._failure = self._refused(snapshot.round, error)
@@ -159,17 +162,19 @@ class CheckpointWriter:
 
     def _write_clients(self, snapshot: Snapshot) -> None:
         """Write this rank's records."""
-        if not snapshot.clients:
+        first = sum(snapshot.sections[: self._world.rank])
+        mine = snapshot.touched[first : first + snapshot.sections[self._world.rank]].tolist()
+        if not mine:
             return
-        places = np.searchsorted(snapshot.touched, sorted(snapshot.clients))
-        file = os.open(self._temporary(snapshot.round, "clients"), os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            for client, place in zip(sorted(snapshot.clients), places.tolist(), strict=True):
-                self._layout.write(file, place, client, snapshot.round, snapshot.clients[client])
+        path = self._temporary(snapshot.round, "clients")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", BUFFERED) as file:
+            file.seek(int(self._layout.offsets(snapshot.sections)[first]))
+            for client in mine:
+                state = snapshot.clients.get(client) or self._initial()
+                self._layout.write(file, client, snapshot.round, state)
                 self._states.let_go(client)
+            file.flush()
             os.fsync(file)
-        finally:
-            os.close(file)
 
     def _write_server(self, snapshot: Snapshot) -> tuple[str, str]:
         """Write the replicated tensors, straight from their memory, and return the file's XXH3-128 and SHA-256.

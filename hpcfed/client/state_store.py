@@ -1,25 +1,28 @@
-"""The store of clients' states between rounds: on the device, in the host's memory, or in files on the node's disk.
+"""The store of clients' states between rounds: on the device, in the host's memory, or in a file on the node's disk.
 
     client_state: device     on the device while there is room, then on the host, then on disk
     client_state: host       on the host while there is room, then on disk
     client_state: disk       on disk
 
 The least recently used states move down first. A state takes memory from its client's first participation on, and is
-the same to the last bit in any of them.
+the same to the last bit in any of them. States are packed one after another, since a million small tensors of their own
+would take ten times their bytes.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure
@@ -27,6 +30,10 @@ from hpcfed.ranks.accelerators import is_full, upload
 from hpcfed.types import State
 
 TIERS = ("device", "host", "disk")
+ALIGNED = 64
+"""Bytes: each tensor of a state begins on a boundary of so many."""
+SLAB_BYTES = 1 << 20
+"""Memory is taken for as many states at once as fit into this, or for one."""
 
 
 class ClientStates:
@@ -42,8 +49,8 @@ class ClientStates:
         self._device = device
         memories = [_Memory(device, room["device"]), _Memory(torch.device("cpu"), room["host"])][TIERS.index(top) :]
         self._memories = memories[-1:] if device.type == "cpu" else memories
-        self._disk = _Files()
-        self._tiers: tuple[_Memory | _Files, ...] = (*self._memories, self._disk)
+        self._disk = _File()
+        self._tiers: tuple[_Tier, ...] = (*self._memories, self._disk)
 
     def __enter__(self) -> ClientStates:
         return self
@@ -90,10 +97,9 @@ class ClientStates:
     def snapshot(self) -> Mapping[int, State]:
         """Return all states by client as they are now; later commits do not change them.
 
-        Those on disk are read when they are asked for. A client's memory and file are not used again until `let_go`.
+        They are read when they are asked for. A client's place is not used again until `let_go`.
         """
-        in_memory = {client: state for tier in self._memories for client, state in tier.hold().items()}
-        return _Snapshot(in_memory, self._disk.hold())
+        return _Snapshot([(tier, tier.hold()) for tier in self._tiers])
 
     def let_go(self, client: int) -> None:
         """Say that the last snapshot's state of a client has been read; from any thread."""
@@ -101,7 +107,7 @@ class ClientStates:
             tier.let_go(client)
 
     def release(self) -> None:
-        """Let go of all the last snapshot's memory and files."""
+        """Let go of all the last snapshot's places."""
         for tier in self._tiers:
             tier.release()
 
@@ -110,62 +116,72 @@ class ClientStates:
             self._put(level + 1, *moved)
 
 
-class _Memory(OrderedDict[int, State]):
-    """States in one memory, least recently used first; gives back those that no longer fit.
+class _Layout:
+    """The layout of a state in a row of bytes: its tensors one after another, each on a boundary of `ALIGNED` bytes.
 
-    They are copied into memory that is used again for the next ones: taken anew every round, it would be broken up.
-    That of a state which a snapshot holds comes back with `release`.
+    Attributes:
+        row_bytes: length of a row.
     """
 
-    def __init__(self, device: torch.device, room: int):
-        super().__init__()
-        self._where, self._room = device, room
-        self._spare: list[State] = []
-        self._superseded: list[State] = []
-        self._held: set[int] = set()
+    def __init__(self, like: State):
+        self.row_bytes, self._parts = 0, list[tuple[str, int, int, torch.dtype, torch.Size]]()
+        for name, tensor in like.items():
+            first, last = self.row_bytes, self.row_bytes + tensor.nbytes
+            self._parts.append((name, first, last, tensor.dtype, tensor.shape))
+            self.row_bytes = math.ceil(last / ALIGNED) * ALIGNED
 
+    def views(self, row: Tensor) -> State:
+        """Return the tensors in a row, (row_bytes,) uint8."""
+        return {name: row[first:last].view(dtype).view(shape) for name, first, last, dtype, shape in self._parts}
+
+
+class _Tier(ABC):
+    """States by client, least recently used first, each in a place that is used again once its client has left it.
+
+    The place of a state that a snapshot holds comes back with `release`.
+    """
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[int, int] = OrderedDict()
+        self._spare: list[int] = []
+        self._superseded: list[int] = []
+        self._held: set[int] = set()
+        self._num_places = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._places
+
+    def __getitem__(self, client: int) -> State:
+        return self.read(self._places[client])
+
+    @abstractmethod
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
         """Copy a state, in place of the client's old one; return those that no longer fit, until the next call."""
-        kept = self._spare.pop() if self._spare else self._taken(state)
-        if kept is None:
-            self.forget(client)
-            return [(client, state)]
-        for name, tensor in state.items():
-            kept[name].copy_(tensor)
-        self.forget(client)
-        self[client] = kept
-        self._room -= _nbytes(kept)
-        moved = []
-        while self._room < 0 and self:
-            oldest = next(iter(self))
-            moved.append((oldest, self[oldest]))
-            self.forget(oldest)
-        return moved
 
-    def _taken(self, state: State) -> State | None:
-        """Return new memory for a state; None if a device has less than it said, and from then on."""
-        try:
-            return _like(state, self._where)
-        except RuntimeError as error:
-            if not is_full(error):
-                raise
-        self._room = 0
-        return None
+    @abstractmethod
+    def read(self, place: int) -> State:
+        """Return the state in a place."""
 
     def forget(self, client: int) -> None:
-        if client in self:
-            old = self.pop(client)
-            self._room += _nbytes(old)
-            if client in self._held:
-                self._held.discard(client)
-                self._superseded.append(old)
-            else:
-                self._spare.append(old)
+        place = self._places.pop(client, None)
+        if place is None:
+            return
+        if client in self._held:
+            self._held.discard(client)
+            self._superseded.append(place)
+        else:
+            self._spare.append(place)
 
-    def hold(self) -> dict[int, State]:
-        """Return the states, whose memory is not used again before they are let go."""
-        self._held.update(self)
-        return dict(self)
+    def hold(self) -> dict[int, int]:
+        """Return the states' places, which are not used again before they are let go."""
+        self._held.update(self._places)
+        return dict(self._places)
 
     def let_go(self, client: int) -> None:
         self._held.discard(client)
@@ -175,38 +191,91 @@ class _Memory(OrderedDict[int, State]):
         self._spare += self._superseded
         self._superseded.clear()
 
+    def _free_place(self) -> int:
+        if self._spare:
+            return self._spare.pop()
+        self._num_places += 1
+        return self._num_places - 1
 
-class _Files:
-    """States in files, one a client, in a folder of this rank's own under the node's temporary folder ($TMPDIR)."""
 
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-        self._paths: dict[int, Path] = {}
-        self._written = 0
-        self._superseded: list[Path] = []
-        self._held: set[int] = set()
+class _Memory(_Tier):
+    """States in one memory; gives back those that no longer fit.
 
-    def __len__(self) -> int:
-        return len(self._paths)
+    They are copied into memory that is used again for the next ones: taken anew every round, it would be broken up.
+    """
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._paths)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._paths
-
-    def __getitem__(self, client: int) -> State:
-        return load_file(self._paths[client])
+    def __init__(self, device: torch.device, room: int):
+        super().__init__()
+        self._where, self._room = device, room
+        self._layout: _Layout | None = None
+        self._slabs: list[Tensor] = []
+        self._rows = 1
 
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
-        """Write a state to a file that no snapshot has seen."""
+        if self._layout is None:
+            self._layout = _Layout(state)
+            self._rows = max(1, SLAB_BYTES // max(self._layout.row_bytes, 1))
+        place = self._free_place()
+        if place >= len(self._slabs) * self._rows and not self._grows():
+            self._num_places -= 1
+            self.forget(client)
+            return [(client, state)]
+        for name, kept in self.read(place).items():
+            kept.copy_(state[name])
+        self.forget(client)
+        self._places[client] = place
+        self._room -= self._layout.row_bytes
+        moved = []
+        while self._room < 0 and self._places:
+            oldest = next(iter(self._places))
+            moved.append((oldest, self[oldest]))
+            self.forget(oldest)
+        return moved
+
+    def read(self, place: int) -> State:
+        assert self._layout is not None  # of the first state
+        return self._layout.views(self._slabs[place // self._rows][place % self._rows])
+
+    def forget(self, client: int) -> None:
+        if client in self._places and self._layout is not None:
+            self._room += self._layout.row_bytes
+        super().forget(client)
+
+    def _grows(self) -> bool:
+        """Take memory for more states; False if a device has less than it said, and from then on."""
+        assert self._layout is not None
+        try:
+            self._slabs.append(torch.empty(self._rows, self._layout.row_bytes, dtype=torch.uint8, device=self._where))
+        except RuntimeError as error:
+            if not is_full(error):
+                raise
+            self._room = 0
+            return False
+        return True
+
+
+class _File(_Tier):
+    """States in one file, in a folder of this rank's own under the node's temporary folder ($TMPDIR)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layout: _Layout | None = None
+        self._folder: Path | None = None
+        self._file = -1
+
+    def put(self, client: int, state: State) -> list[tuple[int, State]]:
+        """Write a state to a place that no snapshot holds."""
+        if self._layout is None:
+            self._layout = _Layout(state)
+        row, place = torch.empty(self._layout.row_bytes, dtype=torch.uint8), self._free_place()
+        for name, part in self._layout.views(row).items():
+            part.copy_(state[name])
         try:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="hpcfed-states-"))
-            self._written += 1
-            path = self._folder / f"{client}-{self._written}.safetensors"
-            save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, path)
-        except (OSError, SafetensorError) as error:
+                self._file = os.open(self._folder / "states", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            _write_at(self._file, row.numpy(), place * len(row))
+        except OSError as error:
             raise EnvironmentFailure(
                 f"the state of client {client} cannot be written",
                 where=str(self._folder or tempfile.gettempdir()),
@@ -214,59 +283,58 @@ class _Files:
                 remedy="point TMPDIR to a larger disk of the node",
             ) from error
         self.forget(client)
-        self._paths[client] = path
+        self._places[client] = place
         return []
 
-    def forget(self, client: int) -> None:
-        if client in self._paths:
-            path = self._paths.pop(client)
-            if client in self._held:
-                self._held.discard(client)
-                self._superseded.append(path)
-            else:
-                path.unlink(missing_ok=True)
-
-    def hold(self) -> dict[int, Path]:
-        """Return the files, which stay until they are let go."""
-        self._held.update(self._paths)
-        return dict(self._paths)
-
-    def let_go(self, client: int) -> None:
-        self._held.discard(client)
-
-    def release(self) -> None:
-        self._held.clear()
-        for path in self._superseded:
-            path.unlink(missing_ok=True)
-        self._superseded.clear()
+    def read(self, place: int) -> State:
+        assert self._layout is not None
+        row = torch.empty(self._layout.row_bytes, dtype=torch.uint8)
+        _read_at(self._file, row.numpy(), place * len(row))
+        return self._layout.views(row)
 
     def clear(self) -> None:
         if self._folder is not None:
+            os.close(self._file)
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-        self._paths.clear()
+        self._places.clear()
 
 
 class _Snapshot(Mapping[int, State]):
-    """States in memory, and files of those that are not."""
+    """States of all tiers, by client, as they were when their places were held."""
 
-    def __init__(self, in_memory: Mapping[int, State], files: Mapping[int, Path]):
-        self._in_memory, self._files = in_memory, files
+    def __init__(self, parts: Sequence[tuple[_Tier, Mapping[int, int]]]):
+        self._parts = parts
 
     def __len__(self) -> int:
-        return len(self._in_memory) + len(self._files)
+        return sum(len(places) for _, places in self._parts)
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._in_memory
-        yield from self._files
+        for _, places in self._parts:
+            yield from places
 
     def __getitem__(self, client: int) -> State:
-        return self._in_memory[client] if client in self._in_memory else load_file(self._files[client])
+        for tier, places in self._parts:
+            if client in places:
+                return tier.read(places[client])
+        raise KeyError(client)
 
 
-def _like(state: State, where: torch.device) -> State:
-    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device=where) for name, tensor in state.items()}
+def _write_at(file: int, data: np.ndarray, offset: int) -> None:
+    """Write all of the data, (n,) uint8, which the system may take in several parts."""
+    while len(data):
+        written = os.pwrite(file, data.data, offset)
+        data, offset = data[written:], offset + written
 
 
-def _nbytes(state: State) -> int:
-    return sum(tensor.nbytes for tensor in state.values())
+def _read_at(file: int, data: np.ndarray, offset: int) -> None:
+    """Fill the data, (n,) uint8.
+
+    Raises:
+        OSError: the file ends before.
+    """
+    while len(data):
+        read = os.preadv(file, [data.data], offset)
+        if not read:
+            raise OSError("the file of clients' states ends too early")
+        data, offset = data[read:], offset + read
