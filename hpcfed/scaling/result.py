@@ -16,6 +16,9 @@ from hpcfed.scaling.plan import Load, left_out, load
 
 TOLERATED = 0.3
 """Largest held-out error with which predictions are made."""
+FAR = 8
+"""A prediction says so if its cohort is more than this many times the largest one measured: the cost of a member,
+which nearly nothing tells from noise where a round takes long, counts that often."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,24 @@ def study(
         why = (
             f"the fit is {base.error:.0%} wrong on what it was not fitted to, and more than {TOLERATED:.0%} is no basis"
         )
-        return replace(base, refused=f"{why}; measure more rounds (--rounds) on a machine that is quiet")
+        return replace(base, refused=f"{why}; {_remedy(usable)}")
     if network is not None:
         model = model.on(network.latency, network.byte)
     predictions = [_predicted(recipe, model, many, ranks, size, measured, mode) for ranks, size in asked]
-    doubt = "another network than measured" if network else ""
-    predictions = [replace(row, interval=_interval(row, base.tested), note=doubt or row.note) for row in predictions]
+    for place, row in enumerate(predictions):
+        note = _doubts(row, usable, network)
+        predictions[place] = replace(row, interval=_interval(row, base.tested), note=note)
     return replace(base, predictions=predictions)
+
+
+def _remedy(measured: Sequence[RankTimes]) -> str:
+    """Say what makes a fit better."""
+    if all(len(one.samples) == 1 for one in measured):
+        return (
+            "cohorts of a single size do not tell the cost of a round from that of a sample; in a schedule's place "
+            "give 'cohort.schedule=null cohort.size=16', for which a quarter and a half are measured too"
+        )
+    return "measure more rounds (--rounds) on a machine that is quiet"
 
 
 def _basis(measured: Sequence[RankTimes]) -> str:
@@ -189,14 +203,21 @@ def _predicted(
         efficiency=base / (seconds * (growth if mode == "strong" else 1.0)),
         communication=allreduce / seconds,
         imbalance=work.slowest / work.average if work.average else 1.0,
-        note=_doubt(ranks, measured),
     )
 
 
-def _doubt(ranks: int, measured: Sequence[RankTimes]) -> str:
-    """Return the caveat of a prediction for this number of ranks, "" if measurements support it."""
-    samples = [sample for one in measured for sample in one.samples if not sample.crowded]
-    hosts, largest = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)
-    if hosts == 1 and ranks > samples[0].cores:
-        return "not verified on a network"
-    return "" if ranks <= largest else f"beyond the {largest} ranks measured"
+def _doubts(row: StudyRow, measured: Sequence[RankTimes], network: Network | None) -> str:
+    """Return the caveats of a prediction, "" if measurements support it."""
+    samples = [sample for one in measured for sample in one.samples]
+    hosts, ranks = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)
+    cohort = max(sample.cohort for sample in samples)
+    doubts = []
+    if network is not None:
+        doubts.append("another network than measured")
+    elif hosts == 1 and row.ranks > samples[0].cores:
+        doubts.append("not verified on a network")
+    elif row.ranks > ranks:
+        doubts.append(f"beyond the {ranks} ranks measured")
+    if row.cohort > FAR * cohort:
+        doubts.append(f"{row.cohort / cohort:.0f} × the cohort measured")
+    return "; ".join(doubts)
