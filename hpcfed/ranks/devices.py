@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.node import node
 from hpcfed.ranks.accelerators import ACCELERATORS, USUAL, VISIBLE, is_fault, is_full
 from hpcfed.ranks.world import World
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("hpcfed")
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Identifies a node independently of its name; the same in all containers of a node."""
 
 
 @dataclass(frozen=True)
@@ -171,13 +167,12 @@ def fault(error: BaseException, where: str) -> EnvironmentFailure:
 
 
 def _look(wanted: str, world: World) -> Seen:
-    node = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else socket.gethostname()
     if wanted == "cpu":
-        return Seen(node)
+        return Seen(node())
     try:
         for kind in ACCELERATORS if wanted == "auto" else (wanted,):
             if seen := visible_devices(kind):
-                return Seen(node, seen, kind)
+                return Seen(node(), seen, kind)
     except RuntimeError as error:
         raise _unusable(error, world) from None
     if wanted != "auto":
@@ -188,7 +183,7 @@ def _look(wanted: str, world: World) -> Seen:
             got="none that torch sees",
             remedy="set device: cpu, or check the driver and the job's --gpus-per-node",
         )
-    return Seen(node)
+    return Seen(node())
 
 
 def _prepare(device_slot: DeviceSlot, world: World) -> None:

@@ -29,8 +29,8 @@ from pydantic import ConfigDict, TypeAdapter
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.node import process_space
 from hpcfed.io.text import parse_json, read_text
-from hpcfed.ranks.devices import BOOT_ID
 from hpcfed.ranks.threads import start
 
 BEAT = 10.0
@@ -122,7 +122,8 @@ class Claims:
     def __init__(self, folder: Path, session: str):
         self._folder, self.session = folder / "claims", session
         process = psutil.Process()
-        self._me = Claim(session=session, node=_node(), pid=process.pid, born=_born(process), host=socket.gethostname())
+        born, host = _born(process), socket.gethostname()
+        self._me = Claim(session=session, node=process_space(), pid=process.pid, born=born, host=host)
         self._known: dict[Path, Claim] = {}
         self._touched: dict[Path, float] = {}
 
@@ -273,13 +274,6 @@ class Claims:
 def _touched(path: Path) -> float:
     with path.open("rb") as file:  # opening makes NFS ask its server
         return os.fstat(file.fileno()).st_mtime
-
-
-def _node() -> str:
-    """Return a name of this node and its process namespace: containers of one node may number processes separately."""
-    boot = BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else socket.gethostname()
-    numbering = Path("/proc/self/ns/pid")
-    return f"{boot} {numbering.readlink() if numbering.is_symlink() else ''}"
 
 
 def _lives(pid: int, born: float) -> bool:

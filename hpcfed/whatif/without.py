@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.node import process_space
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
 from hpcfed.setup import resolve
@@ -32,7 +33,8 @@ from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 
 COMPARED = ("clients", "shares", "counts", "steps", "guessed", "work")
 """What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
-_HOST = platform.node()
+_HERE = blake2b(process_space().encode(), digest_size=6).hexdigest()
+"""This node and process namespace, in the names of folders that its processes lay out."""
 WORD, LONGEST = " without ", 80
 """In the names of runs without clients, and the maximum length of the clients' names there."""
 Say = Callable[[str], None]
@@ -138,7 +140,7 @@ def begin(base: Recorded, recipe: Recipe) -> Entry | None:
     entry = entry_of(base, recipe)
     if not entry.start:
         return entry
-    new = folder.with_name(f".{folder.name}.{_HOST}.{os.getpid()}.new")
+    new = folder.with_name(f".{folder.name}.{_HERE}.{os.getpid()}.new")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         begin_after(new, base.folder, entry.start, recipe, linked=False)
@@ -160,11 +162,9 @@ def _is_filled(folder: Path) -> bool:
 
 
 def _remove_remains(folder: Path) -> None:
-    """Remove what processes of this host that were killed while they laid out a folder have left beside it."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.{glob.escape(_HOST)}.*.new"):
+    """Remove what processes of this node that were killed while they laid out a folder have left beside it."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.{_HERE}.*.new"):
         number = path.name.split(".")[-2]
-        if path.name != f".{folder.name}.{_HOST}.{number}.new":  # of another host, whose name begins like this one's
-            continue
         if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
             shutil.rmtree(path, ignore_errors=True)
 
