@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.config.factory import named_code
+from hpcfed.config.limits import seconds_of
 from hpcfed.config.load import given_twice, load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
+from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
 from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder, refuse_both
@@ -49,9 +51,10 @@ def run(
         InputError, Diverged, EnvironmentFailure: the same on every rank. ``seeds`` are for `run_seeds`.
     """
     world = world or connect()
-    with world.united():
-        (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world)
-        return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides))
+    watchdog = Watchdog(world)
+    with watchdog.watching(), world.united():
+        (recipe,) = _resolved(lambda: [load_recipe(source, overrides)], world, watchdog)
+        return run_resolved(recipe, world, quiet, fresh, accept_code, given_twice(overrides), watchdog)
 
 
 def run_seeds(
@@ -68,14 +71,16 @@ def run_seeds(
     All are checked before the first one starts.
     """
     world = world or connect()
-    with world.united():
-        recipes = _resolved(lambda: load_recipes(source, overrides), world)
+    watchdog = Watchdog(world)
+    with watchdog.watching(), world.united():
+        recipes = _resolved(lambda: load_recipes(source, overrides), world, watchdog)
         twice = given_twice(overrides)
-        return [run_resolved(recipe, world, quiet, fresh, accept_code, twice) for recipe in recipes]
+        return [run_resolved(recipe, world, quiet, fresh, accept_code, twice, watchdog) for recipe in recipes]
 
 
-def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
+def _resolved(load: Callable[[], list[Recipe]], world: World, watchdog: Watchdog) -> list[Recipe]:
     """Return resolved recipes on every rank; user modules that changed on disk are imported anew."""
+    watchdog.stage("start: recipe and federation")
 
     def resolve_all() -> tuple[list[Recipe], list[str]]:
         recipes = load()
@@ -90,10 +95,18 @@ def _resolved(load: Callable[[], list[Recipe]], world: World) -> list[Recipe]:
 
 
 def run_resolved(
-    recipe: Recipe, world: World, quiet: bool, fresh: bool, accept_code: bool, twice: Sequence[str] = ()
+    recipe: Recipe,
+    world: World,
+    quiet: bool,
+    fresh: bool,
+    accept_code: bool,
+    twice: Sequence[str],
+    watchdog: Watchdog,
 ) -> Result:
     """Run a resolved recipe, the same on every rank; `twice` are overrides that replaced others of their key."""
     refuse_both(fresh, accept_code)
+    watchdog.limit = seconds_of(recipe.watchdog)
+    watchdog.stage("start: run folder")
     folder = RunFolder(recipe.output, fresh=fresh)
     if accept_code:
         world.on_root(lambda: folder.accept_code(recipe))
@@ -107,6 +120,7 @@ def run_resolved(
         if finished:
             reporter.say(f"{recipe.name}: finished already, see {folder.path}")
         else:
+            watchdog.stage("start: imports")
             with uncollected():
                 from hpcfed.loop import train
 
@@ -114,7 +128,7 @@ def run_resolved(
                 looked = ", ".join(map(str, recipe.python_path))
                 reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
 
-            train(recipe, folder, reporter, world)
+            train(recipe, folder, reporter, world, watchdog=watchdog)
             reporter.say(f"{recipe.name}: {folder.rounds()} rounds done, see {folder.path}")
     return Result(recipe)
 

@@ -12,6 +12,7 @@ from typing import Any
 from hpcfed import models
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.clock import ENDING, Clock
+from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, HpcfedError
 from hpcfed.evaluation.evaluate import Evaluator
@@ -20,6 +21,7 @@ from hpcfed.observers import Observers
 from hpcfed.parts import Parts
 from hpcfed.ranks.devices import DeviceSlot, device_faults
 from hpcfed.ranks.signals import catch_signals
+from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder, environment
 from hpcfed.round_checks import RanksDiffer, ranks_differ
@@ -41,17 +43,32 @@ MANY_REPEATS = 0.05
 
 
 def train(
-    recipe: Recipe, folder: RunFolder, reporter: Reporter, world: World, device_slot: DeviceSlot | None = None
+    recipe: Recipe,
+    folder: RunFolder,
+    reporter: Reporter,
+    world: World,
+    device_slot: DeviceSlot | None = None,
+    watchdog: Watchdog | None = None,
 ) -> None:
     """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
 
-    A rank whose `device_slot` was assigned already, since others than this world's share its node, keeps it.
+    A rank whose `device_slot` was assigned already, since others than this world's share its node, keeps it; a
+    `watchdog` that watches already goes on.
 
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
     """
-    with folder.held(world), own_log(folder, world), catch_signals(world) as caught, device_faults(world):
-        parts, evaluator = assemble(recipe, world, device_slot)
+    watchdog = watchdog or Watchdog(world, seconds_of(recipe.watchdog))
+    with (
+        watchdog.watching(),
+        folder.held(world),
+        own_log(folder, world),
+        catch_signals(world) as caught,
+        device_faults(world),
+    ):
+        watchdog.stage("start: devices, data and model")
+        parts, evaluator = assemble(recipe, world, device_slot, watchdog)
+        watchdog.stage("start: checkpoint, record and observers")
         observers = Observers(recipe, world)
         with parts.clients:
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
@@ -75,7 +92,6 @@ def train(
                     Recorder(folder, parts, totals) as recorder,
                     observers.watching(facts, done),
                     _nothing_old_collected(),
-                    parts.watchdog.watching(),
                 ):
                     session = Session(
                         recipe=recipe,
@@ -90,7 +106,9 @@ def train(
                         observers=observers,
                     )
                     ending.stopped = _rounds(session, progress)
+                watchdog.stage("end: certificate")
                 world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
+                watchdog.stage("end")
 
 
 def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
@@ -139,23 +157,27 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
     """
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
     stopping = Stopping(recipe.stop, progress.get("stopping"))
-    while round < recipe.rounds and stopping.reason is None and not early:
-        round += 1
-        # 1. Train a cohort: local work, one Allreduce, the server's step.
-        result = _train(session, round)
-        # 2. Evaluate the model, where the recipe asks for it.
-        scores, client_scores = _evaluate(session, round)
-        # 3. Record the round; notify progress and observers.
-        _record(session, round, result, scores, client_scores)
-        # 4. End early by scores, a signal or the clock; save where it is due.
-        stopping.add(scores)
-        is_last = round == recipe.rounds or stopping.reason is not None
-        early = Request.NOTHING if is_last else result.requests & ENDING
-        _save(session, round, result, stopping, is_last=is_last, early=bool(early))
+    with session.parts.watchdog.rounds():
+        while round < recipe.rounds and stopping.reason is None and not early:
+            round += 1
+            # 1. Train a cohort: local work, one Allreduce, the server's step.
+            result = _train(session, round)
+            # 2. Evaluate the model, where the recipe asks for it.
+            scores, client_scores = _evaluate(session, round)
+            # 3. Record the round; notify progress and observers.
+            _record(session, round, result, scores, client_scores)
+            # 4. End early by scores, a signal or the clock; save where it is due.
+            stopping.add(scores)
+            is_last = round == recipe.rounds or stopping.reason is not None
+            early = Request.NOTHING if is_last else result.requests & ENDING
+            _save(session, round, result, stopping, is_last=is_last, early=bool(early))
+    session.parts.watchdog.stage("end: last checkpoint")
     session.checkpoints.finish()
     if early:
         raise session.clock.stopped(recipe.name, round, early)
+    session.parts.watchdog.stage("end: models")
     _finish(session, round, stopping.reason)
+    session.parts.watchdog.stage("end: record and observers")
     return stopping.reason
 
 

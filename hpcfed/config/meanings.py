@@ -109,7 +109,10 @@ MEANINGS = {
         "`end(status)`"
     ),
     "on_bad_client": ("`skip`: a round goes on without a client whose training failed or whose update is not finite"),
-    "watchdog": ("how long one client's training may take before the run counts as stuck; 0: for ever"),
+    "watchdog": (
+        "how long one client's training may take, or a rank be silent outside of the rounds, before the run counts as "
+        "stuck; 0: for ever"
+    ),
     "reduction": ("`fast`: float32 sums, half the bytes; the record then says `bitwise: false`"),
     "gpu_reduce": (
         "`mpi`: a CUDA-aware MPI reduces the GPU's own memory; `host`: through pinned host memory; "

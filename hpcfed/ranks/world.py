@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
+from hpcfed.ranks.pulse import Pulse
 from hpcfed.ranks.threads import start
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ T = TypeVar("T")
 LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_RANKID")
 """Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
 KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
+MEETING = 1800.0
+"""Seconds within which all ranks must have met after MPI has started: the default of the recipe's watchdog."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -50,6 +53,9 @@ class World:
     def is_root(self) -> bool:
         """Whether this rank prints and writes for all."""
         return self.rank == 0
+
+    pulse: Pulse | None = None
+    """Signs of life between the ranks; None if there are none."""
 
     reads_gpu_memory: bool | None = None
     """Whether MPI accepts buffers in a GPU's memory; None if unknown."""
@@ -143,11 +149,18 @@ class MpiWorld(World):
 
         self._mpi = MPI
         self._comm = comm
-        self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
         self._ending = threading.Lock()
         self.rank, self.size = comm.rank, comm.size
-        self.hosts = tuple(comm.allgather(socket.gethostname()))
+        with self.ends_within(MEETING, self._unmet()):
+            self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
+            self.hosts = tuple(comm.allgather(socket.gethostname()))
+            if MPI.Query_thread() == MPI.THREAD_MULTIPLE and comm.size > 1:
+                self.pulse = Pulse(MPI, comm.Dup(), self._control)
         self.reads_gpu_memory = _reads_gpu_memory(MPI)
+
+    def _unmet(self) -> EnvironmentFailure:
+        what = f"start, rank {self.rank} on {socket.gethostname()}: not all {self.size} ranks have met"
+        return EnvironmentFailure(what, remedy="check the hosts and the network; then give the same command again")
 
     def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         self._comm.Allreduce(self._mpi.IN_PLACE, buffer, op=self._mpi.SUM)

@@ -8,6 +8,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
 from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
+from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.code import check_hosts
 from hpcfed.run_folder.outcome import own_code_named
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from hpcfed.parts import Parts
 
 
-def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None) -> tuple[Parts, Evaluator]:
+def assemble(
+    recipe: Recipe, world: World, device_slot: DeviceSlot | None = None, watchdog: Watchdog | None = None
+) -> tuple[Parts, Evaluator]:
     """Build the parts of a resolved recipe's simulation on every rank; called on every rank.
 
-    Without a `device_slot`, only the ranks of this world share their nodes' devices.
+    Without a `device_slot`, only the ranks of this world share their nodes' devices. The parts tell their stages to the
+    `watchdog`, if there is one.
 
     Raises:
         InputError: the model does not fit the federation, or cannot be built, or the recipe's device is missing.
@@ -30,13 +34,15 @@ def assemble(recipe: Recipe, world: World, device_slot: DeviceSlot | None = None
     own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
     checked = own_code_named()(device_faults(world)(_assemble))
-    assembled = world.together(lambda: checked(recipe, federation, world, own))
+    assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
     check_hosts(recipe, world)
     keep_freed_memory()  # only now: the memory for sorting a large index went back to the system
     return assembled
 
 
-def _assemble(recipe: Recipe, federation: Federation, world: World, device_slot: DeviceSlot) -> tuple[Parts, Evaluator]:
+def _assemble(
+    recipe: Recipe, federation: Federation, world: World, device_slot: DeviceSlot, watchdog: Watchdog
+) -> tuple[Parts, Evaluator]:
     from hpcfed.setup.parts import parts_of
 
-    return parts_of(recipe, federation, world, device_slot)
+    return parts_of(recipe, federation, world, device_slot, watchdog)

@@ -17,7 +17,6 @@ from hpcfed.client.solver import Engine, Stepping
 from hpcfed.client.state_store import ClientStates
 from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import own_step
-from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
@@ -42,7 +41,9 @@ ONE_SAMPLE = "Expected more than 1 value per channel"
 """torch's words where BatchNorm is trained on one sample."""
 
 
-def parts_of(recipe: Recipe, federation: Federation, world: World, slot: DeviceSlot) -> tuple[Parts, Evaluator]:
+def parts_of(
+    recipe: Recipe, federation: Federation, world: World, slot: DeviceSlot, watchdog: Watchdog
+) -> tuple[Parts, Evaluator]:
     """Build the parts of this rank, on the device of its `slot`.
 
     Raises:
@@ -87,7 +88,7 @@ def parts_of(recipe: Recipe, federation: Federation, world: World, slot: DeviceS
         private=private,
         evaluate_model=recipe.evaluate.model,
         skips_bad=recipe.on_bad_client == "skip",
-        watchdog=Watchdog(seconds_of(recipe.watchdog), world),
+        watchdog=watchdog,
         reduction=recipe.reduction,
         hashes_updates=recipe.update_hashes,
         sum_on_device=device_sum(recipe.gpu_reduce, slot, world),

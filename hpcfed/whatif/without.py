@@ -25,6 +25,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.node import process_space
+from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
 from hpcfed.setup import resolve
@@ -86,14 +87,15 @@ def run_without(request: Request, world: World, say: Say, *, quiet: bool = False
     Raises:
         InputError, Diverged, EnvironmentFailure: the same on every rank.
     """
-    with world.united():
+    watchdog = Watchdog(world)
+    with watchdog.watching(), world.united():
         base = world.on_root(lambda: _recorded(request))
         recipe = world.on_root(lambda: recipe_without(base, request))
         entry = world.on_root(lambda: begin(base, recipe))
         if entry is not None and world.is_root:
             for line in described(entry, base, recipe):
                 say(line)
-        return run_resolved(recipe, world, quiet, False, False)
+        return run_resolved(recipe, world, quiet, False, False, (), watchdog)
 
 
 def _recorded(request: Request) -> Recorded:

@@ -73,7 +73,7 @@ def test_a_thread_that_cannot_be_started_is_the_machines_failure(tmp_path):
     write_recipe(tmp_path)
     done = launch(0, ["run", "recipe.yaml", "--quiet"], program=("-c", NO_THREADS), cwd=tmp_path)
     assert done.returncode == 4, done.stderr
-    assert "the system gives no more threads (signals): got can't start new thread" in own_line(done.stderr)
+    assert "the system gives no more threads (watchdog): got can't start new thread" in own_line(done.stderr)
 
 
 @pytest.mark.parametrize("client", [2, pytest.param(0, marks=pytest.mark.soak)])
