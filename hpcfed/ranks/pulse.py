@@ -8,12 +8,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from mpi4py import MPI
+from types import ModuleType
+from typing import Any
 
 ALIVE, AWAY = 1, 2
 """Tags: a sign of life; the last one for now."""
@@ -28,12 +24,12 @@ class Pulse:
         control: of all ranks, for `drain`.
     """
 
-    def __init__(self, mpi: ModuleType, comm: MPI.Comm, control: MPI.Comm):
+    def __init__(self, mpi: ModuleType, comm: Any, control: Any):
         self._mpi, self._comm, self._control = mpi, comm, control
         self._partners = range(1, comm.size) if comm.rank == 0 else range(1)
         self._silence = dict.fromkeys(self._partners, 0.0)
         self._away: set[int] = set()
-        self._pending: dict[int, list[MPI.Request]] = {partner: [] for partner in self._partners}
+        self._pending: dict[int, list[Any]] = {partner: [] for partner in self._partners}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._open, self._lock = False, threading.Lock()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
     spec = models.spec(recipe.model)
     if spec is not None:
-        _check_memory(spec, federation.feature_shape, outputs, dtype)
+        check_memory(spec, federation.feature_shape, outputs, dtype)
     seed = torch_seed(recipe.seed.model, Purpose.MODEL)
     torch.manual_seed(seed)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
@@ -71,7 +72,7 @@ def _from_factory(recipe: Recipe) -> Any:
     return module
 
 
-def _check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dtype: torch.dtype) -> None:
+def check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dtype: torch.dtype) -> None:
     """Refuse a model that this machine's memory cannot hold, before any of it is allocated.
 
     Raises:
@@ -79,13 +80,28 @@ def _check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dt
     """
     import torch
 
-    with torch.device("meta"):  # shapes without memory
+    with torch.device("meta"), _uninitialised():  # shapes without memory
         count = sum(parameter.numel() for parameter in spec.build(features, outputs).parameters())
     needed, memory = count * (2 * dtype.itemsize + 8), psutil.virtual_memory().total
     if needed > memory:
         got = f"{count:,} parameters, which take {decimal(needed)}"
         remedy = "make the model smaller"
         raise InputError("the model does not fit", expected=f"at most {decimal(memory)}", got=got, remedy=remedy)
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Skip torch's initialisations: that of an embedding on ``meta`` imports torch._dynamo, which takes seconds."""
+    from torch.overrides import TorchFunctionMode
+
+    class Skipping(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__module__", "") == "torch.nn.init":
+                return (*args, *(kwargs or {}).values())[0]
+            return function(*args, **(kwargs or {}))
+
+    with Skipping():
+        yield
 
 
 def _check_outputs(

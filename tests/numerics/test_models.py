@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -19,6 +20,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import cross_entropy, labels_right, loss_for
 from hpcfed.rng import Purpose, stream
+from hpcfed.setup.model import check_memory
 from tests.federations import write_federation
 
 CPU = torch.device("cpu")
@@ -57,6 +59,17 @@ def built(name: str, features: tuple[int, ...], outputs: int = 5, **keys: Any) -
 @pytest.mark.parametrize(("name", "keys", "features", "outputs", "count"), COUNTS)
 def test_has_the_papers_number_of_parameters(name, keys, features, outputs, count):
     assert FlatModel(built(name, features, outputs, **keys), torch.float32, CPU).num_parameters == count
+
+
+@pytest.mark.serial
+def test_a_model_is_sized_without_its_initial_values(monkeypatch):
+    """Those of an embedding on ``meta`` need torch._dynamo, which takes seconds to import."""
+    spec = models.spec(Model(name="lstm"))
+    assert spec is not None
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=133_520 * 16 - 1))
+    monkeypatch.setattr(torch.nn.init, "_no_grad_normal_", None)
+    with pytest.raises(InputError, match="133,520 parameters"):
+        check_memory(spec, (80,), 80, torch.float32)
 
 
 @pytest.mark.serial
