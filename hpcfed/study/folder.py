@@ -4,7 +4,7 @@ study.yaml            the settings, from which the folder is known again
 splits.csv            each sample's site and label, and the splits that test on it
 data/                 the federation files of the splits
 sweep/                the runs, as those of ``hpcfed sweep``
-tuning/               data and runs of the inner splits, where values are tuned
+tuning/               settings, data and runs of the inner splits, where values are tuned
 study.html, tables/   the results
 """
 
@@ -22,6 +22,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.study.federations import files_of, write_split
 from hpcfed.study.plan import DATA, PAGE, SWEEP, TABLES, TUNING, Study
+from hpcfed.study.tuning import naming_tune
 
 SETTINGS, SAMPLES = "study.yaml", "splits.csv"
 OF_A_STUDY = {SETTINGS, PAGE, TABLES, DATA, SWEEP, TUNING, SAMPLES}
@@ -50,10 +51,21 @@ def prepare(study: Study, *, fresh: bool) -> list[str]:
         write_whole(folder / SAMPLES, _samples_csv(study))
     except OSError as error:
         raise EnvironmentFailure("cannot be used", where=str(folder), got=error.strerror or str(error)) from None
-    return write_splits(study)
+    return _write_splits(study)
 
 
-def write_splits(study: Study) -> list[str]:
+def prepare_inner(inner: Study, *, fresh: bool) -> None:
+    """Make the folder of the study that tunes, and its splits' files. On rank 0 only.
+
+    Raises:
+        InputError: as `prepare`, naming ``--tune``.
+        EnvironmentFailure: the disk refuses.
+    """
+    with naming_tune():
+        prepare(inner, fresh=fresh)
+
+
+def _write_splits(study: Study) -> list[str]:
     """Write the splits' files that are not there; return remarks on their scaling.
 
     Raises:
@@ -86,7 +98,7 @@ def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: b
     number = next(n for n in range(1, 10**6) if not (folder / f"previous-{n}").exists())
     aside = folder / f"previous-{number}"
     aside.mkdir()
-    for name in sorted(OF_A_STUDY):
+    for name in [*sorted(OF_A_STUDY - {SETTINGS}), SETTINGS]:  # last: until then a killed call can be repeated
         if (folder / name).exists():
             (folder / name).rename(aside / name)
 

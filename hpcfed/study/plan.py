@@ -21,7 +21,7 @@ from hpcfed.study.methods import Methods, parse_methods
 from hpcfed.study.options import Asked, check_options, parse_baselines
 from hpcfed.study.samples import SiteSamples, read_samples
 from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, inner_split, make_splits
-from hpcfed.study.tuning import Tuned, Tuning, parse_tuning, variants
+from hpcfed.study.tuning import Tuned, Tuning, naming_tune, parse_tuning, variants
 from hpcfed.sweep.grid import Point
 from hpcfed.sweep.plan import Plan, Unit, counted
 
@@ -107,17 +107,18 @@ class Study:
         """Return the study that tunes: its splits are those of the training parts, its arms the points of the grids.
 
         Raises:
-            InputError: a site has too few training samples.
+            InputError: a site has too few training samples; naming ``--tune``.
         """
         assert self.tuning is not None
         samples, asked = self.samples, self.asked
-        splits = [
-            inner_split(
-                split, number, samples.owner, samples.label, asked.fraction, asked.split_seed, samples.sites,
-                samples.group,
-            )
-            for number, split in enumerate(self.splits.each)
-        ]  # fmt: skip
+        with naming_tune():
+            splits = [
+                inner_split(
+                    split, number, samples.owner, samples.label, asked.fraction, asked.split_seed, samples.sites,
+                    samples.group,
+                )
+                for number, split in enumerate(self.splits.each)
+            ]  # fmt: skip
         return replace(
             self,
             folder=self.folder / TUNING,

@@ -11,7 +11,7 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
-from hpcfed.study.folder import prepare, write_splits
+from hpcfed.study.folder import prepare, prepare_inner
 from hpcfed.study.measured import StudyResults, read_results
 from hpcfed.study.measures import metrics_of
 from hpcfed.study.plan import PAGE, Study
@@ -39,7 +39,7 @@ def run_study(
     if study.tuning is not None:
         inner = world.on_root(study.inner)
         if inner.arms:
-            world.on_root(lambda: write_splits(inner))
+            world.on_root(lambda: prepare_inner(inner, fresh=redo.fresh))
             tried = world.on_root(inner.plan)
             if run_sweep(tried, world, groups, quiet=quiet, redo=redo):
                 return True, remarks, study

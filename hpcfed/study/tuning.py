@@ -9,7 +9,8 @@ that trains alone is measured on itself. No sample of the split's test part is i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,15 @@ def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tunin
         return None
     examples = {method.key: method.examples for method in methods}
     return Tuning(tuple(common), {name: tuple(grids) for name, grids in own.items()}, examples)
+
+
+@contextmanager
+def naming_tune() -> Iterator[None]:
+    """Let errors of the inner splits name the option."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error), where=OPTION) from None
 
 
 def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
