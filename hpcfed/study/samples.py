@@ -61,7 +61,7 @@ class SiteSamples:
 def read_samples(path: Path) -> SiteSamples:
     """Read a federation file's samples into a temporary file.
 
-    Cells that were missing are NaN again; each split fills them anew.
+    Cells that were missing are NaN again; each split fills them anew. Clients without samples are left out.
     A standardization by training samples is undone: by site, if the file's x was scaled so, and of all sites, if the
     file has a constant for each feature of x (n, p). Other constants, such as those published for images, are kept.
 
@@ -69,18 +69,16 @@ def read_samples(path: Path) -> SiteSamples:
         InputError: it is no federation file, or has too few or too many clients for a study.
     """
     with Federation.open(path) as federation:
-        count = federation.num_clients
-        if not 2 <= count <= MOST_SITES:
-            raise InputError("a study", where=str(path), expected=f"2 to {MOST_SITES} sites", got=f"{count:,}")
         if federation.task == "next-token":
             raise InputError("a study", where=str(path), expected="samples of their own", got="a task of next tokens")
-        sites = np.arange(count)
-        owner = np.repeat(sites, federation.sizes)
-        offsets = federation.test_offsets
-        remarks = []
-        if offsets is not None:
-            owner = np.concatenate([owner, np.repeat(sites, np.diff(offsets))])
-        elif federation.num_test:
+        owner, offsets = _owners(federation), federation.test_offsets
+        is_site = np.bincount(owner, minlength=federation.num_clients) > 0
+        if not 2 <= (count := int(is_site.sum())) <= MOST_SITES:
+            expected = f"2 to {MOST_SITES} sites with samples"
+            raise InputError("a study", where=str(path), expected=expected, got=f"{count:,}")
+        names = federation.client_names()
+        remarks = [f"{names[k]}: no samples, left out" for k in np.flatnonzero(~is_site).tolist()]
+        if offsets is None and federation.num_test:
             remarks.append(f"the common test set ({federation.num_test:,} samples) is no site's, and left out")
         filled, group = (_of_all(read, offsets is not None) for read in (federation.filled, federation.groups))
         if filled is None and federation.source.get("filled"):
@@ -88,25 +86,20 @@ def read_samples(path: Path) -> SiteSamples:
                 "filled cells are those of the file, from all its training rows: prepare it again to mark them"
             )
         scale, normalization = _scale(federation)
-        dtype = np.float32 if federation.x_dtype == np.float16 else federation.x_dtype
-        x, y = Spool(federation.feature_shape, dtype), Spool(federation.target_shape, federation.y_dtype)
-        for part, target, place in _blocks(federation, offsets is not None):
-            values = _unscaled(part, owner[place], federation) if scale == CLIENT else part
-            x.append(values if filled is None else np.where(filled[place] != 0, np.nan, values))
-            y.append(target)
+        x, y = _copied(federation, owner, filled, scale)
         anew = {"standardized"} if filled is None else {"standardized", "filled"}
         source = {key: value for key, value in federation.source.items() if key not in anew}
         categories = _categories(federation)
         dataset = Dataset(
             name=federation.name,
             task=federation.task,
-            x=x.finish(),
-            y=y.finish(),
+            x=x,
+            y=y,
             num_classes=federation.num_classes,
             normalization=normalization,
             source=source,
-            owner=owner,
-            clients=federation.client_names(),
+            owner=(np.cumsum(is_site) - 1)[owner],
+            clients=[name for name, kept in zip(names, is_site, strict=True) if kept],
             features=federation.features,
             indicators=tuple(k for start, stop in categories for k in range(start, stop)),
             categories=categories,
@@ -116,6 +109,26 @@ def read_samples(path: Path) -> SiteSamples:
         label, labels = _labels(federation, dataset.y), tuple(class_names(federation))
         by = str(federation.source.get("group", "group"))
         return SiteSamples(dataset, federation.content, label, labels, scale, tuple(remarks), group, by)
+
+
+def _owners(federation: Federation) -> np.ndarray:
+    """Return the client of each training sample, then of each of the clients' own test samples, (n,)."""
+    clients, offsets = np.arange(federation.num_clients), federation.test_offsets
+    owner = np.repeat(clients, federation.sizes)
+    return owner if offsets is None else np.concatenate([owner, np.repeat(clients, np.diff(offsets))])
+
+
+def _copied(
+    federation: Federation, owner: np.ndarray, filled: np.ndarray | None, scale: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return x (n, …), unscaled and with NaN where a cell was filled, and y (n, …), mapped from temporary files."""
+    dtype = np.float32 if federation.x_dtype == np.float16 else federation.x_dtype
+    x, y = Spool(federation.feature_shape, dtype), Spool(federation.target_shape, federation.y_dtype)
+    for part, target, place in _blocks(federation, federation.test_offsets is not None):
+        values = _unscaled(part, owner[place], federation) if scale == CLIENT else part
+        x.append(values if filled is None else np.where(filled[place] != 0, np.nan, values))
+        y.append(target)
+    return x.finish(), y.finish()
 
 
 def _of_all(read: Callable[[str], np.ndarray | None], has_tests: bool) -> np.ndarray | None:
