@@ -12,7 +12,9 @@ Reference: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,8 +39,29 @@ Outputs = Mapping[int, torch.Tensor]
 """Site → output of a model on its test samples, (n, …)."""
 Resampled = dict[tuple[str, str], np.ndarray]
 """Row and metric → values of each site, then of the mean of the sites, (N + 1, B); nan where undefined."""
-Weighted = Callable[[torch.Tensor, torch.Tensor, np.ndarray], np.ndarray]
-"""Output (n, …), target (n, …) and how often each sample is there (B, n) → values (B,)."""
+Weighted = Callable[[np.ndarray], np.ndarray]
+"""How often each of n samples is there, (b, n) → values of a metric, (b,)."""
+Weigh = Callable[[torch.Tensor, torch.Tensor], Weighted]
+"""Output (n, …) and target (n, …) → a metric of them."""
+COUNTS = 1 << 20
+"""Counts of samples that are drawn at a time."""
+
+
+@dataclass(frozen=True)
+class _OfSplit:
+    """A row's metric at a site in one split: the places of its test samples among all of the site's, and its models."""
+
+    places: np.ndarray
+    models: Sequence[Weighted]
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Return the mean over models, (b,), from how often each tested sample of the site is there, (b, n)."""
+        own = times[:, self.places]
+        return np.mean([metric(own) for metric in self.models], axis=0)
+
+
+Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
+"""Row and metric → site → the metric in each split."""
 
 
 def resample(view: View, metrics: Sequence[StudyMetric], count: int) -> Resampled:
@@ -47,47 +70,57 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int) -> Resample
     Raises:
         InputError: a model of the runs cannot be read.
     """
-    study, times = view.study, _times(view.study, count)
-    found: dict[tuple[str, str], dict[int, list[np.ndarray]]] = {}
-    functions = {name: metric for name, metric in _weighted(study).items() if name in [one.name for one in metrics]}
-    for split in range(len(study.splits.each)):
-        targets = {site: samples[1] for site, samples in test_samples(study, split).items()}
-        outputs = _outputs(view, split)
-        tests = study.splits.each[split].tests
-        numbers = {site: np.flatnonzero(tests & (study.samples.owner == site)) for site in targets}
-        for row in view.rows:
-            for site, target in targets.items():
-                each = _of_row(study, row, outputs, site)
-                for name, metric in functions.items():
-                    if each:
-                        values = np.mean([metric(one, target, times[:, numbers[site]]) for one in each], axis=0)
-                        found.setdefault((row.key, name), {}).setdefault(site, []).append(values)
-    return {key: _with_mean(values, len(view.sites), count) for key, values in found.items()}
-
-
-def _with_mean(values: Mapping[int, Sequence[np.ndarray]], sites: int, count: int) -> np.ndarray:
-    """Return the means over splits of each site, and the mean of the sites that have values, (N + 1, B)."""
-    found = np.full((sites + 1, count), np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of resamples that no split has a value in
-        for site, each in values.items():
-            found[site] = np.nanmean(each, axis=0)
-    found[-1] = found[sorted(values)].mean(axis=0)
+    measures = _measures(view, [one.name for one in metrics])
+    found = {key: np.full((len(view.sites) + 1, count), np.nan) for key in measures}
+    for site in range(len(view.sites)):
+        for start, times in _draws(view.study, site, count):
+            for key, sites in measures.items():
+                if site in sites:
+                    found[key][site, start : start + len(times)] = _mean([one(times) for one in sites[site]])
+    for key, sites in measures.items():
+        found[key][-1] = found[key][sorted(sites)].mean(axis=0)
     return found
 
 
-def _times(study: Study, count: int) -> np.ndarray:
-    """Return how often each of the study's n samples is in each resample, (B, n)."""
-    samples = study.samples
-    tested = np.any([split.tests for split in study.splits.each], axis=0)
-    times = np.zeros((count, len(tested)), np.int64)
-    for site in range(len(samples.sites)):
-        rows = np.flatnonzero(tested & (samples.owner == site))
-        units = np.arange(len(rows)) if samples.group is None else samples.group[rows]
-        names, unit = np.unique(units, return_inverse=True)
-        rng = stream(study.asked.split_seed, f"bootstrap of site {site}")
-        times[:, rows] = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), count)[:, unit]
-    return times
+def _measures(view: View, names: Sequence[str]) -> Measures:
+    """Return the metrics of each row's outputs, at each site and in each split."""
+    study, found = view.study, Measures()
+    weighs = {name: weigh for name, weigh in _weighs(study).items() if name in names}
+    for split, one in enumerate(study.splits.each):
+        outputs = _outputs(view, split)
+        for site, (_, target) in test_samples(study, split).items():
+            own = study.samples.owner == site
+            places = np.searchsorted(_tested(study, site), np.flatnonzero(one.tests & own))
+            for row in view.rows:
+                each = _of_row(study, row, outputs, site)
+                for name, weigh in weighs.items() if each else ():
+                    models = [weigh(output, target) for output in each]
+                    found.setdefault((row.key, name), {}).setdefault(site, []).append(_OfSplit(places, models))
+    return found
+
+
+def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the means of J arrays (b,), nan left out; nan where all are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of resamples that no split has a value in
+        return np.nanmean(values, axis=0)
+
+
+def _tested(study: Study, site: int) -> np.ndarray:
+    """Return the samples of a site that any split tests on, (n,)."""
+    return np.flatnonzero(np.any([split.tests for split in study.splits.each], axis=0) & (study.samples.owner == site))
+
+
+def _draws(study: Study, site: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield how often each tested sample of a site is in each of some resamples, (b, n), and the first one's number."""
+    rows = _tested(study, site)
+    units = np.arange(len(rows)) if study.samples.group is None else study.samples.group[rows]
+    names, unit = np.unique(units, return_inverse=True)
+    rng = stream(study.asked.split_seed, f"bootstrap of site {site}")
+    size = max(1, COUNTS // len(rows))
+    for start in range(0, count, size):
+        drawn = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), min(size, count - start))
+        yield start, drawn[:, unit]
 
 
 def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
@@ -129,38 +162,43 @@ def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], s
     return [one[site] for arm in arms for one in outputs.get(arm, ())]
 
 
-def _weighted(study: Study) -> dict[str, Weighted]:
-    """Return the study's metrics that are numbers, as functions of samples with multiplicities."""
+def _weighs(study: Study) -> dict[str, Weigh]:
+    """Return the study's metrics that are numbers, of samples with multiplicities."""
     recipe, dataset = study.recipe, study.samples.dataset
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     if dataset.task in ACCURACY:
         sums = {"accuracy": ACCURACY[dataset.task], **sums}
-    found: dict[str, Weighted] = {name: _of_sums(metric) for name, metric in sums.items()}
+    found: dict[str, Weigh] = {name: partial(_of_sums, metric) for name, metric in sums.items()}
     wholes = whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)
     for name, metric in wholes.items():
         two = dataset.task == "classification" and dataset.num_classes == 2
         if metric.shape == ():
             fast = two and recipe.evaluate.metrics[name] == "auroc"
-            found[name] = _auroc if fast else _of_all(metric.cells)
+            found[name] = auroc if fast else partial(_of_all, metric.cells)
     return found
 
 
-def _of_sums(metric: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]) -> Weighted:
+def _of_sums(
+    metric: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]], output: torch.Tensor, target: torch.Tensor
+) -> Weighted:
     """Return a metric that is a sum over samples: its terms are computed once."""
+    each = [metric(output[k : k + 1], target[k : k + 1]) for k in range(len(output))]
+    columns = [np.array(column, np.float64) for column in zip(*each, strict=True)]
 
-    def values(output: torch.Tensor, target: torch.Tensor, times: np.ndarray) -> np.ndarray:
-        each = [metric(output[k : k + 1], target[k : k + 1]) for k in range(len(output))]
-        total, count = (times @ np.array(column, np.float64) for column in zip(*each, strict=True))
+    def values(times: np.ndarray) -> np.ndarray:
+        total, count = ((times * column).sum(axis=1) for column in columns)
         with np.errstate(invalid="ignore"):
             return total / count
 
     return values
 
 
-def _of_all(cells: Callable[[torch.Tensor, torch.Tensor], np.ndarray]) -> Weighted:
+def _of_all(
+    cells: Callable[[torch.Tensor, torch.Tensor], np.ndarray], output: torch.Tensor, target: torch.Tensor
+) -> Weighted:
     """Return a metric of all samples at once, computed on each resample."""
 
-    def values(output: torch.Tensor, target: torch.Tensor, times: np.ndarray) -> np.ndarray:
+    def values(times: np.ndarray) -> np.ndarray:
         found = np.full(len(times), np.nan)
         for place, one in enumerate(times):
             rows = torch.from_numpy(np.repeat(np.arange(len(one)), one))
@@ -172,12 +210,26 @@ def _of_all(cells: Callable[[torch.Tensor, torch.Tensor], np.ndarray]) -> Weight
     return values
 
 
-def _auroc(output: torch.Tensor, target: torch.Tensor, times: np.ndarray) -> np.ndarray:
-    """Return the AUROC of two classes: the share of pairs whose positive has the larger score, ties ½."""
-    scores, positive = ranking_scores(output.double().numpy()), target.numpy() == 1
-    first, second = scores[positive][:, None], scores[~positive][None]
-    wins = (first > second) + 0.5 * (first == second)
-    right = ((times[:, positive] @ wins) * times[:, ~positive]).sum(axis=1)
-    pairs = times[:, positive].sum(axis=1) * times[:, ~positive].sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        return right / pairs
+def auroc(output: torch.Tensor, target: torch.Tensor) -> Weighted:
+    """Return the AUROC of two classes: the share of pairs whose positive has the larger score, ties ½.
+
+    Samples are sorted once; a resample adds up, over distinct scores, its positives times its negatives below and half
+    of those beside them.
+    """
+    scores = ranking_scores(output.double().numpy())
+    if not np.isfinite(scores).all():
+        return lambda times: np.full(len(times), np.nan)
+    order = np.argsort(scores)
+    ranked, positive = scores[order], target.numpy()[order] == 1
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # the first sample of each score
+
+    def values(times: np.ndarray) -> np.ndarray:
+        drawn = times[:, order]
+        ones = np.add.reduceat(np.where(positive, drawn, 0), starts, axis=1)
+        zeros = np.add.reduceat(drawn, starts, axis=1) - ones
+        below = zeros.cumsum(axis=1) - zeros
+        twice = (ones * (2 * below + zeros)).sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            return twice / (2 * ones.sum(axis=1) * zeros.sum(axis=1))
+
+    return values
