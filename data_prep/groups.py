@@ -1,10 +1,63 @@
-"""Division of groups of samples, such as those of a patient, into parts: no group is in two of them."""
+"""Groups of samples, such as those of a patient: their names, and their division into parts that share none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from hpcfed.errors import InputError, nearest
+
+
+def names_of(kept: Sequence[tuple[str, np.ndarray]], groups: Mapping[str, Any]) -> list[str]:
+    """Return the names of the groups of all samples that are kept.
+
+    Args:
+        kept: clients, "" for the common test set, each with a mask of its samples, (n,) bool.
+        groups: client → the groups of its n samples, texts or whole numbers.
+
+    Raises:
+        InputError: a client has no groups, or not one a sample; or a name is empty.
+    """
+    found: list[str] = []
+    known = [name for name, _ in kept]
+    if unknown := sorted(groups.keys() - set(known)):
+        raise InputError(f"groups of {_place(unknown[0])}", remedy=nearest(unknown[0], known))
+    for name, mask in kept:
+        own = np.asarray(groups.get(name, ()))
+        if own.shape != mask.shape or (len(own) and own.dtype.kind not in "USbiu"):
+            expected = f"{len(mask):,} names or whole numbers, one a sample"
+            got = f"{own.dtype} of shape {own.shape}" if name in groups else "none"
+            raise InputError(f"groups of {_place(name)}", expected=expected, got=got)
+        texts = np.char.decode(own, "utf-8", "replace") if own.dtype.kind == "S" else own.astype(str)
+        if (texts == "").any():
+            raise InputError(f"groups of {_place(name)}", expected="a name for each sample", got="an empty one")
+        found += texts[mask].tolist()
+    return found
+
+
+def _place(client: str) -> str:
+    return f"client {client!r}" if client else "the test set"
+
+
+def numbered(*parts: Sequence[str]) -> Iterator[np.ndarray]:
+    """Yield the number of each group among those of all parts, in the order of their names, (n,) int64 each."""
+    numbers = {name: number for number, name in enumerate(sorted(set().union(*parts)))}
+    for part in parts:
+        yield np.array([numbers[name] for name in part], np.int64)
+
+
+def described(owner: np.ndarray | None, group: np.ndarray, tests: np.ndarray) -> Iterator[str]:
+    """Yield lines on the groups of training samples: their number, those of several clients, and those of tests."""
+    sizes = np.bincount(group)
+    yield f"{np.count_nonzero(sizes):,} groups, the largest of {sizes.max():,} rows"
+    if owner is not None:
+        pairs = np.unique(np.stack([group, owner], axis=1), axis=0)
+        if several := int((np.bincount(pairs[:, 0]) > 1).sum()):
+            yield f"{several:,} groups are of several clients; where each client numbers its own, make the names unique"
+    if both := len(np.intersect1d(group, tests)):
+        yield f"{both:,} groups are in training and in test rows"
 
 
 def divide(

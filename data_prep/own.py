@@ -13,6 +13,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
+from data_prep.groups import described, names_of, numbered
 from data_prep.samples import SMALL, Samples
 from data_prep.split import split
 from data_prep.tables.missing import DROP, REFUSE, check_way
@@ -22,6 +23,8 @@ from hpcfed.data.federation import OF_NUMBERS, TASKS, Standardization
 from hpcfed.errors import InputError, nearest
 
 Clients = Mapping[str, Any] | Iterable[tuple[str, Any]]
+Kept = list[tuple[str, np.ndarray]]
+"""Clients, or "" for a common test set, and which of their samples are kept, (n,) bool."""
 
 
 def write_federation(
@@ -37,6 +40,8 @@ def write_federation(
     source: Mapping[str, Any] | None = None,
     missing: str = REFUSE,
     standardize: str = NONE,
+    groups: Mapping[str, Any] | None = None,
+    test_groups: Any = None,
     overwrite: bool = False,
 ) -> str:
     """Write a federation file from samples you hold, and return its content hash. Call it in one process only.
@@ -62,6 +67,9 @@ def write_federation(
             ``median`` of the training samples.
         standardize: ``client`` or ``pooled``: x scaled to mean 0 and deviation 1 along axis 1, over the training
             samples of each client or of all (see `data_prep.tables.standardize`); ``none``.
+        groups: the group of each sample, such as its patient, by clients' names: texts or whole numbers, (n,). Studies
+            and test sets that are held out later split none.
+        test_groups: the same of `test`, (n,), or a mapping where that is one; needed with `groups`.
         overwrite: replace an existing file.
 
     Raises:
@@ -80,6 +88,8 @@ def write_federation(
         else Standardization(*(tuple(map(float, v)) for v in normalization)),
         source=dict(source or {}),
         missing=missing,
+        groups=groups,
+        test_groups=test_groups,
     )
     done = split(dataset, None, None, 0, {})
     return write(path, finish(dataset, done, standardize), **vars(done), overwrite=overwrite)
@@ -98,6 +108,8 @@ def gather(
     in_pieces: bool = False,
     missing: str = REFUSE,
     remarks: tuple[str, ...] = (),
+    groups: Mapping[str, Any] | None = None,
+    test_groups: Any = None,
 ) -> Dataset:
     """Return the data set of all clients' samples, mapped from a temporary file; arguments as `write_federation`.
 
@@ -113,20 +125,22 @@ def gather(
         num_classes = len(vocabulary)
     absent = missing if missing in (REFUSE, DROP) else "keep"
     samples = Samples(task, num_classes, missing=absent)
-    names, owner = _each(clients, samples, {}, in_pieces)
+    names, owner, kept = _each(clients, samples, {}, in_pieces)
     x, y = samples.finish()
     if not len(x):
         raise InputError(f"{name}: no client has a sample", remedy="give at least one")
     sizes = np.bincount(owner, minlength=len(names))
     empty = (one for one, size in zip(names, sizes.tolist(), strict=True) if not size)
     test_x = test_y = test_owner = None
+    tested: Kept = []
     largest = samples.largest
     if test is not None:
         tests = Samples(task, num_classes, like=samples, missing=absent)
         if isinstance(test, Mapping) and test.keys() != {"x", "y"}:
-            _, test_owner = _each(test, tests, {name: k for k, name in enumerate(names)}, False)
+            _, test_owner, tested = _each(test, tests, {name: k for k, name in enumerate(names)}, False)
         else:
-            tests.add("the test set", test)
+            tested = [("", tests.add("the test set", test))]
+            test_groups = None if test_groups is None else {"": test_groups}
         test_x, test_y = tests.finish()
         if test_owner is None and not len(test_x):
             test_x = test_y = None
@@ -141,6 +155,10 @@ def gather(
         num_classes = y.shape[1] if task == "multi-label" else num_classes or largest + 1
         y = _narrow(y, largest)
         test_y = None if test_y is None else _narrow(test_y, largest)
+    group = test_group = None
+    if groups is not None:
+        group, test_group = numbered(names_of(kept, groups), names_of(tested, test_groups or {}))
+        remarks = (*remarks, *described(owner, group, test_group))
     return Dataset(
         name=name,
         task=task,
@@ -158,13 +176,18 @@ def gather(
         emptied=tuple(one for one in empty if samples.dropped[f"client {one!r}"]),
         remarks=remarks,
         fill=missing if absent == "keep" and x.dtype.kind == "f" else "",
+        group=group,
+        test_group=None if test_x is None else test_group,
     )
 
 
-def _each(clients: Clients, samples: Samples, known: dict[str, int], in_pieces: bool) -> tuple[list[str], np.ndarray]:
-    """Add all clients' samples; return the clients' names and the owner of each sample, (n,) int64."""
+def _each(
+    clients: Clients, samples: Samples, known: dict[str, int], in_pieces: bool
+) -> tuple[list[str], np.ndarray, Kept]:
+    """Add all clients' samples; return the clients' names, the owner of each sample, (n,) int64, and what is kept."""
     numbers = dict(known)
     owners, sizes = [], []
+    kept: Kept = []
     for name, content in clients.items() if isinstance(clients, Mapping) else clients:
         name = str(name)
         if known and name not in known:
@@ -172,10 +195,9 @@ def _each(clients: Clients, samples: Samples, known: dict[str, int], in_pieces: 
         if not known and not in_pieces and name in numbers:
             raise InputError(f"client {name!r} is there twice", remedy="give each client one name")
         owners.append(numbers.setdefault(name, len(numbers)))
-        before = samples.count
-        samples.add(f"client {name!r}", content)
-        sizes.append(samples.count - before)
-    return list(numbers), np.repeat(np.array(owners, np.int64), np.array(sizes, np.int64))
+        kept.append((name, samples.add(f"client {name!r}", content)))
+        sizes.append(int(kept[-1][1].sum()))
+    return list(numbers), np.repeat(np.array(owners, np.int64), np.array(sizes, np.int64)), kept
 
 
 def _narrow(labels: np.ndarray, largest: int) -> np.ndarray:

@@ -43,14 +43,21 @@ class Samples:
         if like is not None and like._x is not None and like._y is not None:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
-    def add(self, name: str, content: Any) -> None:
-        """Add the samples of one client, or of the test set, in any form that `write_federation` takes."""
-        start = 0
+    def add(self, name: str, content: Any) -> np.ndarray:
+        """Add the samples of one client, or of the test set, in any form that `write_federation` takes.
+
+        Returns:
+            Which of them are kept, (n,) bool.
+        """
+        start, kept = 0, [np.zeros(0, bool)]
         for x, y in _blocks(name, content):
             if len(x) != len(y):
                 raise InputError(f"{name}: x and y differ in length", got=f"{len(x)} and {len(y)}")
             first, start = start, start + len(x)
-            x, y = self._present(name, x, y)
+            kept.append(self._present(x, y))
+            if not kept[-1].all():
+                self.dropped[name] += int((~kept[-1]).sum())
+                x, y = x[kept[-1]], y[kept[-1]]
             if not len(x):
                 continue
             x, y = self._features(name, x, first), self._targets(name, y, first)
@@ -60,6 +67,7 @@ class Samples:
                 _check_like(f"{name}: {what}", array, spool)
                 spool.append(array)
             self.count += len(x)
+        return np.concatenate(kept)
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Return x (n, ...) and y (n, ...), mapped."""
@@ -67,14 +75,12 @@ class Samples:
             return np.empty((0,)), np.empty((0,), np.int64)
         return self._x.finish(), self._y.finish()
 
-    def _present(self, name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples, without those to be dropped for a NaN in x or y."""
-        if self._missing != "drop":
-            return x, y
+    def _present(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return which samples are not to be dropped for a NaN in x or y, (n,) bool."""
         parts = [part.reshape(len(part), -1) for part in (x, y) if part.dtype.kind == "f" and len(part)]
-        absent = np.any([np.isnan(part).any(axis=1) for part in parts], axis=0) if parts else np.zeros(len(x), bool)
-        self.dropped[name] += int(absent.sum())
-        return (x[~absent], y[~absent]) if absent.any() else (x, y)
+        if self._missing != "drop" or not parts:
+            return np.ones(len(x), bool)
+        return ~np.any([np.isnan(part).any(axis=1) for part in parts], axis=0)
 
     def _features(self, name: str, x: np.ndarray, first: int) -> np.ndarray:
         if x.dtype.kind not in "biuf":

@@ -60,7 +60,8 @@ def load(
         task: one of `hpcfed.data.federation.TASKS`.
         target: columns of y in tables, comma-separated; default: the one with an obvious name.
         client_column: column that names the client, in one table of all clients.
-        group: column that names the group of a row, such as its patient; test sets split no group.
+        group: column, or array, that names the group of a sample, such as its patient; of images a regular expression,
+            whose first group, or match, in a file's name is it. Test sets split no group.
         categorical: columns of tables that become one-hot although they hold numbers, comma-separated.
         exclude: columns of tables that are left out, comma-separated.
         missing: treatment of missing values: ``refuse``, ``drop``, ``mean`` or ``median``.
@@ -105,12 +106,7 @@ def _load(raw: Path, asked: Asked, partition: str | None) -> Dataset:
         name = raw.resolve().name
         if ending in TABLES:
             return own_tables.load(name, clients, common, own, asked, _source(everything, raw))
-        options = {
-            "--target": asked.target,
-            "--group": asked.group,
-            "--categorical": asked.categorical,
-            "--exclude": asked.excluded,
-        }
+        options = {"--target": asked.target, "--categorical": asked.categorical, "--exclude": asked.excluded}
         useless = [option for option, value in options.items() if value]
         if useless:
             what = f"{', '.join(useless)} has no effect with files that are no tables"
@@ -119,19 +115,36 @@ def _load(raw: Path, asked: Asked, partition: str | None) -> Dataset:
         test: Any = read(common[0]) if common else None
         if own:
             test = {client: read(files[0]) for client, files in own.items()}
+        groups, test_groups = _groups(ending, asked.group, clients, common, own)
         dataset = gather(
             name,
             ((client, read(files[0])) for client, files in clients.items()),
             test=test,
             task=asked.task,
             num_classes=None if classes is None else classes.count,
-            source=source,
+            source=source if asked.group is None else {**source, "group" if ending else "group_pattern": asked.group},
             missing=asked.missing,
             remarks=remarks,
+            groups=groups,
+            test_groups=test_groups,
         )
         if hint := _channels_last(dataset.x.shape):
             dataset = replace(dataset, remarks=(*remarks, hint))
         return _pooled(dataset) if pool else dataset
+
+
+def _groups(
+    ending: str, group: str | None, clients: Files, common: Sequence[Path], own: Files
+) -> tuple[dict[str, Any] | None, Any]:
+    """Return client → the groups of its samples, and those of the test set, in the form of `gather`; None without."""
+    if group is None:
+        return None, None
+    of_arrays = own_arrays.groups if ending else own_images.groups
+    tests = {client: of_arrays(files[0], group) for client, files in own.items()}
+    return (
+        {client: of_arrays(files[0], group) for client, files in clients.items()},
+        tests if own else of_arrays(common[0], group) if common else None,
+    )
 
 
 def _pooled(dataset: Dataset) -> Dataset:

@@ -48,6 +48,25 @@ def read_npz_labels(path: Path) -> np.ndarray:
         return _member(archive, found[-1]) if found else np.empty(0)
 
 
+def groups(path: Path, name: str) -> np.ndarray:
+    """Return the array `name` of an .npz, or of ``CLIENT.NAME.npy`` beside a ``CLIENT.x.npy``: each sample's group.
+
+    Raises:
+        InputError: it is missing, holds objects, or the file is damaged.
+    """
+    if path.suffix == ".npy":
+        beside = path.with_name(f"{path.name.removesuffix('.x.npy')}.{name}.npy")
+        if not beside.is_file():
+            raise InputError(f"--group {name}", where=str(path), expected=f"{beside.name} beside it", got="none")
+        return np.array(read_npy(beside))
+    with _damage_in(path), zipfile.ZipFile(path) as archive:
+        members = {Path(info.filename).stem: info for info in archive.infolist()}
+        if name not in members:
+            got = ", ".join(members) or "none"
+            raise InputError(f"--group {name}", where=str(path), expected="an array of this name", got=got)
+        return _member(archive, members[name])
+
+
 def read_npy_pair(x_path: Path, y_path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the arrays of two .npy files, mapped.
 

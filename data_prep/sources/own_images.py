@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,30 @@ def samples(client: Path, classes: Sequence[str], deep: bool) -> Iterator[Sample
     """
     for path in files(client):
         yield pixels(path, str(path), deep), classes.index(path.parent.name)
+
+
+def groups(client: Path, pattern: str) -> list[str]:
+    """Return the groups of a client's images, in their order: what a regular expression finds in the files' names.
+
+    It is the expression's first group if it has one, else its match.
+
+    Raises:
+        InputError: the expression is none, or finds nothing in a name.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        expected = "of images, a regular expression that finds the patient in a file's name, such as '^[^_]+'"
+        raise InputError(f"--group {pattern}", expected=expected, got=str(error)) from None
+    found = []
+    for path in files(client):
+        match = expression.search(path.name)
+        name = None if match is None else match[min(1, expression.groups)]
+        if not name:
+            what = f"--group {pattern}: nothing in the file's name fits"
+            raise InputError(what, where=str(path), remedy="of images it is a regular expression, such as '^[^_]+'")
+        found.append(name)
+    return found
 
 
 def depth(file: Any, where: str) -> int:

@@ -5,13 +5,14 @@ Neither pass holds more than a block of rows, so tables may be larger than memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.groups import described
 from data_prep.own import gather
 from data_prep.samples import Blocks
 from data_prep.tables import cells, missing
@@ -81,6 +82,8 @@ def load(
         missing=asked.missing,
     )
     places = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
+    group = np.concatenate(of_rows) if of_rows else None
+    test_group = np.concatenate([np.empty(0, np.int64), *of_tests])
     return replace(
         dataset,
         rows=places[:, 1] if len(train) == 1 else places,
@@ -88,13 +91,13 @@ def load(
         indicators=() if plan.image else plan.indicators,
         categories=() if plan.image else plan.categories,
         fill=dataset.fill if plan.missing else "",
-        group=np.concatenate(of_rows) if of_rows else None,
-        test_group=np.concatenate(of_tests) if of_tests else None,
+        group=group,
+        test_group=test_group if of_tests else None,
         emptied=tuple(one for one in dataset.without_samples() if plan.dropped[one]),
         remarks=(
             *plan.remarks(paths, plan.clients or clients),
             *plan.dropped_rows(),
-            *_shared_groups(dataset.owner, of_rows, of_tests),
+            *(described(dataset.owner, group, test_group) if group is not None else ()),
         ),
     )
 
@@ -139,20 +142,3 @@ def _by_client(
                 of_rows.append(group[mine])
             rows.append(np.column_stack([np.full(len(mine), number), block.start + kept[mine]]))
             yield name, Blocks([(x[mine], y[mine])])
-
-
-def _shared_groups(
-    owner: np.ndarray | None, of_rows: Sequence[np.ndarray], of_tests: Sequence[np.ndarray]
-) -> Iterator[str]:
-    """Yield lines on the groups of training rows: their number, those of several clients, and those of test rows."""
-    if not of_rows:
-        return
-    group = np.concatenate(of_rows)
-    sizes = np.bincount(group)
-    yield f"{np.count_nonzero(sizes):,} groups, the largest of {sizes.max():,} rows"
-    if owner is not None:
-        pairs = np.unique(np.stack([group, owner], axis=1), axis=0)
-        if several := int((np.bincount(pairs[:, 0]) > 1).sum()):
-            yield f"{several:,} groups are of several clients; where each client numbers its own, make the names unique"
-    if of_tests and (both := len(np.intersect1d(group, np.concatenate(of_tests)))):
-        yield f"{both:,} groups are in training and in test rows"

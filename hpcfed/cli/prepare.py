@@ -110,7 +110,8 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--client", "--client-column", "client_column", metavar="COLUMN",
               help="Column that names the client, in one own table of all clients.")  # fmt: skip
 @click.option("--group", metavar="COLUMN",
-              help="Column of own tables that names a row's patient or other group; test sets split none.")  # fmt: skip
+              help="Column, or array, of own data that names a sample's patient or other group; of images a regular "
+              "expression for it in a file's name ('^[^_]+'); test sets split none.")  # fmt: skip
 @click.option("--categorical", metavar="COLUMNS",
               help="Columns of own tables that are one-hot though they hold numbers; words always are.")  # fmt: skip
 @click.option("--exclude", metavar="COLUMNS", help="Columns of own tables to leave out, with commas between.")
