@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,22 @@ def write_sites(path: Path, *, extra: float | None = None, task: str = "classifi
     return path
 
 
+def of_numbers(path: Path) -> None:
+    """Make a file's labels the targets of a regression."""
+    with h5py.File(path, "a") as file:
+        file.attrs["task"] = "regression"
+        for part in ("train", "test"):
+            y = file[f"{part}/y"][:].astype(np.float32)
+            del file[f"{part}/y"]
+            file[f"{part}/y"] = y
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Return a CSV file's rows."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with ``sites.h5`` and ``recipe.yaml``; a study of it goes to ``run-study/``."""
@@ -66,10 +83,11 @@ def planned(folder: Path, methods: str = "fedavg,fedexp", overrides: Sequence[st
     return read_study(folder / "recipe.yaml", overrides, Asked(methods, **options))
 
 
-def done(study: Study, *, fresh: bool = False) -> Path:
+def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
     """Run a study in this process and write its results; return its folder."""
     stopped, remarks, study = run_study(study, World(), None, Redo(fresh=fresh), quiet=True)
     assert not stopped
     raise_if_failed(study.plan())
-    write_study(study, ["recipe.yaml"], remarks)
+    if writes:
+        write_study(study, ["recipe.yaml"], remarks)
     return study.folder

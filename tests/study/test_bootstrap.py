@@ -1,26 +1,23 @@
-"""Intervals over patients, against scikit-learn on the resampled rows of each split."""
+"""Intervals over patients, against metrics of the resampled rows of each split."""
 
 from __future__ import annotations
 
-import csv
+import tracemalloc
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
-from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.metrics import roc_auc_score
 
 from data_prep.streams import stream
 from hpcfed.errors import InputError
-from tests.study.conftest import SITES, done, planned, recipe
+from hpcfed.study.bootstrap import auroc
+from tests.study.conftest import SITES, done, planned, recipe, table
 
 RESAMPLES = 100
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def with_patients(path: Path) -> np.ndarray:
@@ -50,33 +47,42 @@ def units(study, group: np.ndarray | None) -> np.ndarray:
     return times
 
 
+def by_pairs(label: np.ndarray, score: np.ndarray) -> float:
+    """Return the share of pairs in which the positive has the larger score, ties ½."""
+    apart = score[label == 1][:, None] - score[label == 0]
+    return float(np.mean((apart > 0) + 0.5 * (apart == 0)))
+
+
 @pytest.mark.parametrize("by", ["patient", pytest.param("sample", marks=pytest.mark.soak)])
 def test_intervals_are_those_of_resampled_rows(folder, by):
     group = with_patients(folder / "sites.h5") if by == "patient" else None
-    recipe(folder, rounds=1, evaluate={"metrics": ["auroc", "balanced-accuracy"]})
+    (folder / "sick.py").write_text("def share(output, target):\n    return target.double().mean()\n")
+    metrics = {"auroc": "auroc", "sick": {"whole": "sick:share"}}
+    recipe(folder, rounds=1, evaluate={"metrics": metrics})
     study = planned(folder, "fedavg", splits=2, baselines="alone,personalised", fraction=0.4, bootstrap=RESAMPLES)
     place = done(study)
     times, owner = units(study, group), study.samples.owner
     found = {(row["method"], row["metric"], row["site"]): row for row in table(place / "tables/bootstrap.csv")}
     assert {method for method, _, _ in found} == {"FedAvg", "Each site alone"}
-    assert {metric for _, metric, _ in found} == {"accuracy", "auroc", "balanced-accuracy"}
+    assert {metric for _, metric, _ in found} == {"accuracy", "auroc", "sick"}
     values: dict[tuple[str, str], np.ndarray] = {}
     for title, arms in (("FedAvg", ["fedavg"] * 3), ("Each site alone", [f"alone-{k}" for k in range(3)])):
-        for metric in ("accuracy", "auroc"):
-            each = np.full((2, 3, RESAMPLES), np.nan)
-            for number, split in enumerate(study.splits.each):
-                for k, arm in enumerate(arms):
-                    rows = np.flatnonzero(split.tests & (owner == k))
-                    model = load_file(place / f"sweep/runs/{arm}.split-{number}.seed-0/model.safetensors")
-                    out = study.samples.dataset.x[rows] @ model["weight"].T + model["bias"]
-                    label = study.samples.dataset.y[rows]
-                    for b in range(RESAMPLES):
-                        again = np.repeat(np.arange(len(rows)), times[b, rows])
-                        if metric == "accuracy" and len(again):
-                            each[number, k, b] = accuracy_score(label[again], out[again].argmax(1))
-                        elif len(set(label[again])) == 2:
-                            each[number, k, b] = roc_auc_score(label[again], (out[:, 1] - out[:, 0])[again])
-            values[title, metric] = np.nanmean(each, axis=0)
+        each = {metric: np.full((2, 3, RESAMPLES), np.nan) for metric in ("accuracy", "auroc", "sick")}
+        for number, split in enumerate(study.splits.each):
+            for k, arm in enumerate(arms):
+                rows = np.flatnonzero(split.tests & (owner == k))
+                model = load_file(place / f"sweep/runs/{arm}.split-{number}.seed-0/model.safetensors")
+                out = study.samples.dataset.x[rows] @ model["weight"].T + model["bias"]
+                label = study.samples.dataset.y[rows]
+                for b in range(RESAMPLES):
+                    again = np.repeat(np.arange(len(rows)), times[b, rows])
+                    if len(again):
+                        each["accuracy"][number, k, b] = np.mean(label[again] == out[again].argmax(1))
+                        each["sick"][number, k, b] = np.mean(label[again])
+                    if len(set(label[again])) == 2:
+                        each["auroc"][number, k, b] = by_pairs(label[again], (out[:, 1] - out[:, 0])[again])
+        for metric, of_metric in each.items():
+            values[title, metric] = np.nanmean(of_metric, axis=0)
             for k, site in enumerate(SITES):
                 row, own = found[title, metric, site], values[title, metric][k]
                 finite = own[np.isfinite(own)]
@@ -90,6 +96,27 @@ def test_intervals_are_those_of_resampled_rows(folder, by):
     assert [float(row["difference_low"]), float(row["difference_high"])] == pytest.approx(wanted, abs=1e-6)
     page = (place / "study.html").read_text()
     assert f"{RESAMPLES} resamples of the {'patients or groups' if by == 'patient' else 'samples'} that" in page
+
+
+def test_auroc_of_many_samples_is_scikit_learns_in_little_memory():
+    """With ties, a class that is not drawn, and outputs that are not finite; no pairs of samples are in memory."""
+    rng = np.random.default_rng(0)
+    count = 20_000
+    target = torch.from_numpy(rng.integers(2, size=count))
+    output = torch.from_numpy(np.stack([np.zeros(count), rng.normal(size=count).round(2) + target.numpy()], axis=1))
+    times = rng.multinomial(count, np.full(count, 1 / count), 20)
+    times[0] *= target.numpy() == 1
+    tracemalloc.start()
+    found = auroc(output, target)(times)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * times.nbytes
+    assert np.isnan(found[0])
+    score = output[:, 1].numpy()
+    wanted = [roc_auc_score(target.numpy(), score, sample_weight=one) for one in times[1:]]
+    assert found[1:] == pytest.approx(wanted, abs=1e-12)
+    output[0, 1] = torch.inf
+    assert np.isnan(auroc(output, target)(times)).all()
 
 
 def test_too_few_resamples_are_refused(folder):

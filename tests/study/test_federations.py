@@ -10,6 +10,7 @@ import pytest
 
 from data_prep.own import write_federation
 from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
 from hpcfed.study.federations import files_of, write_split
 from hpcfed.study.samples import read_samples
 from hpcfed.study.splits import make_splits
@@ -80,6 +81,23 @@ def test_a_site_left_out_is_the_common_test_set(tmp_path):
             assert federation.num_test == SIZES["train"][1] + SIZES["test"][1]
             x = (samples.dataset.x[split.tests] - others.mean(0)) / others.std(0)
             np.testing.assert_allclose(file["test/x"][:], x, atol=1e-5)
+
+
+def test_a_client_without_samples_is_no_site(tmp_path):
+    """A line says so, in every kind of split; the others keep their samples, in the units before any scaling."""
+    rng = np.random.default_rng(0)
+    sites = {
+        name: (rng.normal(k, k + 1.0, (20 * (k != 1), 3)), np.arange(20 * (k != 1)) % 2) for k, name in enumerate(SITES)
+    }
+    write_federation(tmp_path / "f.h5", sites, num_classes=2, standardize="client")
+    samples = read_samples(tmp_path / "f.h5")
+    assert samples.sites == ["north", "west"]
+    assert samples.remarks == ("south: no samples, left out",)
+    assert np.bincount(samples.owner).tolist() == [20, 20]
+    np.testing.assert_allclose(samples.dataset.x, np.concatenate([sites[name][0] for name in ("north", "west")]))
+    write_federation(tmp_path / "one.h5", {name: sites[name] for name in SITES[:2]}, num_classes=2)
+    with pytest.raises(InputError, match="expected 2 to 50 sites with samples, got 1"):
+        read_samples(tmp_path / "one.h5")
 
 
 def test_a_files_own_scaling_is_undone(tmp_path):

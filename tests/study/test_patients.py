@@ -7,9 +7,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.impute import SimpleImputer
 
 from data_prep.groups import divide
+from data_prep.own import write_federation
 from data_prep.sources import own
 from hpcfed.cli.main import cli
 from hpcfed.data.federation import Federation
@@ -183,6 +185,79 @@ def test_a_study_by_patient(tables, tmp_path):
     assert "Samples of one patient are never in both parts" in page
     assert "Missing cells are filled by the median of the split" in page
     assert (place / "splits.csv").read_text().startswith("sample,site,label,group,tested\n")
+
+
+def test_patients_of_arrays_and_images(tmp_path):
+    """An array of their names beside x and y, dropped with its samples; a pattern of files' names; both kept whole."""
+    rng = np.random.default_rng(0)
+    packed, apart, images = (tmp_path / name for name in ("packed", "apart", "images"))
+    for folder in (packed, apart):
+        folder.mkdir()
+    for site in SITES:
+        patients = np.array([f"{site}-{k // 3}" for k in range(12)])
+        x, y = rng.normal(size=(12, 2)), np.arange(12) % 2
+        x[4] = np.nan
+        np.savez(packed / f"{site}.npz", x=x, y=y, patient=patients)
+        for name, array in (("x", x), ("y", y), ("patient", patients)):
+            np.save(apart / f"{site}.{name}.npy", array)
+        for k, patient in enumerate(patients):
+            path = images / site / ("ill" if k % 2 else "well") / f"{patient}_{k}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(256, size=(4, 4), dtype=np.uint8)).save(path)
+    ways = {packed: ("patient", 11), apart: ("patient", 11), images: ("^[^_]+", 12)}
+    for folder, (group, rows) in ways.items():
+        path = tmp_path / f"{folder.name}.h5"
+        options = ("--missing", "drop") if folder is not images else ()
+        words = ["prepare", "own", "--raw", str(folder), "-o", str(path), "--group", group, *options]
+        cli.main([*words, "--test-fraction", "0.3"], prog_name="hpcfed", standalone_mode=False)
+        with Federation.open(path) as federation:
+            train, test = federation.groups("train"), federation.groups("test")
+            assert len(np.intersect1d(train, test)) == 0
+            assert len(train) + len(test) == 3 * rows
+            assert len(np.union1d(train, test)) == 12
+        samples = read_samples(path)
+        assert sorted(np.bincount(samples.group)) == [2] * (3 * (12 - rows)) + [3] * (12 - 3 * (12 - rows))
+        assert samples.grouped_by == ("group" if folder is images else "patient")
+
+
+@pytest.mark.parametrize(
+    ("folder", "group", "message"),
+    [
+        ("packed", "ward", "--group ward: expected an array of this name, got x, y, patient"),
+        ("packed", "y", "groups of client 'north': expected 3 names or whole numbers, one a sample, got float64"),
+        ("packed", "patient", "groups of client 'north': expected a name for each sample, got an empty one"),
+        ("apart", "ward", "--group ward: expected north.ward.npy beside it, got none"),
+        ("images", "(", "--group (: expected of images, a regular expression that finds the patient in a file's name"),
+        ("images", "^[0-9]+", "--group ^[0-9]+: nothing in the file's name fits; of images it is a regular expression"),
+    ],
+)
+def test_wrong_groups_of_arrays_and_images(tmp_path, folder, group, message):
+    place = tmp_path / folder
+    (place / "north" / "well").mkdir(parents=True) if folder == "images" else place.mkdir()
+    x, y, patient = np.zeros((3, 2)), np.array([0.5, 1, 2]), np.array(["a", "", "b"])
+    if folder == "packed":
+        np.savez(place / "north.npz", x=x, y=y, patient=patient)
+    elif folder == "apart":
+        np.save(place / "north.x.npy", x)
+        np.save(place / "north.y.npy", y)
+    else:
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(place / "north/well/a_1.png")
+    with pytest.raises(InputError) as refused:
+        own.load(place, task="classification" if folder == "images" else "regression", group=group)
+    assert message in str(refused.value)
+
+
+def test_groups_from_python(tmp_path):
+    """Of clients that are generators too; unknown clients, and a test set without groups, are refused."""
+    clients = {name: (sample for sample in [(np.full(2, 1.0 * k), k % 2) for k in range(6)]) for name in SITES}
+    groups = {name: [f"{name}-{k // 2}" for k in range(6)] for name in SITES}
+    write_federation(tmp_path / "f.h5", clients, groups=groups)
+    assert read_samples(tmp_path / "f.h5").group.tolist() == [k // 2 for k in range(18)]
+    pair = {"north": (np.zeros((2, 1)), np.array([0, 1]))}
+    with pytest.raises(InputError, match="groups of client 'nord'; did you mean 'north'"):
+        write_federation(tmp_path / "g.h5", pair, groups={"north": [1, 2], "nord": [3]})
+    with pytest.raises(InputError, match=r"groups of the test set: expected 2 names or whole numbers.*got none"):
+        write_federation(tmp_path / "g.h5", pair, test=pair["north"], groups={"north": [1, 2]})
 
 
 def test_a_client_of_one_patient_is_not_held_out_whole(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import h5py
@@ -14,15 +13,11 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
 
 from hpcfed.errors import InputError
+from hpcfed.study.folder import prepare, prepare_inner
 from tests.launch import launch
-from tests.study.conftest import done, planned, recipe
+from tests.study.conftest import done, of_numbers, planned, recipe, table
 
 RATES = (0.0001, 0.05)
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def recipe_at(run: Path) -> dict:
@@ -37,11 +32,12 @@ def test_values_are_chosen_on_the_training_part_alone(folder, kind):
     options = {"kind": kind, "standardize": "pooled", "fraction": 0.25, "splits": 1 if is_holdout else None}
     grids = ("local.lr=0.0001,0.05", "feddyn:alpha=0.1,1")
     baselines = "alone" if is_holdout else "none"
-    study = planned(folder, "fedavg,feddyn:alpha=0.1", tune=grids, baselines=baselines, **options)
+    methods = "fedavg,feddyn:alpha=0.1" if is_holdout else "fedavg"
+    study = planned(folder, methods, tune=grids[: 1 + is_holdout], baselines=baselines, **options)
     place = done(study)
     dataset, owner = study.samples.dataset, study.samples.owner
     points = {(row["arm"], row["split"], row["point"]): row for row in table(place / "tables/tuning-points.csv")}
-    assert len([row for row in points.values() if row["arm"] == "feddyn-alpha-0.1"]) == 2 * len(study.splits.each)
+    assert len(points) == 2 * len(study.arms) * len(study.splits.each)
     for number, split in enumerate(study.splits.each):
         with h5py.File(place / f"tuning/data/split-{number}.sites.h5", locking=False) as file:
             training, rows, ends = file["train/row"][:], file["test/x"][:], file["test/offsets"][:]
@@ -71,9 +67,10 @@ def test_values_are_chosen_on_the_training_part_alone(folder, kind):
             best = RATES[max(range(2), key=lambda point: found[point])]
             used = recipe_at(place / f"sweep/runs/{arm}.split-{number}.seed-0")
             assert used["local"]["lr"] == best
-    assert recipe_at(place / "sweep/runs/feddyn-alpha-0.1.split-0.seed-0")["algorithm"]["alpha"] == 0.1  # as it names
+    if is_holdout:  # its own value is not tuned
+        assert recipe_at(place / "sweep/runs/feddyn-alpha-0.1.split-0.seed-0")["algorithm"]["alpha"] == 0.1
     page = (place / "study.html").read_text()
-    assert "Tuned inside each split&#39;s training part: local.lr=0.0001,0.05; feddyn:alpha=0.1,1." in page
+    assert "Tuned inside each split&#39;s training part: local.lr=0.0001,0.05" in page
 
 
 @pytest.mark.parametrize(
@@ -98,21 +95,56 @@ def test_a_parameter_of_which_only_an_example_is_known_is_tuned(folder):
     tried = [value.text for point in study.tuning.points_of(arm) for value in point.values]
     assert tried == ["0.01", "0.1"]
     assert arm.title == "FedDyn"
+    named = planned(folder, "fedavg,feddyn:alpha=0.1", tune=("feddyn:alpha=0.01,0.1",), baselines="none")
+    (arm,) = (arm for arm in named.arms if arm.key == "feddyn-alpha-0.1")
+    assert [point.overrides for point in named.tuning.points_of(arm)] == [[]]
 
 
 def test_values_that_do_not_train_are_never_chosen(folder):
     """One that diverges is not; where all do, a line names them."""
     recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
-    with h5py.File(folder / "sites.h5", "a") as file:
-        file.attrs["task"] = "regression"
-        for part in ("train", "test"):
-            y = file[f"{part}/y"][:].astype(np.float32)
-            del file[f"{part}/y"]
-            file[f"{part}/y"] = y
+    of_numbers(folder / "sites.h5")
     place = done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e15,0.001",)))
     assert [row["chosen"] for row in table(place / "tables/tuning-points.csv")] == ["0", "1"]
     with pytest.raises(InputError, match=r"FedAvg: no value of local.lr trains in split 0; try smaller ones"):
         done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e14,1e15",), output=folder / "far"))
+
+
+def test_inner_splits_of_other_settings_are_refused_or_set_aside(folder):
+    """Folds are the same for every --test-fraction, what is held out of their training parts is not."""
+    recipe(folder)
+    options = {"kind": "k-fold", "splits": 2, "baselines": "none", "tune": ("local.lr=0.01,0.05",)}
+    study = planned(folder, "fedavg", **options)
+    prepare(study, fresh=False)
+    prepare_inner(study.inner(), fresh=False)
+    other = planned(folder, "fedavg", fraction=0.4, **options)
+    words = r"--tune: .*/tuning: a study of other splits: got test_fraction 0.2 there and 0.4 here; .*--fresh"
+    with pytest.raises(InputError, match=words):
+        done(other)
+    prepare(other, fresh=True)
+    prepare_inner(other.inner(), fresh=True)
+    prepare_inner(other.inner(), fresh=False)
+    held = {}
+    for place in ("tuning", "tuning/previous-1"):
+        with h5py.File(study.folder / place / "data/split-0.sites.h5", locking=False) as file:
+            held[place] = len(file["test/x"])
+    assert held == {"tuning": 20, "tuning/previous-1": 10}
+    assert not (study.folder / "previous-1").exists()
+
+
+def test_errors_of_inner_splits_name_the_option(folder):
+    """A site of two samples, one in each fold, has none left to hold out."""
+    with h5py.File(folder / "sites.h5", "a") as file:
+        for part, ends in (("train", [0, 30, 54, 55]), ("test", [0, 10, 18, 19])):
+            for name in ("x", "y"):
+                rows = file[f"{part}/{name}"][: ends[-1]]
+                del file[f"{part}/{name}"]
+                file[f"{part}/{name}"] = rows
+            file[f"{part}/offsets"][:] = ends
+    recipe(folder)
+    study = planned(folder, "fedavg", kind="k-fold", splits=2, baselines="none", tune=("local.lr=0.01,0.05",))
+    with pytest.raises(InputError, match=r"^--tune: holdout of 1 splits: site 'west' is too small"):
+        study.inner()
 
 
 @pytest.mark.soak
