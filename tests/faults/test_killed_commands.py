@@ -60,7 +60,8 @@ SAME = (".h5", ".safetensors", ".md", ".csv", ".tex", "study.html", "study.yaml"
 """Endings of files that an undisturbed command leaves with the same bytes, times apart."""
 FRACTIONS = rb"\b\d+\.\d+\b"
 DIFFERENT = {
-    "results.csv": FRACTIONS, "summary.csv": FRACTIONS, "metrics.jsonl": rb'"seconds": .*', "code.json": rb'"path": .*'
+    "results.csv": FRACTIONS, "summary.csv": FRACTIONS, "metrics.jsonl": rb'"seconds": .*', "code.json": rb'"path": .*',
+    "study.html": rb" /\S+",  # absolute paths in recipes
 }  # fmt: skip
 """What differs in a file, times and places; other columns of fractions in a sweep's tables go with them."""
 
