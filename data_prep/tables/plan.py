@@ -110,9 +110,9 @@ class TablePlan:
         ids = [name for name in self.names if IDENTIFIER.fullmatch(name)]
         if ids and not self.image:
             yield f"used as features, though their names are of identifiers: {', '.join(ids)}; see --exclude"
-        marks = {mark for path in paths if path.suffix.lower() != ".parquet" for mark in separator(path)} - {","}
-        if marks:
-            yield f"cells are separated by {' or '.join(SEPARATOR_NAMES[mark] for mark in sorted(marks))}"
+        marks = {mark: path for path in paths if path.suffix.lower() != ".parquet" for mark in separator(path)}
+        for mark in sorted(marks.keys() - {","}):
+            yield f"cells are separated by {SEPARATOR_NAMES[mark]}, as in {marks[mark].name}"
         if self.found.comma:
             yield f"a comma is the decimal point, as in {self.found.comma}"
         if self.missing:

@@ -131,7 +131,7 @@ def _facts(federation: Federation, labels: Labels | None) -> Table:
         empty = np.flatnonzero(sizes == 0)
         names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
         more = f" and {len(empty) - FEW:,} more" if len(empty) > FEW else ""
-        table.add_row("", f"{len(empty):,} clients without samples: {names}{more}")
+        table.add_row("", f"{len(empty):,} client{'s' if len(empty) > 1 else ''} without samples: {names}{more}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
     if labels is not None and federation.task == "classification":

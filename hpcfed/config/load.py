@@ -146,7 +146,8 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
         what = f"keys {', '.join(map(repr, missing))} are missing"
         return InputError(what, where=where, remedy="add them to the recipe")
     if first["type"] == "missing":
-        return InputError(f"key {dotted!r} is missing", where=where, remedy="add it to the recipe")
+        example = ", such as algorithm: {name: fedavg}" if dotted == "algorithm" else ""
+        return InputError(f"key {dotted!r} is missing", where=where, remedy=f"add it to the recipe{example}")
     said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = EXPECTED.get(first["type"], said)
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"

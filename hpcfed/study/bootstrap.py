@@ -77,8 +77,11 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int) -> Resample
             for key, sites in measures.items():
                 if site in sites:
                     found[key][site, start : start + len(times)] = _mean([one(times) for one in sites[site]])
-    for key, sites in measures.items():
-        found[key][-1] = found[key][sorted(sites)].mean(axis=0)
+    for metric in metrics:
+        kept = np.flatnonzero(view.measured(metric))
+        for row, name in measures:
+            if name == metric.name:
+                found[row, name][-1] = found[row, name][kept].mean(axis=0)
     return found
 
 

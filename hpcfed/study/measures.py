@@ -62,13 +62,14 @@ def _plain(recipe: Recipe, named: Mapping[str, object]) -> dict[str, object]:
 
 
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
-    """Return the metrics of a recipe that are numbers, the main one first: accuracy where the task has it."""
-    found = [StudyMetric(ACCURACY, True)] if task in ("classification", "multi-label") else []
-    found += [
+    """Return the metrics of a recipe that are numbers, the main one first, and accuracy last where the task has it."""
+    found = [
         StudyMetric(name, larger_is_better(metric))
         for name, metric in recipe.evaluate.metrics.items()
         if not is_matrix(metric)
     ]
+    if task in ("classification", "multi-label"):
+        found.append(StudyMetric(ACCURACY, True))
     return found or [StudyMetric(LOSS, False)]
 
 

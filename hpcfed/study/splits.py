@@ -203,8 +203,9 @@ def _remarks(
         if lacking:
             named = ", ".join(labels[one] if one < len(labels) else str(one) for one in lacking)
             yield f"{name}: {named} in one part alone of some splits, for want of groups"
-    low, high = 100 * min(shares), 100 * max(shares)
-    yield f"no group is in both parts; {low:.0f} to {high:.0f} % of a site's samples are tested on"
+    low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+    tested = low if low == high else f"{low} to {high}"
+    yield f"no group is in both parts; {tested} % of a site's samples are tested on"
 
 
 def _strata(label: np.ndarray, least: int) -> tuple[list[np.ndarray], list[int]]:

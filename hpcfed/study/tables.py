@@ -50,20 +50,29 @@ class View:
         """Return a row's values, (N, J); nan where there is none."""
         return np.array([row.values(metric.name, k) for k in range(len(self.sites))])
 
-    def over_sites(self, values: np.ndarray) -> np.ndarray:
-        """Return the mean over sites of each split, (J,), from values (N, J); nan where a site has none.
+    def measured(self, metric: StudyMetric) -> np.ndarray:
+        """Return the sites that means are over, (N,) bool: all but those without a value in any row and split.
+
+        A site of one class has no AUROC, whatever the model.
+        """
+        found = np.any([np.isfinite(self.site_values(row, metric)).any(axis=1) for row in self.rows], axis=0)
+        return found if found.any() else ~found
+
+    def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
+        """Return the mean over the measured sites of each split, (J,), from values (N, J); nan where one has none.
 
         Where each split leaves one site out, it is that site's value.
         """
         if self.study.leaves_out:
             return np.diagonal(values)
-        return values.mean(axis=0)
+        return values[measured].mean(axis=0)
 
 
 def results_table(view: View, metric: StudyMetric) -> Table:
     """A row a method, a column a site, and the mean of the sites: mean, and half of the interval's width."""
+    measured = view.measured(metric)
     rows = [
-        (row.title, row.steps, *_texts(view, _estimates(view, view.site_values(row, metric)), metric))
+        (row.title, row.steps, *_texts(view, _estimates(view, view.site_values(row, metric), measured), metric))
         for row in view.rows
     ]
     return Table("By site", _header(view, "Gradient steps"), tuple(rows), _note(view, metric))
@@ -72,13 +81,13 @@ def results_table(view: View, metric: StudyMetric) -> Table:
 def differences_table(view: View, metric: StudyMetric) -> Table:
     """The same of each method's differences from the reference, split by split; bold where zero lies outside."""
     reference = reference_of(view.study, view.rows)
-    theirs = view.site_values(reference, metric)
+    theirs, measured = view.site_values(reference, metric), view.measured(metric)
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
     for row in view.rows:
         if row is reference:
             continue
-        found = _estimates(view, view.site_values(row, metric) - theirs)
+        found = _estimates(view, view.site_values(row, metric) - theirs, measured)
         strong |= {(len(rows), column) for column, one in enumerate(found, 1) if one is not None and one.is_clear}
         rows.append((row.title, *(_difference_text(one, metric) for one in found)))
     points = " in points" if metric.is_share else ""
@@ -91,14 +100,14 @@ def differences_table(view: View, metric: StudyMetric) -> Table:
 
 def spread_table(view: View, metric: StudyMetric) -> Table:
     """A row a method: the mean of the sites, the worst site, and the range over sites."""
-    rows = []
+    rows, measured = [], view.measured(metric)
     for row in view.rows:
         values = view.site_values(row, metric)
         means = _means(values)
         whole = corrected(row.whole(metric.name), 0.0) if not view.study.leaves_out else None
         rows.append((
             row.title,
-            _texts(view, _estimates(view, values)[-1:], metric)[0],
+            _texts(view, _estimates(view, values, measured)[-1:], metric)[0],
             *_extremes(view, means, metric),
             _plain(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
             _plain(whole.mean if whole is not None else math.nan, metric),
@@ -141,10 +150,10 @@ def tidy(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
     """Return the rows of ``results.csv``: a method, site and metric each, with numbers in full."""
     reference, found = reference_of(view.study, view.rows), []
     for metric in metrics:
-        theirs = view.site_values(reference, metric)
+        theirs, measured = view.site_values(reference, metric), view.measured(metric)
         for row in view.rows:
             values = view.site_values(row, metric)
-            pairs = zip(_estimates(view, values), _estimates(view, values - theirs), strict=True)
+            pairs = zip(*(_estimates(view, each, measured) for each in (values, values - theirs)), strict=True)
             for site, (own, apart) in zip([*view.sites, MEAN], pairs, strict=True):
                 found.append({
                     "method": row.title, "steps": row.steps, "metric": metric.name, "site": site,
@@ -185,12 +194,13 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
     theirs = (view.resampled or {}).get((reference.key, metric.name))
     if view.resampled is None or theirs is None:
         return None
-    rows = []
+    rows, measured = [], view.measured(metric)
     for row in view.rows:
         found = view.resampled.get((row.key, metric.name))
         if found is None:
             continue
-        means = _means(np.vstack([view.site_values(row, metric), view.over_sites(view.site_values(row, metric))]))
+        own = view.site_values(row, metric)
+        means = _means(np.vstack([own, view.over_sites(own, measured)]))
         cells = [_ranged(float(mean), interval(values), metric) for mean, values in zip(means, found, strict=True)]
         apart = ABSENT if row is reference else _ranged(None, interval(found[-1] - theirs[-1]), metric)
         rows.append((row.title, *cells, apart))
@@ -199,7 +209,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
         f"Mean over splits, and 95 % percentile interval over {view.study.asked.bootstrap:,} resamples of the {unit} "
         "that each site is tested on, with the models as they are: other test samples are in it, other training "
         f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference."
-    )
+    ) + _unmeasured(view, metric)
     header = (*_header(view), f"{MEAN}, minus {reference.title}")
     return Table("Bootstrap over patients", header, tuple(rows), note)
 
@@ -244,7 +254,9 @@ def tuning_table(study: Study) -> Table | None:
         ]
         counts = Counter(one.point.label for one in own)
         if counts:
-            rows.append((arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.items())))
+            rows.append(
+                (arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.most_common()))
+            )
     metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
     note = (
         f"By {metric.in_text} on an inner holdout of each split's training samples ({100 * study.asked.fraction:g} %), "
@@ -270,11 +282,11 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _estimates(view: View, values: np.ndarray) -> list[MeanEstimate | None]:
+def _estimates(view: View, values: np.ndarray, measured: np.ndarray) -> list[MeanEstimate | None]:
     """Return the estimate of each site, and of the mean of the sites, from values (N, J)."""
     ratio = view.study.ratio
     found = [corrected(line.tolist(), ratio) for line in values]
-    return [*found, corrected(view.over_sites(values).tolist(), ratio)]
+    return [*found, corrected(view.over_sites(values, measured).tolist(), ratio)]
 
 
 def _means(values: np.ndarray) -> np.ndarray:
@@ -300,19 +312,29 @@ def _header(view: View, *more: str) -> tuple[str, ...]:
 
 
 def _note(view: View, metric: StudyMetric) -> str:
-    study, unit = view.study, " in %" if metric.is_share else ""
+    study, unit, without = view.study, " in %" if metric.is_share else "", _unmeasured(view, metric)
     seeds = f", each a mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
     if study.leaves_out:
         return (
             f"{metric.title}{unit} on the site that was left out{seeds}. {MEAN}: ± half of its {CONFIDENCE} interval "
-            f"over sites ({CORRECTED})."
+            f"over sites ({CORRECTED}).{without}"
         )
     count = len(study.splits.each)
     if count == 1:
-        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more."
+        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more.{without}"
     return (
         f"{metric.title}{unit}, mean over {count} splits{seeds}, ± half of its {CONFIDENCE} interval ({CORRECTED}). "
-        "1 of 5: defined in so many splits."
+        f"1 of {count}: defined in so many splits.{without}"
+    )
+
+
+def _unmeasured(view: View, metric: StudyMetric) -> str:
+    """Return a sentence on the sites that means leave out, "" for none."""
+    names = [name for name, kept in zip(view.sites, view.measured(metric), strict=True) if not kept]
+    return (
+        f" {metric.title} is defined in no split at {', '.join(names)}: means are over the other sites."
+        if names
+        else ""
     )
 
 

@@ -131,6 +131,28 @@ def test_leaving_a_site_out(folder):
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
 
+def test_a_site_of_one_class_is_in_no_mean(folder):
+    """It has no AUROC; the others' mean and its intervals are there, and each table's note names the site."""
+    with h5py.File(folder / "sites.h5", "a") as file:
+        for part in ("train", "test"):
+            file[f"{part}/y"][file[f"{part}/offsets"][2] :] = 0
+    recipe(folder, rounds=1)
+    place = done(planned(folder, "fedavg", splits=2, baselines="none", fraction=0.4, bootstrap=100))
+    found = {(row["metric"], row["site"]): row for row in table(place / "tables/results.csv")}
+    each = [float(found["auroc", site]["mean"]) for site in SITES[:2]]
+    assert found["auroc", "west"]["mean"] == ""
+    assert float(found["auroc", "Mean of sites"]["mean"]) == pytest.approx(np.mean(each))
+    assert float(found["accuracy", "Mean of sites"]["mean"]) == pytest.approx(
+        np.mean([float(found["accuracy", site]["mean"]) for site in SITES])
+    )
+    resampled = {(row["metric"], row["site"]): row for row in table(place / "tables/bootstrap.csv")}
+    assert resampled["auroc", "west"]["low"] == ""
+    assert float(resampled["auroc", "Mean of sites"]["low"]) < float(resampled["auroc", "Mean of sites"]["high"])
+    page = (place / "study.html").read_text()
+    assert page.count("AUROC is defined in no split at west: means are over the other sites.") == 2
+    assert page.index("<h2>AUROC") < page.index("<h2>Accuracy")
+
+
 def test_private_parameters(folder):
     """Those of methods; the baselines share theirs."""
     recipe(folder, rounds=1, parameters={"private": ["*bias"]}, evaluate={})
