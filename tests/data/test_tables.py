@@ -86,7 +86,8 @@ def test_six_sites_each_with_a_table_in_its_own_way(
     for part in (
         "target 'outcome': 2 classes: 1, 2",
         "one-hot 'sex': f, m",
-        "separated by tabs or semicolons",
+        "separated by tabs, as in ",
+        "separated by semicolons, as in ",
         "a comma is the decimal point, as in berlin.csv",
         "missing values: bp 1, sex 1, outcome 1 in 11 rows; numbers are filled by the mean",
         "filled by the most frequent level of the training rows: sex=m\n",
