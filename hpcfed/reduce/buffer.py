@@ -40,7 +40,7 @@ from hpcfed.types import DELTA
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 16 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
 
 

@@ -13,6 +13,7 @@ from hpcfed.config.load import load_recipe
 from hpcfed.models.flat import FlatModel
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
+from jobs.bench import counts as bench
 from tests.device.strict import KIND, Counts, Stub
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_models import CASES as MODELS
@@ -93,6 +94,16 @@ def test_batched_clients_launch_an_eighth_of_the_kernels(counted) -> None:
     assert 0 < together <= one_by_one / 8
 
 
+@pytest.mark.parametrize(("name", "of_the_bare_loop", "up"), [("mlp", 4228, 11), ("logistic", 5706, 5)])
+def test_a_round_of_the_benchmark_launches_an_eighth_of_the_bare_loops(name, of_the_bare_loop, up, stub, tmp_path):
+    """A and C, batched, as `python -m jobs.bench.counts` prints them for docs/gpu.md."""
+    bench.write_files(name, bench.COUNTED[name], tmp_path)
+    found, d = bench.of_hpcfed(tmp_path / "recipe.yaml", "local.engine=batched")
+    assert 0 < found.kernels <= of_the_bare_loop / 8
+    assert found.waits == 2
+    assert [sum(size >= d for size in sizes) for sizes in (found.up, found.down)] == [up, 1]
+
+
 GATHERED = 4
 """Kernels that gather a minibatch and convert it, which the bare step here has ready."""
 
@@ -118,7 +129,7 @@ def of_a_bare_step(module: torch.nn.Module, stub: Stub, shape: tuple[int, ...], 
         ("dropout", (16, 16), 1),
         ("cifar-cnn", (3, 16, 16), 1),
         ("lstm", (9,), 1),
-        pytest.param("resnet18-gn", (3, 16, 16), 22, marks=pytest.mark.soak),
+        pytest.param("resnet18-gn", (3, 16, 16), 6, marks=pytest.mark.soak),
     ],
 )
 def test_a_round_of_a_large_model(case, shape, pieces, stub, world, tmp_path, monkeypatch) -> None:
