@@ -46,7 +46,7 @@ def _files(folder: str, *names: str) -> tuple[str, ...]:
 
 LEFT_OUT = {
     1: ("tests/mpi",),
-    2: ("tests/contract", "tests/numerics", *_files("device", "counts")),
+    2: ("tests/contract", "tests/numerics", *_files("device", "counts", "parameters")),
     3: (
         "tests/device",
         *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),

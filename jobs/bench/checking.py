@@ -3,8 +3,8 @@
     mpirun -n 4 python jobs/bench/checking.py FOLDER
 
 Each method's run is made on 1 to 4 ranks, spot-checked on another number and verified, all rounds, on a third; two runs
-a method, one of each engine where both can train it. Then clients of all runs are replayed in one process. Prints a
-line a run, and the numbers that agree.
+a method, one of each engine, and some with cohorts, numbers and budgets of other kinds. Then a client of each run is
+replayed in one process. Prints a line a run, and the numbers that agree.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from hpcfed.verify.verify import Verification, verify
 from tests.mpi.recipes import METHODS, small, write_small
 
 ROUNDS = 8
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "drawn": ("fedexp", {"cohort": {"fraction": 0.5, "sampling": "bernoulli"}}),
+    "float64": ("scaffold", {"dtype": "float64"}),
+    "unequal": ("feddyn", {"budget": {"low": 1, "high": 7}}),
+}
+"""Name → method, and further changes of the recipe."""
 
 
 def world_of(ranks: int) -> World | None:
@@ -31,12 +37,21 @@ def world_of(ranks: int) -> World | None:
     return world_over(comm) if MPI.COMM_WORLD.rank < ranks else None
 
 
-def recipe(method: str, engine: str, output: Path) -> dict[str, Any]:
-    """Return a run of 8 rounds with spaced checkpoints and hashes of updates."""
-    local = {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": engine}
+def recipes(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the runs by their folders: 8 rounds each, with spaced checkpoints and hashes of updates."""
+    local = {"steps": 4, "batch_size": 10, "lr": 0.1}
+    chosen = {
+        f"{method}-{engine}": (method, {"local": {**local, "engine": engine}})
+        for method in METHODS
+        for engine in ("batched", "sequential")
+    }
     trail = {"checkpoint": {"every": 1, "keep": "spaced"}, "update_hashes": True}
-    algorithm = {"name": method, **METHODS[method]}
-    return small(output, algorithm=algorithm, local=local, rounds=ROUNDS, cohort={"size": 3}, **trail)
+    usual = {"rounds": ROUNDS, "cohort": {"size": 3}, "local": local, **trail}
+    found = {}
+    for name, (method, changes) in {**chosen, **OTHERS}.items():
+        algorithm = {"name": method, **METHODS[method]}
+        found[folder / name] = small(folder / name, **{**usual, "algorithm": algorithm, **changes})
+    return found
 
 
 def checked(run: Path, world: World | None, rounds: int | None) -> tuple[int, str]:
@@ -54,13 +69,12 @@ def main() -> None:
     comm.Barrier()
     os.chdir(folder)
     worlds = {ranks: world_of(ranks) for ranks in range(1, comm.size + 1)}
-    runs, agreed, spent = [], 0, {"run": 0.0, "spot": 0.0, "all": 0.0}
-    for number, (method, engine) in enumerate((m, e) for m in METHODS for e in ("batched", "sequential")):
+    runs, agreed, spent = recipes(folder), 0, {"run": 0.0, "spot": 0.0, "all": 0.0}
+    for number, (run, recipe) in enumerate(runs.items()):
         made, spot, whole = (1 + (number + shift) % comm.size for shift in (0, 1, 2))
-        run = folder / f"{method}-{engine}"
         times = [time.perf_counter()]
         if worlds[made] is not None:
-            hpcfed.run(recipe(method, engine, run), world=worlds[made], quiet=True)
+            hpcfed.run(recipe, world=worlds[made], quiet=True)
         comm.Barrier()
         times.append(time.perf_counter())
         codes = []
@@ -70,13 +84,11 @@ def main() -> None:
         for name, first, last in zip(spent, times, times[1:], strict=False):
             spent[name] += last - first
         agreed += all(code == 0 for code, _ in codes)
-        runs.append(run)
         if comm.rank == 0:
             print(f"{run.name}: made on {made}; {codes[0][1]}; {codes[1][1]}", flush=True)
     if comm.rank == 0:
-        print(
-            f"{agreed} of {len(runs)} runs agree; seconds { ({k: round(v, 1) for k, v in spent.items()}) }", flush=True
-        )
+        seconds = {name: round(total, 1) for name, total in spent.items()}
+        print(f"{agreed} of {len(runs)} runs agree; seconds {seconds}", flush=True)
         found = [
             hpcfed.replay(run, 1 + place % ROUNDS, _first(run, 1 + place % ROUNDS)) for place, run in enumerate(runs)
         ]

@@ -171,6 +171,7 @@ WORKED = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", WORKED)
 def test_a_worked_step_is_what_torch_computes_by_hand(name, world, place):
     """The same bits on any number of ranks, and torch's numbers: three rounds of which MOON's state is part."""
@@ -186,6 +187,7 @@ def test_a_worked_step_is_what_torch_computes_by_hand(name, world, place):
         torch.testing.assert_close(load_file(together.folder / "model.safetensors")[key], expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "feddyn", "fedsplit", "fedexp", "fedadam"])
 def test_a_plain_step_with_the_tilt_is_the_built_in_step(name, world, place):
     """Shift, μ, anchor and start of each method, its states, unequal minibatches and budgets; but for rounding."""

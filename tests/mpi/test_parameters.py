@@ -28,7 +28,7 @@ from tests.mpi.test_replay import check_steps
 from tests.mpi.test_resume import by_the_first, stopped
 from tests.mpi.test_same_result import left_by
 
-pytestmark = pytest.mark.one_mpi
+pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
 
 HERE = str(Path(__file__).parent)
 FEDBN = {"private": ["2.*"]}
