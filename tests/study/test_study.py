@@ -33,6 +33,10 @@ def made(tmp_path_factory) -> Path:
     return done(planned(folder, splits=2, seeds=[3]))
 
 
+A4 = 718
+"""Width of a page's text in CSS pixels, with the browser's margins."""
+
+
 def outputs(run: Path, x: np.ndarray) -> np.ndarray:
     model = load_file(run / "model.safetensors")
     return x @ model["weight"].T + model["bias"]
@@ -113,6 +117,10 @@ def test_the_page_in_a_browser(made, width):
         assert [event["method"] for event in events] == ["Network.requestWillBeSent"]
         assert tab.value("document.documentElement.scrollWidth") == width
         assert [tab.value(check) for check in (OVERFLOW, CLIPPED, FAINT)] == [[], [], []]
+        tab.open(made / "study.html", width=A4, dark=width < 600)
+        tab.ask("Emulation.setEmulatedMedia", media="print")
+        assert tab.value("document.documentElement.scrollWidth") == A4
+        assert tab.value(CLIPPED) == []
 
 
 def test_leaving_a_site_out(folder):
