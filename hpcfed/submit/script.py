@@ -18,6 +18,8 @@ from hpcfed.submit.site import SAFE, Site, words_of
 
 PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 """The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
+TOGETHER = "--wait=60"
+"""Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 """Characters that sbatch cannot take in a path."""
 
@@ -116,4 +118,4 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
 
 def _srun() -> list[str]:
     vendor = find_mpi({}).vendor
-    return ["srun", f"--mpi={PMI[vendor]}"] if vendor in PMI else ["srun"]
+    return ["srun", f"--mpi={PMI[vendor]}", TOGETHER] if vendor in PMI else ["srun", TOGETHER]

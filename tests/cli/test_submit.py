@@ -62,7 +62,7 @@ def test_the_script_says_what_was_asked_for(folder: Path, site_file: Path) -> No
     assert wanted | {"exclusive", "qos=long", "requeue", "open-mode=append", "signal=B:USR1@120"} <= set(told)
     assert f'output="{folder}/run-%j.log"' in told
     srun = f"--mpi={'pmix' if launcher(sys.executable).mpi == 'Open MPI' else 'pmi2'}"
-    program = ["srun", srun, sys.executable, "-m", "hpcfed", "run"]
+    program = ["srun", srun, "--wait=60", sys.executable, "-m", "hpcfed", "run"]
     arguments = [f"{folder}/recipe.yaml", "rounds=50", "threads=2", f'output="{folder}/run"']
     assert words(script) == program + arguments
     assert "OMP_NUM_THREADS=2 " in script
