@@ -35,6 +35,7 @@ from hpcfed.trail.certificate import write_certificate
 from hpcfed.trail.left_out import TRAINING_ONLY, without_facts
 from hpcfed.types import Request
 from hpcfed.user_code.blame import blamed
+from hpcfed.vendor.malloc import return_freed_memory
 
 log = logging.getLogger("hpcfed")
 
@@ -105,6 +106,7 @@ def train(
                         reporter=reporter,
                         observers=observers,
                     )
+                    return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
                     ending.stopped = _rounds(session, progress)
                 watchdog.stage("end: certificate")
                 world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))

@@ -97,11 +97,11 @@ class Recorder:
         size = len(result.cohort.clients)
         self.totals["params_up"] += size * self._up
         self.totals["params_down"] += size * self._down
-        sent = len(result.means.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
+        sent = len(result.vectors) * self._vector_bytes + self._scalar_bytes + self._buffer_bytes
         self.totals["bytes_up"] += size * sent
         self.totals["bytes_down"] += size * (self._received * self._vector_bytes + self._buffer_bytes)
         self.totals["gradients"] += result.gradients
-        has_delta = DELTA in result.means.vectors
+        has_delta = DELTA in result.vectors
         row = {
             "round": round,
             "cohort": result.cohort.clients.tolist(),

@@ -6,14 +6,15 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
-from hpcfed.algorithms._client_average import evaluated_model
+from hpcfed.algorithms._blocks import server_step
+from hpcfed.algorithms._client_average import LAST_ROUND, evaluated_model
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import common_to_all, effective_work
 from hpcfed.cohort import Cohort
@@ -28,6 +29,7 @@ from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffi
 from hpcfed.rng import Purpose
 from hpcfed.round_checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums
 from hpcfed.types import DELTA, Means, Request, RoundContext, ServerUpdate, State
+from hpcfed.vendor.malloc import return_freed_memory
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class RoundResult:
 
     cohort: Cohort
     means: Means
+    """Of the scalars; the vectors' are not kept."""
+    vectors: tuple[str, ...]
+    """Names of the reported vectors."""
     server_lr: float | None
     local_loss: float | None
     gradients: int
@@ -90,12 +95,12 @@ class Simulation:
             others=self.buffers.entries,
             arithmetic=parts.arithmetic,
         )
-        self.w: Tensor = parts.initial_w.to("cpu", copy=True)
+        self.w: Tensor = parts.initial_w.to("cpu")
         self.server: State = parts.method.server.begin(self.w.double())
         self.shared: State = parts.method.local.begin_shared(self.w.double())
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
-        self._previous = self.w
-        self._mean_delta = torch.zeros_like(self.w, dtype=torch.float64)
+        at_first = {"previous": self.w, "mean_delta": torch.zeros_like(self.w, dtype=torch.float64)}
+        self._last = {name: at_first[name] for name in LAST_ROUND.get(parts.evaluate_model, ())}
         self._training = Training(parts, self._buffer, self.buffers)
         self.magnitudes = Magnitudes(self.w.numel(), self._dtype, self.buffers.entries)
 
@@ -112,6 +117,8 @@ class Simulation:
             EnvironmentFailure: a client's training raised, or the ranks' states differ, or a client that was trained
                 twice reported two different updates.
         """
+        if self._buffer.is_large:
+            return_freed_memory()
         plan = self.plan(round)
         if not len(plan.cohort.clients):
             return self._round_of_nobody(plan, requests, written)
@@ -124,7 +131,8 @@ class Simulation:
         self._parts.placement.learn(ranks, cohort.work, cohort.steps, working)
         better = self._better_units(units, counts, sums, round)
         if better is not None:
-            first, first_spent, units = sums, spent, better
+            first, first_spent, units = replace(sums, vectors={}), spent, better
+            del sums  # whose vectors are large
             sums, states, spent = self._attempt(plan, units, requests, written)
             check_repeated(first, sums, round, cohort, ranks, self._parts.federation, self._world)
             spent = {name: first_spent[name] + seconds for name, seconds in spent.items()}
@@ -140,7 +148,8 @@ class Simulation:
         steps, local = int(sums.steps.sum()), sums.local_seconds
         return RoundResult(
             cohort=cohort,
-            means=means,
+            means=replace(means, vectors={}),
+            vectors=tuple(means.vectors),
             server_lr=update.server_lr,
             metrics=update.metrics,
             local_loss=float(sums.loss_sum.sum()) / steps if steps else None,
@@ -170,6 +179,7 @@ class Simulation:
         return RoundResult(
             cohort=plan.cohort,
             means=nothing,
+            vectors=(),
             server_lr=None,
             local_loss=None,
             gradients=0,
@@ -263,10 +273,11 @@ class Simulation:
         context = RoundContext(
             plan.round, plan.lr, None, plan.alike, seed=self._parts.seed, purpose=Purpose.SERVER_STEP
         )
-        update = method.server.step(self.w.double(), self.server, means, context)
+        update = server_step(method.server, self.w, self.server, means, context)
         check_step(method.name, update, self.w)
         self.shared = method.local.share(self.shared, means)
-        self._previous, self._mean_delta = self.w, means.vectors.get(DELTA, self._mean_delta)
+        last = {"previous": self.w, **({"mean_delta": means.delta} if DELTA in means.vectors else {})}
+        self._last = {name: last.get(name, kept) for name, kept in self._last.items()}
         self.w, self.server = update.w.to(self._dtype), update.state
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
@@ -274,7 +285,7 @@ class Simulation:
 
     def replicated(self) -> dict[str, Tensor]:
         """Return all that every rank holds alike after a round: what a checkpoint needs besides the clients' states."""
-        own = {"w": self.w, "previous": self._previous, "mean_delta": self._mean_delta}
+        own = {"w": self.w, **self._last}
         touched = {"touched": torch.from_numpy(np.flatnonzero(self.touched))}
         server = {f"server.{name}": tensor for name, tensor in self.server.items()}
         buffers = {f"averaged.{name}": tensor for name, tensor in self.buffers.state.items()}
@@ -282,7 +293,8 @@ class Simulation:
 
     def restore(self, replicated: Mapping[str, Tensor], clients: Mapping[int, State]) -> None:
         """Go back to where `replicated` was taken; `clients` are the states of those at home here."""
-        self.w, self._previous, self._mean_delta = (replicated[name] for name in ("w", "previous", "mean_delta"))
+        self.w = replicated["w"]
+        self._last = {name: replicated.get(name, none) for name, none in self._last.items()}
         self.server = {name: replicated[f"server.{name}"] for name in self.server}
         self.shared = {name: replicated[f"shared.{name}"] for name in self.shared}
         self.buffers.restore({name: replicated[f"averaged.{name}"] for name in self.buffers.state})
@@ -294,8 +306,7 @@ class Simulation:
     def evaluated(self) -> Tensor:
         """Return the model that ``evaluate.model`` names, after the last round, (d,) in the run's dtype."""
         which = self._parts.evaluate_model
-        known = self.w, self._previous, self._mean_delta, self.shared, self.server
-        return evaluated_model(which, *known).to(self._dtype)
+        return evaluated_model(which, self.w, self._last, self.shared, self.server).to(self._dtype)
 
     def _means(self, plan: RoundPlan, sums: Sums) -> Means:
         cohort, done, kept = plan.cohort, sums.status != SKIPPED, _kept(plan.cohort, sums)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from hpcfed.algorithms._blocks import elementwise
 from hpcfed.bits.arithmetic import Arithmetic
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
@@ -54,6 +55,7 @@ class Adaptive(Part):
     def begin(self, w: Tensor) -> State:
         return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau**2 if self.v0 == "tau2" else 0.0)}
 
+    @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         m = self.beta1 * state["m"] + (1 - self.beta1) * means.delta
         v = self.second_moment(state["v"], (means.delta if self.second == "delta" else m).square())

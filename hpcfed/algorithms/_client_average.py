@@ -13,6 +13,7 @@ two entries to the server's state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAST, MOVED, AVERAGE = "last-model", "moved", "client-average"
+LAST_ROUND: Mapping[str, tuple[str, ...]] = {"last-two": ("previous",), "cohort-average": ("previous", "mean_delta")}
+"""What of the last round the evaluated model is made of, besides w."""
 STEP_AVERAGE, STEPS = "step-average", "step-sum"
 
 
@@ -99,23 +102,20 @@ def following_iterates(method: Method) -> Method:
     return replace(method, server=cast("ServerMethod", _WithStepAverage(method.server)))
 
 
-def evaluated_model(
-    which: str, w: Tensor, previous: Tensor, mean_delta: Tensor, shared: State, server: State
-) -> Tensor:
+def evaluated_model(which: str, w: Tensor, last: State, shared: State, server: State) -> Tensor:
     """Return the model that ``evaluate.model`` names, (d,): float64, or `w` itself.
 
     Args:
         which: the recipe's ``evaluate.model``.
         w: model after the round's step, (d,), in the run's dtype.
-        previous: model before it, likewise.
-        mean_delta: Δ̄ of the round, float64.
+        last: what `LAST_ROUND` names: ``previous``, the model before the step, likewise; ``mean_delta``, Δ̄, float64.
         shared: what the server keeps for the clients, after the step.
         server: the server's own state after it.
     """
     if which == "last-two":
-        return (w.double() + previous.double()) / 2
+        return (w.double() + last["previous"].double()) / 2
     if which == "cohort-average":
-        return previous.double() - mean_delta
+        return last["previous"].double() - last["mean_delta"]
     if which == "client-average":
         return shared[AVERAGE]
     if which == "step-average":

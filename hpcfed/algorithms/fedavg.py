@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from pydantic import Field
 
 from hpcfed.algorithms._base import ClientRule, ServerRule
+from hpcfed.algorithms._blocks import elementwise
 from hpcfed.types import UPGRADE, Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ServerStep(ServerRule):
 
     server_lr: float = Field(1.0, gt=0)
 
+    @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         return ServerUpdate(w - self.server_lr * means.delta, state, self.server_lr)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
+from hpcfed.algorithms._blocks import elementwise
 from hpcfed.algorithms.fedavg import Plain
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
@@ -37,6 +38,7 @@ class Momentum(Part):
     def begin(self, w: Tensor) -> State:
         return {"v": w.new_zeros(w.shape)}
 
+    @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         v = self.beta * state["v"] + means.delta
         return ServerUpdate(w - self.server_lr * v, {"v": v}, self.server_lr)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms._blocks import elementwise
 from hpcfed.types import ClientInfo, LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class DynamicServer(Part):
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
 
+    @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         h = state["h"] + self.alpha * means.fraction * means.delta
         return ServerUpdate(w - means.delta - h / self.alpha, {"h": h})

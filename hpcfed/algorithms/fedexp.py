@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from hpcfed.algorithms._blocks import elementwise
 from hpcfed.algorithms.fedavg import Plain
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
@@ -53,6 +54,7 @@ class Extrapolation(Epsilon):
     def begin(self, w: Tensor) -> State:
         return {}
 
+    @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         eta_g = self.server_lr(means)
         return ServerUpdate(w - eta_g * means.delta, state, eta_g)

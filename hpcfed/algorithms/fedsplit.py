@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfed.algorithms._base import ClientRule
+from hpcfed.algorithms._blocks import elementwise
 from hpcfed.types import LocalResult, Means, Part, RoundContext, ServerUpdate, State, Tilt, Update
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class SplitServer(Part):
     def begin(self, w: Tensor) -> State:
         return {}
 
+    @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         if self.variant == "all":
             return ServerUpdate(w - 2 * means.fraction * means.delta, state)

@@ -94,6 +94,12 @@ class Checkpoints:
                 "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
                 where=str(self._run.path), remedy="choose another output for a shorter run",
             )  # fmt: skip
+        if found.round == self._recipe.rounds and not names <= found.replicated.keys():  # no round follows
+            raise InputError(
+                "the checkpoint of the last round lacks what evaluate.model needs of it",
+                where=str(self._run.path),
+                remedy="leave evaluate.model as it was, or raise rounds",
+            )
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
         self.done = self._saved_round = found.round

@@ -1,6 +1,6 @@
 """The layout of a checkpoint on disk.
 
-    checkpoints/round-00000050.server        safetensors: w, previous w, mean delta, server and shared state, touched
+    checkpoints/round-00000050.server        safetensors: w, server and shared state, touched, averaged buffers
     checkpoints/round-00000050.clients       one record per client that has a state
     checkpoints/round-00000050.json          the manifest, renamed into place last: without it there is no checkpoint
 

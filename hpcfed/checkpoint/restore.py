@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from hpcfed.algorithms._client_average import LAST_ROUND
 from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
 from hpcfed.checkpoint.writer import manifests
 from hpcfed.errors import InputError
@@ -24,6 +25,9 @@ from hpcfed.ranks.world import World
 from hpcfed.types import State
 
 log = logging.getLogger("hpcfed")
+
+OF_THE_LAST_ROUND = {name for names in LAST_ROUND.values() for name in names}
+"""Tensors that a checkpoint has where the evaluated model is made of them; until the next round they are not known."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def newest(
                 raise InputError(
                     "the checkpoint is of another recipe", where=str(path), remedy="choose another output, or remove it"
                 )
-            if replicated.keys() != set(names):
+            if not holds(replicated, names):
                 raise InputError(
                     "the checkpoint holds other states than this recipe's",
                     where=str(path),
@@ -89,6 +93,11 @@ def newest(
             continue
         return Restored(manifest.round, replicated, clients, manifest.progress)
     return None
+
+
+def holds(found: Collection[str], names: Collection[str]) -> bool:
+    """Whether the tensors found in a checkpoint are those of these names, or more or less of the last round's."""
+    return {*found} ^ {*names} <= OF_THE_LAST_ROUND
 
 
 def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> Restored:

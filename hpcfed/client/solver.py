@@ -154,7 +154,6 @@ class SequentialSolver:
         self._seed = seed
         self._of_batches, self._of_model = streams
         self._generator = generator(model.vector.device) if draws else None
-        self._delta = torch.empty_like(model.vector)
         self._optimizer = optimizer_for(section, model.trained)
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
@@ -209,8 +208,8 @@ class SequentialSolver:
             if seen is not None:
                 seen(task.client, len(losses), model.vector)
         model.check_buffers()
-        torch.sub(w, model.vector, out=self._delta)
-        result = LocalResult(self._delta, task.steps, _summed(losses), lr)
+        delta = torch.sub(w, model.vector, out=model.grad)  # which the last step has used
+        result = LocalResult(delta, task.steps, _summed(losses), lr)
         if model.is_plain:
             return result
         return replace(result, own=model.private_state(), buffers=model.averaged_buffers())

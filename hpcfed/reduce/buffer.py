@@ -8,14 +8,19 @@ int64 is what that rank wrote: integers as they are, float64 as their bit patter
 scalars and every rank's hash exactly, in either kind of sum.
 
 Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
-meanwhile; on a CPU pieces gain nothing. Client states that move, evaluations and checkpoints communicate separately.
+meanwhile; on a CPU pieces gain no time. There sums of more than `LARGE_BYTES` go in pieces to save memory: an MPI
+library may take as much again as it reduces. Their words have memory of their own, which exact sums leave to the
+float64 that they become, and the next round takes anew. Client states that move, evaluations and checkpoints
+communicate separately.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import mul
 from typing import NamedTuple, cast
@@ -31,7 +36,7 @@ from hpcfed.ranks.devices import fault
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
-from hpcfed.reduce.rows import Number, Numbers, rows_of
+from hpcfed.reduce.rows import Number, Numbers, Words, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
 from hpcfed.reduce.units import Units
 from hpcfed.reduce.update_hash import hash_of_update
@@ -42,6 +47,9 @@ KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast"
 
 PIECE_BYTES = 16 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
+
+LARGE_BYTES, LARGE_PIECE_BYTES = 1 << 28, 1 << 22
+"""Bytes of sums on a CPU from which they go in pieces, and of such a piece."""
 
 
 class _Report(NamedTuple):
@@ -70,6 +78,7 @@ class RoundBuffer:
         arithmetic: of norms, in exact sums.
 
     Attributes:
+        is_large: whether the sums of the last open round had memory of their own, each word's.
         is_torn: whether an update was added in part: the round cannot go on.
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
             ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
@@ -96,11 +105,12 @@ class RoundBuffer:
         self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
         self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
         self._host, self._num_words, self._most_words = self._memory, 0, 0
+        self.is_large = False
         self._sums: dict[str, ExactSum | FastSum] = {}
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()
         self._layout: tuple[object, ...] = ()
-        self._parts: list[Tensor] = []
+        self._parts: list[Words] = []
         self._at_once = min(map(rows_of, (num_entries, *self._others.values())))
         self._waiting = list[_Report]()
         self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
@@ -141,16 +151,23 @@ class RoundBuffer:
             self._memory = self._device_memory = self._host = self._memory.new_empty(0)
             self._sums, self._parts = {}, []
         self._most_words = max(each)
+        shapes = [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)]
+        alone = self._device.type == "cpu" and self._sum_on_device is None
+        self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
+        if self.is_large:
+            self._memory = self._device_memory = self._memory.new_empty(0)
+            self._parts = [[_mapped(size, self._memory.dtype) for _ in range(words)] for words, size in shapes]
+            vectors = 0
         words = vectors + clients + ranks
         self._memory = _at_least(self._memory, words, self._device, on_host=True)
         self._host = self._memory[:words]
-        if self._device.type == "cpu" and self._sum_on_device is None:  # then clients add into the buffer itself
+        if alone:  # then clients add into the buffer itself
             self._device_memory = self._memory
         else:
             self._device_memory = _at_least(self._device_memory, words, self._device)
         self._num_words = vectors
-        shapes = [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)]
-        self._parts = _split(self._device_memory, shapes)
+        if not self.is_large:
+            self._parts = list(_split(self._device_memory, shapes))
         self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
         first_of_ranks = clients // self._kind.slot_words
         self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(each), len(scalars)))
@@ -330,18 +347,24 @@ class RoundBuffer:
         self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, moving_seconds
         tail = self._host[self._num_words :].numpy()
         self._kind.write_slots(self._slots, tail)
+        if self.is_large:
+            return self._result(self._reduce_large(), tail)
         summed = {name: torch.empty(self.entries_of(name), dtype=torch.float64) for name in self._sums}
-        host = _split(self._host, [(part.shape[0], part.shape[1]) for part in self._parts])
+        host = _split(self._host, [(len(part), len(part[0])) for part in self._parts])
         if 0 < self._piece_bytes < self._num_words * self._host.element_size():
             self._reduce_in_pieces(host, summed, self._piece_bytes // self._host.element_size())
             self._world.sum_in_place(tail)
         else:
             self._reduce_whole(host, summed)
+        return self._result(summed, tail)
+
+    def _result(self, summed: Mapping[str, Tensor], tail: np.ndarray) -> Sums:
+        """Return the sums of the vectors, and what all ranks wrote into the slots."""
         self._kind.read_slots(tail, self._slots)
         clients, ranks = self._clients.copy(), self._ranks.copy()
         return Sums(
             vectors=summed,
-            bounds={name: clients["bounds"][:, number] for number, name in enumerate(self._sums)},
+            bounds={name: clients["bounds"][:, number] for number, name in enumerate(summed)},
             status=clients["status"],
             delta_sq=clients["delta_sq"],
             loss_sum=clients["loss_sum"],
@@ -362,7 +385,7 @@ class RoundBuffer:
         self._world.sum_in_place(ranks.view(np.int64))
         return ranks
 
-    def _read(self, name: str, words: Tensor, out: Tensor) -> None:
+    def _read(self, name: str, words: Words, out: Tensor) -> None:
         """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
         self._kind.read(words, self._units[name], len(self._clients), out)
 
@@ -405,6 +428,34 @@ class RoundBuffer:
             raise self._failure
         self._host[: self._num_words].zero_()
         self._world.sum_in_place(self._host.numpy())
+
+    def _reduce_large(self) -> dict[str, Tensor]:
+        """Sum the vectors and the slots over ranks in pieces, and return the vectors.
+
+        One after another of a vector's words is given up, the first for the result, so that a round needs no more
+        memory than its sums.
+        """
+        summed = dict[str, Tensor]()
+        for name in self.names:
+            total, words = self._sums.pop(name), self._parts.pop(0)
+            mine = words[0].dtype == torch.int64
+            summed[name] = words[0].view(torch.float64) if mine else torch.empty(len(words[0]), dtype=torch.float64)
+            piece = LARGE_PIECE_BYTES // words[0].element_size()
+            for first in range(0, len(words[0]), piece):
+                last = min(first + piece, len(words[0]))
+                started = time.perf_counter()
+                total.settle(first, last)
+                packed = time.perf_counter()
+                for word in words:
+                    self._world.sum_in_place(word[first:last].numpy())
+                reduced = time.perf_counter()
+                self._read(name, [word[first:last] for word in words], summed[name][first:last])
+                self.seconds["pack"] += packed - started
+                self.seconds["allreduce"] += reduced - packed
+                self.seconds["unpack"] += time.perf_counter() - reduced
+        self._layout = ()
+        self._world.sum_in_place(self._host.numpy())
+        return summed
 
     def _reduce_in_pieces(self, host: Sequence[Tensor], summed: Mapping[str, Tensor], piece: int) -> None:
         """Sum the vectors over ranks and read them, `piece` entries at a time, while those that follow are copied."""
@@ -460,6 +511,14 @@ def _at_least(memory: Tensor, words: int, device: torch.device, *, on_host: bool
     if on_host:
         return accelerator(device).page_locked(words, memory.dtype)
     return torch.empty(words, dtype=memory.dtype, device=device)
+
+
+def _mapped(words: int, dtype: torch.dtype) -> Tensor:
+    """Return memory on the host that goes back to the system as soon as it is not used: malloc would keep it."""
+    room = mmap.mmap(-1, words * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # not on Linux
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(room, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def _several(number: Number) -> Numbers:

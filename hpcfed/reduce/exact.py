@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.ranks.accelerators import upload
-from hpcfed.reduce.rows import Number, Numbers, Rows
+from hpcfed.reduce.rows import Number, Numbers, Rows, Words
 from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch for any model
@@ -35,7 +35,7 @@ class ExactSum:
     """Accumulates weighted vectors (d,) into ``words·d`` integers.
 
     Args:
-        integers: (words, d) int64, memory of the sum, 0 to begin with.
+        integers: (words, d) int64, memory of the sum, or its words, (d,) each; 0 to begin with.
         units: of its words.
         arithmetic: of vectors' norms on a host.
 
@@ -50,17 +50,17 @@ class ExactSum:
     range: ClassVar[float] = RANGE
     """Magnitude that a sum must stay below, in any units."""
 
-    def __init__(self, integers: Tensor, units: Units, arithmetic: Arithmetic = LIBRARIES):
-        self.integers = integers
+    def __init__(self, integers: Words, units: Units, arithmetic: Arithmetic = LIBRARIES):
+        self.integers, like = integers, integers[0]
         self._units, self._arithmetic = units, arithmetic
         self._biased = self._expected = 0
         self._empty = False
-        self._block = BLOCK if integers.device.type == "cpu" else integers.shape[1]
-        self._scaled = torch.empty(min(self._block, integers.shape[1]), dtype=torch.float64, device=integers.device)
+        self._block = BLOCK if like.device.type == "cpu" else len(like)
+        self._scaled = torch.empty(min(self._block, len(like)), dtype=torch.float64, device=like.device)
         self._rounded = torch.empty_like(self._scaled)
-        self.rows = Rows(integers.shape[1], torch.float64, integers.device)
+        self.rows = Rows(len(like), torch.float64, like.device)
 
-    def begin(self, integers: Tensor, units: Units, number: int = 1, expected: int = 1) -> None:
+    def begin(self, integers: Words, units: Units, number: int = 1, expected: int = 1) -> None:
         """Start a sum in this memory, (words, d), that `read` divides by `number`; its content is overwritten.
 
         Where there are `expected` calls of `add`, `settle` has nothing to do.
@@ -166,11 +166,12 @@ class ExactSum:
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
         """Take the constants that are left off the entries ``first:last``, once and after the last contribution."""
-        entries = self.integers[:, first:last]
-        if self._empty:
-            entries.zero_()
-        elif self._biased:
-            _sum(entries, _wrapped(-self._biased * BIAS_BITS), out=entries)
+        for word in self.integers:
+            entries = word[first:last]
+            if self._empty:
+                entries.zero_()
+            elif self._biased:
+                _sum(entries, _wrapped(-self._biased * BIAS_BITS), out=entries)
 
     @staticmethod
     def words_of(units: Units) -> int:
@@ -183,8 +184,8 @@ class ExactSum:
         return 2 if dtype == torch.float64 else 1
 
     @staticmethod
-    def read(integers: Tensor, units: Units, number: int, out: Tensor) -> None:
-        """Write the sum over `number` as float64, (d,), from its (words, d) integers."""
+    def read(integers: Words, units: Units, number: int, out: Tensor) -> None:
+        """Write the sum over `number` as float64, (d,), from its (words, d) integers; `out` may be its first word."""
         to_float64(integers, units, number, out)
 
     @staticmethod
@@ -198,19 +199,25 @@ class ExactSum:
         slots[:] = words
 
 
-def to_float64(integers: Tensor, units: Units, number: int = 1, out: Tensor | None = None) -> Tensor:
+def to_float64(integers: Words, units: Units, number: int = 1, out: Tensor | None = None) -> Tensor:
     """Return the sum over `number` as float64, (d,), from its (words, d) integers; written into `out`, if any."""
-    total = torch.empty(integers.shape[1], dtype=torch.float64, device=integers.device) if out is None else out
-    block = BLOCK if integers.device.type == "cpu" else max(integers.shape[1], 1)
-    for start in range(0, len(total), block):
-        piece, rows = total[start : start + block], integers[:, start : start + block]
+    size, device = len(integers[0]), integers[0].device
+    total = torch.empty(size, dtype=torch.float64, device=device) if out is None else out
+    block = BLOCK if device.type == "cpu" else max(size, 1)
+    in_place = total.data_ptr() == integers[0].data_ptr()
+    for start in range(0, size, block):
+        rows = [word[start : start + block] for word in integers]
+        whole = total[start : start + block]
+        piece = torch.empty_like(whole) if in_place else whole
         if len(units) == 1:
             _divide(piece.copy_(rows[0]), number, units[0])
-            continue
-        piece.copy_(rows[-1]).mul_(units[-1])
-        for word in range(len(units) - 2, -1, -1):  # the finest first: one rounding that counts
-            piece.add_(rows[word].to(torch.float64), alpha=units[word])
-        piece.div_(number)
+        else:
+            piece.copy_(rows[-1]).mul_(units[-1])
+            for word in range(len(units) - 2, -1, -1):  # the finest first: one rounding that counts
+                piece.add_(rows[word].to(torch.float64), alpha=units[word])
+            piece.div_(number)
+        if in_place:
+            whole.copy_(piece)
     return total
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.ranks.accelerators import upload
-from hpcfed.reduce.rows import Number, Numbers, Rows
+from hpcfed.reduce.rows import Number, Numbers, Rows, Words
 from hpcfed.reduce.units import Units
 
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and squares summed in float32 over no more than these
@@ -38,13 +38,13 @@ class FastSum:
     range: ClassVar[float] = torch.finfo(torch.float32).max
     """Magnitude that a sum must stay below."""
 
-    def __init__(self, floats: Tensor, units: Units = ()):
-        self.floats = floats
+    def __init__(self, floats: Words, units: Units = ()):
+        self.floats, like = floats, floats[0]
         self._empty, self._number = False, 1
-        self.rows = Rows(floats.shape[1], torch.float32, floats.device)
-        self._block = BLOCK if floats.device.type == "cpu" else max(floats.shape[1], 1)
+        self.rows = Rows(len(like), torch.float32, like.device)
+        self._block = BLOCK if like.device.type == "cpu" else max(len(like), 1)
 
-    def begin(self, floats: Tensor, units: Units = (), number: int = 1, expected: int = 1) -> None:
+    def begin(self, floats: Words, units: Units = (), number: int = 1, expected: int = 1) -> None:
         """Start a sum over `number` in this memory; its content is overwritten."""
         self.floats, self._number = floats, number
         self._empty = True
@@ -58,7 +58,7 @@ class FastSum:
             return self._add_unseen(vector, weight)
         squared, share = 0.0, weight / self._number
         for start in range(0, vector.numel(), self._block):
-            piece, total = vector[start : start + self._block], self.floats[0, start : start + self._block]
+            piece, total = vector[start : start + self._block], self.floats[0][start : start + self._block]
             squared += float(torch.dot(piece, piece))
             if self._empty:
                 torch.mul(piece, share, out=total)
@@ -99,7 +99,7 @@ class FastSum:
     def settle(self, first: int = 0, last: int | None = None) -> None:
         """Make the entries ``first:last`` of the sum of no vectors 0."""
         if self._empty:
-            self.floats[:, first:last].zero_()
+            self.floats[0][first:last].zero_()
 
     @staticmethod
     def words_of(units: Units) -> int:
@@ -112,7 +112,7 @@ class FastSum:
         return 1
 
     @staticmethod
-    def read(floats: Tensor, units: Units, number: int, out: Tensor) -> None:
+    def read(floats: Words, units: Units, number: int, out: Tensor) -> None:
         """Write the sum over `number`, which it is already, as float64, (d,), from its (1, d) numbers."""
         out.copy_(floats[0])
 

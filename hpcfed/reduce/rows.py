@@ -10,6 +10,8 @@ Number = float | Tensor
 """A scalar; on a device one that nothing has waited for."""
 Numbers = np.ndarray | Tensor
 """Scalars, (n,)."""
+Words = Tensor | list[Tensor]
+"""Words of a sum: (words, d), or (d,) each, in memory of their own."""
 MOST_ROWS, ROWS_BYTES = 64, 1 << 20
 ALIGNED = 16
 """Entries to which rows are padded, since the last bits of a dot product may depend on where in memory it begins."""

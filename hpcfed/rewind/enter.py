@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcfed.checkpoint.layout import RecordLayout
-from hpcfed.checkpoint.restore import of_round
+from hpcfed.checkpoint.restore import holds, of_round
 from hpcfed.errors import InputError
 from hpcfed.parts import Parts
 from hpcfed.ranks.world import World
@@ -48,7 +48,7 @@ def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text:
     if start:
         layout = RecordLayout(parts.method.local.begin(simulation.w))
         found = of_round(run.folder / "checkpoints", start, layout, parts.placement, world)
-        if found.replicated.keys() != simulation.replicated().keys():
+        if not holds(found.replicated, simulation.replicated()):
             remedy = "evaluate.model has changed since: choose another round"
             raise InputError("the checkpoint holds other states", where=f"round {start}", remedy=remedy)
         simulation.restore(found.replicated, found.clients)

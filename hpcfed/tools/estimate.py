@@ -166,7 +166,7 @@ def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: An
             outcome = simulation.round(round)
         except Diverged as diverged:
             raise InputError("the recipe diverges at once", got=str(diverged)) from None
-        work, num_vectors = max(int(outcome.cohort.work.sum()), 1), len(outcome.means.vectors)
+        work, num_vectors = max(int(outcome.cohort.work.sum()), 1), len(outcome.vectors)
         timed.append(outcome.seconds["local"] / work)
         server.append(outcome.seconds["server"] + outcome.seconds["reduce"])
         clients += len(outcome.cohort.clients)

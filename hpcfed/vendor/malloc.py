@@ -25,3 +25,14 @@ def keep_freed_memory() -> None:
         return
     if any(mallopt(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT):
         mallopt(M_TRIM_THRESHOLD, -1)
+
+
+def return_freed_memory() -> None:
+    """Return the memory that malloc keeps to the system: after work that is not repeated, or where vectors are large.
+
+    An aligned vector does not fit into the place of one of its own size, so that a few places of each would stay.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):  # not glibc
+        return

@@ -208,7 +208,7 @@ def test_the_average_of_iterates_by_their_steps(name):
         begun.append((w, stepped.server_lr))
         w, state, own = stepped.w, stepped.state, alone.state
     wanted = sum(lr * model for model, lr in begun) / sum(lr for _, lr in begun)
-    found = evaluated_model("step-average", w, w, w, {}, state)
+    found = evaluated_model("step-average", w, {}, {}, state)
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
 
 

@@ -142,3 +142,17 @@ def test_the_average_of_all_clients_is_what_it_says(world, folder):
     found = load_file(both.folder / "model-evaluated.safetensors")
     for name in found:
         np.testing.assert_allclose(found[name], (y_0[name] + y_1[name]) / 2, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "scaffold", "fedadam", "feddyn"])
+def test_a_large_model_is_reduced_and_stepped_in_parts_to_the_same_bits(name, world, folder, monkeypatch):
+    """With the sizes from which sums have memory of their own and server steps go in blocks set to almost nothing."""
+    recipe = small("whole", algorithm={"name": name, **METHODS[name]}, rounds=4, evaluate={"model": "last-two"})
+    whole = left_by(hpcfed.run(recipe, world=world, quiet=True))
+    for place, value in (
+        ("hpcfed.reduce.buffer.LARGE_BYTES", 0),
+        ("hpcfed.reduce.buffer.LARGE_PIECE_BYTES", 256),
+        ("hpcfed.algorithms._blocks.BLOCK", 32),
+    ):
+        monkeypatch.setattr(place, value)
+    assert left_by(hpcfed.run({**recipe, "output": "parts"}, world=world, quiet=True)) == whole

@@ -73,7 +73,8 @@ class StackedSolver:
         self._streams = Streams(seed, Purpose.BATCHES)
         self._stepping = Stepping(section, arithmetic)
         self.together = max(1, min(MOST, _stack_bytes(model.vector.device) // model.vector.nbytes))
-        self._delta = model.vector.new_zeros(self.together, model.vector.numel())
+        alone = self.together == 1  # a large model: it is trained where it lies, and Δ takes its gradient's place
+        self._delta = model.grad.unsqueeze(0) if alone else model.vector.new_zeros(self.together, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None
         self._descent: Descent
         if isinstance(network, Perceptron) and plain and not elsewhere:

@@ -99,7 +99,8 @@ class FlatDescent:
     ):
         self._network, self._section, self._stepping = network, section, Stepping(section, arithmetic)
         self._arithmetic = arithmetic
-        self._y = model.vector.new_zeros(together, model.vector.numel())
+        alone = together == 1
+        self._y = model.vector.unsqueeze(0) if alone else model.vector.new_zeros(together, model.vector.numel())
         self._g = torch.zeros_like(self._y)
         self.parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
         self._optimizer = optimizer_for(section, self._y, arithmetic)
@@ -194,7 +195,10 @@ class FusedDescent:
 
     def __init__(self, network: Perceptron, model: FlatModel, section: LocalSection, together: int):
         self._network, self._model, self._stepping = network, model, Stepping(section)
-        self.parameters = [model.vector.new_empty(together, *view.shape) for view in model.views(model.vector).values()]
+        views = model.views(model.vector).values()
+        self.parameters = [
+            view.unsqueeze(0) if together == 1 else view.new_empty(together, *view.shape) for view in views
+        ]
         self._layers: dict[tuple[int, int], list[Layer]] = {}
         self._scale, self._active = 1.0, 0
 
