@@ -40,6 +40,17 @@ from hpcfed.version import __version__
 CHECK_SECONDS = 1.0
 """The record is looked for on the disk no more often: a look takes as long as a hundredth of a small round."""
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
+LIBRARY_SETTINGS = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES",
+    "GLIBC_TUNABLES",
+)
+"""Variables of the environment that make libraries compute other bits (docs/bits.md)."""
 
 
 class Recorder:
@@ -219,11 +230,16 @@ def environment(world: World, device: torch.device, reduction: str, bits: str = 
         "host": platform.node(),
         "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
     everywhere = world.gather(here)
-    alike = bits == "portable" or len({(entry["device"], entry["instructions"]) for entry in everywhere}) == 1
-    doubts = ("reduction: fast adds in an order of its own", "the ranks differ in device or instruction set")
+    kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}
+    alike = bits == "portable" or len(kinds) == 1
+    doubts = (
+        "reduction: fast adds in an order of its own",
+        "the ranks differ in device, instruction set or library settings",
+    )
     why_not = "; ".join(doubt for doubt, ruled_out in zip(doubts, (exact, alike), strict=True) if not ruled_out)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),

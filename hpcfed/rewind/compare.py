@@ -119,10 +119,15 @@ def _look_into(runs: Sequence[Recorded], round: int, say: Say) -> None:
     more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
     say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}{more}")
     replays = [replay_in(run, one, round, other[0]) for run, one in zip(runs, begun, strict=True)]
-    for run, found in zip(runs, replays, strict=True):
-        if found.recorded_hash not in (None, found.reported.hash):
-            say(f"{run.folder}: this machine computes another update of client {other[0]} than it recorded")
-    say(f"client {other[0]}: {_first_difference(*replays)}")
+    unlike = [
+        run for run, found in zip(runs, replays, strict=True) if found.recorded_hash not in (None, found.reported.hash)
+    ]
+    for run in unlike:
+        say(f"{run.folder}: this machine computes another update of client {other[0]} than it recorded")
+    unexplained = "what it reports is not: look at algorithm and guess"
+    if unlike:
+        unexplained = "computed here: look at the processors and libraries of the two runs, and their settings"
+    say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
 
 
 def _update_hashes(run: Recorded, begun: Entered, round: int) -> list[int]:
@@ -137,7 +142,7 @@ def _update_hashes(run: Recorded, begun: Entered, round: int) -> list[int]:
 
 
 def _first_difference(first: Replay, second: Replay) -> str:
-    """Return the first thing in which a client's training differs between two runs."""
+    """Return the first thing in which a client's training differs between two runs, "" if there is none."""
     own = [one.reported.task for one in (first, second)]
     for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius"):
         if not _same(*(getattr(task.tilt, name) for task in own)):
@@ -157,7 +162,7 @@ def _first_difference(first: Replay, second: Replay) -> str:
                 f"step {one.number}: from the same iterate, minibatch and gradient another iterate "
                 f"(drift {one.drift!r} and {two.drift!r}): look at the step size, the optimizer and local.matmul"
             )
-    return "all its steps are the same, what it reports is not: look at algorithm and guess"
+    return ""
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -12,10 +12,12 @@ from hpcfed.trail.certificate import MEASURED
 
 CONTINUOUS = ("local_loss", "mean_delta_sq", "delta_sq", "server_lr", "train_loss", "test_loss")
 """Columns that show by how much two rounds differ, and that a tolerance applies to."""
-PROCESSOR = ("device", "instruction set", "processor", "threads per rank")
+PROCESSOR = ("device", "instruction set", "library settings", "processor", "threads per rank")
 """Facts that ``bits: portable`` does not depend on."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Relative difference of single rounds on machines of other bits, by the recipe's ``dtype``."""
+KINDS = (("device", "device"), ("instruction set", "instructions"), ("library settings", "library_settings"))
+"""Facts of every rank, and their keys."""
 PACKAGES = ("torch", "numpy")
 """Packages whose version decides the last bits."""
 
@@ -78,7 +80,7 @@ def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tup
     for package in PACKAGES:
         then, now = ((one.get("packages") or {}).get(package) for one in (recorded, here))
         yield package, then, now
-    for name, key in (("device", "device"), ("instruction set", "instructions")):
+    for name, key in KINDS:
         yield name, _all_ranks(recorded, key), _all_ranks(here, key)
     yield "processor", recorded.get("cpu"), here.get("cpu")
     yield "threads per rank", recorded.get("threads_per_rank"), here.get("threads_per_rank")
@@ -87,7 +89,7 @@ def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tup
 
 
 def _all_ranks(environment: Mapping[str, Any], key: str) -> str | None:
-    found = sorted({str(entry.get(key)) for entry in environment.get("per_rank") or ()})
+    found = sorted({str(entry[key] or "none") for entry in environment.get("per_rank") or () if key in entry})
     return ", ".join(found) or None
 
 

@@ -11,6 +11,7 @@ import h5py
 import pytest
 
 import hpcfed
+from tests.launch import launch
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = pytest.mark.one_mpi
@@ -89,6 +90,19 @@ def test_a_flipped_bit_of_one_client_is_found(two, command):
         assert done.returncode == 1
         assert "client 3: its data differ, x of its sample 5 first" in done.stdout, done.stdout
         assert "clients whose updates differ: 1 of 3: 3 (3)\n" in done.stdout
+
+
+def test_other_libraries_are_named(two, command):
+    """Where the setting changes bits, as on processors with AVX; this process then computes those of the first run."""
+    old = {"ATEN_CPU_CAPABILITY": "default"}
+    assert launch(0, ["run", "one/recipe.yaml", "output=old", "-q"], cwd=two, env=old).returncode == 0
+    done = command(["compare", "one", "old"], two)
+    assert "library settings: none there, ATEN_CPU_CAPABILITY=default here" in done.stdout
+    if done.returncode:
+        assert "old: this machine computes another update of client " in done.stdout
+        assert done.stdout.endswith("look at the processors and libraries of the two runs, and their settings\n")
+    else:
+        assert Path("one/model.safetensors").read_bytes() == Path("old/model.safetensors").read_bytes()
 
 
 def test_the_same_runs_are_the_same(two, command):
