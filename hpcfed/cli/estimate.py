@@ -65,6 +65,8 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
     ranks = f"{costs.ranks} rank{'s' if costs.ranks > 1 else ''}"
     yield "round", f"{costs.round_seconds * 1e3:.3g} ms", f"{computed} for {ranks} as fast as this one"
     yield "imbalance", f"{costs.imbalance:.2f}", f"{computed}: the slowest rank's work over the average"
+    if costs.idle:
+        yield "idle", "", costs.idle
     yield "rounds a second", f"{costs.rounds_per_second:.3g}", f"{computed}, evaluations included"
     each = f" of {costs.seeds} seeds" if costs.seeds > 1 else ""
     yield (

@@ -20,6 +20,8 @@ PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 """The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
 TOGETHER = "--wait=60"
 """Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
+LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+"""Time limits that sbatch takes."""
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 """Characters that sbatch cannot take in a path."""
 
@@ -92,6 +94,8 @@ def render(job: Job, site: Site) -> str:
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     """Return the options of sbatch; the job's override the site's."""
+    if not LIMIT.fullmatch(job.time):
+        raise InputError("--time", expected="minutes, 4:00:00 for hours, or 2-12 for days-hours", got=repr(job.time))
     options = {**site.options, "time": job.time, **job.options}
     if "job-name" in options:
         raise InputError("option job-name", expected="none, since a run's jobs are found by their name")

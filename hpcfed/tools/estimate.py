@@ -62,6 +62,7 @@ class Estimate:
         hours: of all rounds with their evaluations, for all seeds.
         gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
         imbalance: the slowest rank's work over the average.
+        idle: how many ranks have nothing to train, in words; "" if none.
         reduced_bytes: of one round's Allreduce, on each rank.
         state_bytes: of clients' states after all possible participants have taken part.
         checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
@@ -74,6 +75,7 @@ class Estimate:
     allreduce_gb_per_s: float
     round_seconds: float
     imbalance: float
+    idle: str
     hours: float
     core_hours: float
     gpu_hours: float | None
@@ -144,6 +146,7 @@ def estimate(
         allreduce_gb_per_s=allreduce,
         round_seconds=round_seconds,
         imbalance=slowest / average if average else 1.0,
+        idle=whole.idle(ranks),
         hours=hours,
         core_hours=hours * ranks * recipe.threads,
         gpu_hours=hours * (gpus if gpus is not None else ranks) if on_gpu else None if gpus else 0.0,

@@ -57,6 +57,7 @@ def test_no_rank_has_less_than_one_client() -> None:
     """More ranks than clients help nobody: the slowest still trains one."""
     told = estimated("--ranks", "20")
     assert told["imbalance"] == pytest.approx(4)
+    assert told["idle"] == "cohorts of 5 for 20 ranks: at least 15 ranks wait in each round"
 
 
 def test_gpus_that_are_not_here_are_not_said_to_cost_nothing() -> None:

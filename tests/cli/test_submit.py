@@ -167,6 +167,14 @@ def test_a_folder_that_sbatch_cannot_be_told_is_refused(text: str) -> None:
         shown(f"output='{text}'")
 
 
+def test_a_time_limit_is_one_that_sbatch_takes() -> None:
+    assert "#SBATCH --time=2-12:30" in shown("--time=2-12:30")
+    with pytest.raises(
+        InputError, match="--time: expected minutes, 4:00:00 for hours, or 2-12 for days-hours, got '4h'"
+    ):
+        shown("--time=4h")
+
+
 def test_a_recipe_that_cannot_run_is_not_submitted() -> None:
     with pytest.raises(InputError, match="did you mean 'rounds'"):
         shown("round=3")
