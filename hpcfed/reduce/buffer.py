@@ -110,6 +110,7 @@ class RoundBuffer:
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()
         self._layout: tuple[object, ...] = ()
+        self._shapes = list[tuple[int, int]]()
         self._parts: list[Words] = []
         self._at_once = min(map(rows_of, (num_entries, *self._others.values())))
         self._waiting = list[_Report]()
@@ -151,7 +152,7 @@ class RoundBuffer:
             self._memory = self._device_memory = self._host = self._memory.new_empty(0)
             self._sums, self._parts = {}, []
         self._most_words = max(each)
-        shapes = [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)]
+        shapes = self._shapes = [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)]
         alone = self._device.type == "cpu" and self._sum_on_device is None
         self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
         if self.is_large:
@@ -350,7 +351,7 @@ class RoundBuffer:
         if self.is_large:
             return self._result(self._reduce_large(), tail)
         summed = {name: torch.empty(self.entries_of(name), dtype=torch.float64) for name in self._sums}
-        host = _split(self._host, [(len(part), len(part[0])) for part in self._parts])
+        host = _split(self._host, self._shapes)
         if 0 < self._piece_bytes < self._num_words * self._host.element_size():
             self._reduce_in_pieces(host, summed, self._piece_bytes // self._host.element_size())
             self._world.sum_in_place(tail)
