@@ -106,6 +106,12 @@ def pytest_make_collect_report(
     return report
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave the folders out that run on one rank: to import them takes as long as many tests."""
+    is_inside = FOLDER in collection_path.parents
+    return (is_inside and collection_path.relative_to(FOLDER).parts[0] in SERIAL and RANKS.size > 1) or None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
@@ -113,11 +119,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("serial")
         _skip_if_too_few(item)
     if RANKS.size > 1:
-        left_out = [item for item in items if item.get_closest_marker("serial")]
+        left_out = {item for item in items if item.get_closest_marker("serial")}
         if RANKS.size > WHOLE and "not soak" in config.option.markexpr:
             many = [item for item in items if item.get_closest_marker("thinned")]
-            left_out += [item for number, item in enumerate(many) if number % THINNED]
-        config.hook.pytest_deselected(items=left_out)
+            left_out |= {item for number, item in enumerate(many) if number % THINNED}
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
         _agree_on_collection(config, items)
 
