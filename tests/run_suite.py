@@ -46,7 +46,7 @@ def _files(folder: str, *names: str) -> tuple[str, ...]:
 
 LEFT_OUT = {
     1: ("tests/mpi",),
-    2: ("tests/contract", "tests/numerics", *_files("device", "counts", "parameters")),
+    2: ("tests/contract", "tests/numerics", *_files("device", "accelerators", "counts", "parameters")),
     3: (
         "tests/device",
         *_files("contract", "add_a_method", "engines", "layers", "methods", "products"),
@@ -57,7 +57,7 @@ LEFT_OUT = {
     4: (
         *("tests/contract", "tests/device", "tests/numerics"),
         *_files("mpi", "bad_clients", "clients_evaluated", "measurements", "models", "observers", "resume", "sweep"),
-        *_files("mpi", "metrics", "parameters", "replay", "trail", "verify"),
+        *_files("mpi", "metrics", "parameters", "replay", "signs_of_life", "trail", "verify"),
     ),
 }
 """What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi whole on 2."""

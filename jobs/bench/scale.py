@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--ranks", type=int)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # overrides may stand behind options
     options.folder.mkdir(parents=True, exist_ok=True)
     measure = {"clients": _clients, "rounds": _rounds, "parameters": _parameters}[options.what]
     for row in measure(options):
@@ -99,7 +99,7 @@ def _rounds(options: argparse.Namespace) -> Iterator[Sequence[str]]:
     whole = (folder / "run" / "metrics.jsonl").stat().st_size
     for share in (0.01, 0.1, 0.5, 1.0):
         memory = [memory for written, memory in seen if 0 < written <= share * whole]
-        yield f"memory after {share:.0%} of the rounds", f"{memory[-1]:.1f} MiB"
+        yield f"memory after {share:.0%} of the rounds", f"{memory[-1]:.1f} MiB" if memory else "not looked at by then"
     for clock in ("total", "cpu"):
         seconds = _seconds(folder / "run", clock)
         first, last = median(seconds[:SPAN]) * 1e3, median(seconds[-SPAN:]) * 1e3
