@@ -162,6 +162,8 @@ def _stacked(name: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 def _check_events(what: str, y: np.ndarray) -> None:
     """Refuse targets that are not (event, time)."""
     got = flaw_of_events(y) if y.shape[1:] == (2,) else f"shape {y.shape[1:]} each"
+    if got.startswith("time"):
+        raise InputError(what, expected=EVENTS, got=got, remedy="leave such a sample out, or mend its time")
     if got:
         raise InputError(what, expected=EVENTS, got=got, remedy="name the columns event,time in this order")
 

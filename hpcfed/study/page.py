@@ -205,8 +205,10 @@ def _how(study: Study) -> Iterator[str]:
 
 
 def _recipes(view: View) -> Iterator[tuple[str, str]]:
+    """Yield each arm's title and recipe, with paths from the folder that the study's lies in."""
     study = view.study
+    here = str(study.folder.parent)
     for arm in study.arms:
         path = study.run_folder(arm, 0, study.seeds[0]) / "recipe.yaml"
         if (arm.kind == FEDERATED or arm.site in (None, 0)) and path.exists():
-            yield arm.title, dump_yaml(read_recipe(path))
+            yield arm.title, dump_yaml(read_recipe(path)).replace(f"{here}/", "").replace(here, ".")

@@ -107,6 +107,8 @@ def test_the_page_needs_nothing_else(made):
         rows = list(csv.reader(path.with_suffix(".csv").read_text().splitlines()))
         assert [line.count(" & ") + 1 for line in lines] == [len(row) for row in rows]
     assert r"$\pm$" in (made / "tables/accuracy-by-site.tex").read_text()
+    assert str(made.parent) not in page  # recipes name its files as they lie beside it
+    assert f"data: {made.name}/" in page
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
