@@ -73,7 +73,7 @@ def newest(
     """
     for path in world.on_root(lambda: _manifests(folder)):
         try:
-            manifest, replicated = world.on_root(partial(_read_server, path))
+            manifest, replicated = _read_on_root(path, world)
             if manifest.recipe != recipe:
                 raise InputError(
                     "the checkpoint is of another recipe", where=str(path), remedy="choose another output, or remove it"
@@ -138,6 +138,18 @@ def _manifests(folder: Path) -> list[Path]:
         return manifests(folder)
     except OSError as error:
         raise unreadable(folder, error) from None
+
+
+def _read_on_root(path: Path, world: World) -> tuple[Manifest, Mapping[str, Tensor]]:
+    """Return a checkpoint's manifest and replicated tensors, read by rank 0, on every rank."""
+    tensors: dict[str, Tensor] = {}
+
+    def read() -> Manifest:
+        manifest, found = _read_server(path)
+        tensors.update(found)
+        return manifest
+
+    return world.on_root(read), world.broadcast_tensors(tensors)
 
 
 def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:

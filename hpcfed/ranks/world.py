@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -37,6 +37,8 @@ LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_CO
 KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
 MEETING = 1800.0
 """Seconds within which all ranks must have met after MPI has started: the default of the recipe's watchdog."""
+LARGEST_MESSAGE = 1 << 28
+"""Bytes of a broadcast; older MPI libraries count them in 32 bits."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -66,6 +68,10 @@ class World:
     def broadcast(self, value: T, root: int = 0) -> T:
         """Return the value of rank `root` on every rank."""
         return value
+
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return rank 0's tensors, on the host, on every rank: their names, shapes and dtypes, then their memory."""
+        return tensors
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
@@ -167,6 +173,18 @@ class MpiWorld(World):
 
     def broadcast(self, value: T, root: int = 0) -> T:
         return self._comm.bcast(value, root=root)
+
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        import torch
+
+        described = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        described = self.broadcast(described)
+        if not self.is_root:
+            tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in described.items()}
+        for tensor in tensors.values():
+            for piece in tensor.contiguous().view(-1).view(torch.uint8).split(LARGEST_MESSAGE):
+                self._comm.Bcast(piece.numpy())
+        return tensors
 
     def gather(self, value: T) -> list[T]:
         return self._comm.allgather(value)

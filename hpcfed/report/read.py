@@ -18,7 +18,7 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
-from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, is_own, read_rounds
+from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, is_own, iterate_rounds
 
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
@@ -168,7 +168,7 @@ def read_record(path: Path) -> dict[str, np.ndarray]:
 
     Raises InputError naming the line: malformed, out of order, or a value that is no number.
     """
-    columns = columns_of(read_rounds(path), path)
+    columns = columns_of(iterate_rounds(path), path)
     if not columns.rounds:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
     return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.files import CERTIFICATE, PRIVATE, SIGNATURE
-from hpcfed.run_folder.rounds import parse_rounds
+from hpcfed.run_folder.rounds import count_rounds, parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
@@ -46,25 +45,25 @@ def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = Fal
 
 def _cut_rounds(path: Path, done: int, state: str | None) -> int:
     """Cut the record, and return Σ |S| over its rounds."""
-    lines: list[bytes] = []
-    with suppress(FileNotFoundError), path.open("rb") as record:
-        lines = [line for line in islice(record, done) if line.endswith(b"\n")]
-    if len(lines) < done:
+    found = count_rounds(path)
+    if found < done:
         raise InputError(
             "the record holds fewer rounds than the checkpoint",
             where=str(path),
             expected=f"at least {done}",
-            got=str(len(lines)),
+            got=str(found),
             remedy=FRESH,
         )
     members, last = 0, dict[str, Any]()
-    for last in parse_rounds(lines, path):  # raises on damage, which would stay for good
-        cohort = last.get("cohort")
-        members += len(cohort) if isinstance(cohort, list) else 0
+    with path.open("rb") as record:
+        for last in parse_rounds(islice(record, done), path):  # raises on damage, which would stay for good
+            cohort = last.get("cohort")
+            members += len(cohort) if isinstance(cohort, list) else 0
     if state is not None and last.get("hash") != state:
         what = "the record is of another run than the checkpoint"
         raise InputError(what, where=str(path), expected=f"hash {state}", got=str(last["hash"]), remedy=FRESH)
-    write_whole(path, b"".join(lines))
+    with path.open("rb") as record:
+        write_whole(path, islice(record, done))
     return members
 
 

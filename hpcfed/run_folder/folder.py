@@ -180,7 +180,7 @@ class RunFolder:
         Raises:
             EnvironmentFailure: the file system refuses.
         """
-        text = json.dumps(content, indent=1) + "\n" if isinstance(content, Mapping) else content
+        text = _json_of(content) if isinstance(content, Mapping) else content
         try:
             if "/" in name:
                 (self.path / name).parent.mkdir(exist_ok=True)
@@ -234,6 +234,12 @@ class RunFolder:
 
     def _has_rounds(self) -> bool:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+
+def _json_of(content: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the pieces of a JSON text: a certificate has a line for each of many rounds."""
+    yield from (piece.encode() for piece in json.JSONEncoder(indent=1).iterencode(content))
+    yield b"\n"
 
 
 def refuse_both(fresh: bool, accept_code: bool) -> None:

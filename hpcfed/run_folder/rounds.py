@@ -50,21 +50,31 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a record, round t at t − 1.
 
     Raises:
+        InputError: as `iterate_rounds` does.
+    """
+    return list(iterate_rounds(path))
+
+
+def iterate_rounds(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a record, round after round, without holding all of them in memory.
+
+    Raises:
         InputError: there is no such file, or a line of it is damaged; naming the line.
     """
     try:
         with open_file(path) as file:
-            content = file.read()
+            yield from parse_rounds(_complete(file), path)
     except FileNotFoundError:
         raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from None
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(path)) from error
     except Malformed as error:
         raise InputError(str(error), where=str(path), remedy="restore the run's own record") from None
-    *lines, unfinished = content.split(b"\n")
-    if unfinished.strip() and _is_json(unfinished):  # only its newline is missing
-        lines.append(unfinished)
-    return list(parse_rounds(lines, path))
+
+
+def _complete(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a record; the last one if only its newline is missing."""
+    return (line for line in lines if line.endswith(b"\n") or (line.strip() and _is_json(line)))
 
 
 def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from hpcfed.checkpoint.layout import Manifest, stem
@@ -28,7 +29,7 @@ def begin_after(folder: Path, run: Path, start: int, recipe: Recipe, *, linked: 
     if not start:
         return
     with (run / RECORD).open("rb") as record:
-        write_whole(folder / RECORD, b"".join(record.readline() for _ in range(start)))
+        write_whole(folder / RECORD, islice(record, start))
     for name in (CODE, UPDATE_HASHES):
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import PLACES, deciding
-from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 FORMAT, VERSION = "hpcfed-certificate", 1
@@ -72,7 +72,6 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
     """
     environment = read_mapping(folder / "environment.json")
     environment.pop("data", None)  # the file's inode and times
-    rows = read_rounds(folder / RECORD)
     basis = {
         "recipe": to_plain(recipe),
         "named_files": {key: sha256_of(path) if path.is_file() else None for key, path in named_files(recipe).items()},
@@ -81,7 +80,10 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
             name: _of_text(source["text"]) for name, source in read_mapping(folder / CODE).get("files", {}).items()
         },
     }
-    why_not = "; ".join(doubts(environment, rows))
+    rounds = CertifiedRounds(basis)
+    for row in iterate_rounds(folder / RECORD):
+        rounds.add(row)
+    why_not = "; ".join(doubts(environment, rounds.first_skipped))
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -92,18 +94,18 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "stopped": stopped,
         **basis,
         "environment": environment,
-        "rounds": [f"{row.get('hash')} {row_digest(row)[:DIGITS]}" for row in rows],
-        "chain": chain_of(basis, rows),
+        "rounds": rounds.entries,
+        "chain": rounds.chain,
         "files": dict(_digests(folder)),
     }
 
 
-def doubts(environment: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def doubts(environment: Mapping[str, Any], first_skipped: int | None) -> Iterator[str]:
     """Yield the reasons why the same recipe may give other bits elsewhere."""
     if environment.get("bitwise") is False:
         yield str(environment.get("bitwise_why_not"))
-    if skipped := [row["round"] for row in rows if row.get("skipped")]:
-        yield f"clients were skipped, in round {skipped[0]} first: what made their training fail may not recur"
+    if first_skipped is not None:
+        yield f"clients were skipped, in round {first_skipped} first: what made their training fail may not recur"
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
@@ -112,16 +114,32 @@ def row_digest(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def chain_of(basis: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the last link of the chain: SHA-256 of what the run depends on, then of each row after the other.
+class CertifiedRounds:
+    """The certified rounds, added one after another.
 
-    Equal for equal results, on any machine.
+    Args:
+        basis: what the run depends on.
+
+    Attributes:
+        entries: "hash digest" of each round.
+        chain: the last link of the chain: SHA-256 of the basis, then of each row after the other; equal for equal
+            results, on any machine.
+        first_skipped: the first round that skipped a client; None if none did.
     """
-    decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE)}
-    link = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    for row in rows:
-        link = hashlib.sha256(f"{link} {row_digest(row)}".encode()).hexdigest()
-    return link
+
+    def __init__(self, basis: Mapping[str, Any]):
+        decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE)}
+        self.entries = list[str]()
+        self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        self.first_skipped: int | None = None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add the next round, by its row of the record."""
+        digest = row_digest(row)
+        self.entries.append(f"{row.get('hash')} {digest[:DIGITS]}")
+        self.chain = hashlib.sha256(f"{self.chain} {digest}".encode()).hexdigest()
+        if self.first_skipped is None and row.get("skipped"):
+            self.first_skipped = row["round"]
 
 
 def named_files(recipe: Recipe) -> dict[str, Path]:
@@ -189,24 +207,21 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
 
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
+    rounds = CertifiedRounds({key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")})
     try:
-        rows = read_rounds(folder / RECORD)
+        for row in iterate_rounds(folder / RECORD):
+            rounds.add(row)
     except InputError as damage:
         yield Fault(RECORD, str(damage))
         return
-    recorded = certificate["rounds"]
-    if len(rows) != len(recorded):
-        yield Fault(RECORD, f"has {len(rows)} rounds, the certificate {len(recorded)}")
-    differing = False
-    for row, own in zip(rows, recorded, strict=False):
-        found = f"{row.get('hash')} {row_digest(row)[:DIGITS]}"
+    entries, recorded = rounds.entries, certificate["rounds"]
+    if len(entries) != len(recorded):
+        yield Fault(RECORD, f"has {len(entries)} rounds, the certificate {len(recorded)}")
+    for round, (found, own) in enumerate(zip(entries, recorded, strict=False), start=1):
         if found != own:
-            yield Fault(RECORD, f"round {row['round']} was changed: hash and digest {found}, certified {own}")
-            differing = True
-    if not differing and len(rows) == len(recorded):
-        basis = {key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")}
-        if chain_of(basis, rows) != certificate["chain"]:
-            yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
+            yield Fault(RECORD, f"round {round} was changed: hash and digest {found}, certified {own}")
+    if entries == recorded and rounds.chain != certificate["chain"]:
+        yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, str | None]]:

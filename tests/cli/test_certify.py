@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 import hpcfed
+from hpcfed.config.load import load_recipe
+from hpcfed.run_folder.cut import cut
+from hpcfed.trail.certificate import certificate_of, faults
 
 pytestmark = pytest.mark.one_mpi
 
@@ -108,3 +113,19 @@ def test_a_client_is_replayed_with_a_picture(run, folder, command):
     assert "<svg" in (folder / "steps.svg").read_text()
     done = command(["replay", "run", "--round", 2, "--client", 3, "--picture", "steps.doc"], folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_long_record_is_never_in_memory_whole(run):
+    """Certified, compared with its certificate and cut in less than its bytes; its rows take some nine times them."""
+    record, recipe = run / "metrics.jsonl", load_recipe(run / "recipe.yaml")
+    row = json.loads(record.read_text().splitlines()[0])
+    record.write_text("".join(json.dumps({**row, "round": number}) + "\n" for number in range(1, 4001)))
+    bytes_of_record = record.stat().st_size
+    tracemalloc.start()
+    certificate = certificate_of(run, recipe, None)
+    assert len(certificate["rounds"]) == 4000
+    assert faults(run, certificate) == []
+    cut(run, 3999, row["hash"])
+    assert tracemalloc.get_traced_memory()[1] < bytes_of_record
+    tracemalloc.stop()
+    assert record.read_text().count("\n") == 3999

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
 
 from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 
@@ -34,6 +37,23 @@ def test_broadcast_returns_the_roots_value(world):
     last = world.size - 1
     assert world.broadcast(world.rank, root=last) == last
     assert world.broadcast(("mine", world.rank)) == ("mine", 0)
+
+
+def test_broadcast_tensors_returns_the_roots_bits(world, monkeypatch):
+    """Of any shape and dtype, in one message or several; each rank's own arguments but the root's are ignored."""
+    monkeypatch.setattr("hpcfed.ranks.world.LARGEST_MESSAGE", 24)
+    root = {
+        "w": torch.tensor([-0.0, math.nan, 5e-324, *range(5)], dtype=torch.float64),
+        "matrix": torch.arange(12, dtype=torch.float32).view(3, 4).T,
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "touched": torch.empty(0, dtype=torch.int64),
+        "flags": torch.tensor([True, False]),
+    }
+    found = world.broadcast_tensors(root if world.is_root else {})
+    assert list(found) == list(root)
+    for name, tensor in root.items():
+        assert (found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype)
+        assert found[name].contiguous().numpy().tobytes() == tensor.contiguous().numpy().tobytes()
 
 
 def test_on_root_calls_once_and_tells_all(world):
