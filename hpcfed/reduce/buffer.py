@@ -7,20 +7,15 @@ The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each in as many wor
 int64 is what that rank wrote: integers as they are, float64 as their bit patterns. Every rank thus knows every client's
 scalars and every rank's hash exactly, in either kind of sum.
 
-Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
-meanwhile; on a CPU pieces gain no time. There sums of more than `LARGE_BYTES` go in pieces to save memory: an MPI
-library may take as much again as it reduces. Their words have memory of their own, which exact sums leave to the
-float64 that they become, and the next round takes anew. Client states that move, evaluations and checkpoints
-communicate separately.
+Large sums go in pieces, one Allreduce each (`hpcfed.reduce.memory`). Client states that move, evaluations and
+checkpoints communicate separately.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from operator import mul
 from typing import NamedTuple, cast
@@ -31,11 +26,12 @@ from torch import Tensor
 
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.errors import HpcfedError
-from hpcfed.ranks.accelerators import accelerator, is_fault
+from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.devices import fault
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
+from hpcfed.reduce.memory import SumMemory, Totals
 from hpcfed.reduce.rows import Number, Numbers, Words, rows_of
 from hpcfed.reduce.slots import DONE, FAILED, RANK_SLOT, SKIPPED, Sums, client_slot
 from hpcfed.reduce.units import Units
@@ -44,12 +40,6 @@ from hpcfed.types import DELTA
 
 KINDS: Mapping[str, type[ExactSum] | type[FastSum]] = {"exact": ExactSum, "fast": FastSum}
 """By the recipe's ``reduction``."""
-
-PIECE_BYTES = 16 << 20
-"""Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
-
-LARGE_BYTES, LARGE_PIECE_BYTES = 1 << 28, 1 << 22
-"""Bytes of sums on a CPU from which they go in pieces, and of such a piece."""
 
 
 class _Report(NamedTuple):
@@ -78,7 +68,6 @@ class RoundBuffer:
         arithmetic: of norms, in exact sums.
 
     Attributes:
-        is_large: whether the sums of the last open round had memory of their own, each word's.
         is_torn: whether an update was added in part: the round cannot go on.
         seconds: what this rank has spent on the open round: in `add` (``pack``), in the Allreduce, waiting for other
             ranks included (``allreduce``), and on turning its result into float64 (``unpack``).
@@ -100,18 +89,13 @@ class RoundBuffer:
         self._hashes_updates = hashes_updates
         self._num_entries, self._others = num_entries, others or {}
         self._dtype, self._device, self._world = dtype, device, world
-        self._kind, self._sum_on_device = KINDS[kind], sum_on_device
+        self._kind = KINDS[kind]
         self._new_sum = partial(ExactSum, arithmetic=arithmetic) if kind == "exact" else FastSum
-        self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
-        self._memory = self._device_memory = torch.empty(0, dtype=self._kind.word)
-        self._host, self._num_words, self._most_words = self._memory, 0, 0
-        self.is_large = False
-        self._sums: dict[str, ExactSum | FastSum] = {}
+        self._memory, self._most_words = SumMemory(self._kind.word, device, world, sum_on_device), 0
+        self._sums: Totals = {}
         self._units: Mapping[str, Units] = {}
         self._scalars: tuple[str, ...] = ()
         self._layout: tuple[object, ...] = ()
-        self._shapes = list[tuple[int, int]]()
-        self._parts: list[Words] = []
         self._at_once = min(map(rows_of, (num_entries, *self._others.values())))
         self._waiting = list[_Report]()
         self._unread: list[tuple[list[_Report], list[tuple[Numbers, Numbers]]]] = []
@@ -136,39 +120,26 @@ class RoundBuffer:
             self._layout = layout
         self._units = units
         if tuple(self._sums) != layout[0]:
-            self._sums = {name: self._new_sum(part, units[name]) for name, part in zip(units, self._parts, strict=True)}
-        for (name, total), part in zip(self._sums.items(), self._parts, strict=True):
+            parts = zip(units, self._memory.parts, strict=True)
+            self._sums = {name: self._new_sum(part, units[name]) for name, part in parts}
+        for (name, total), part in zip(self._sums.items(), self._memory.parts, strict=True):
             total.begin(part, units[name], cohort_size, expected)
         self._waiting.clear()
         self._unread.clear()
         self.is_torn, self._failure = False, None
-        self.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
+        self.seconds = self._memory.seconds = {"pack": 0.0, "allreduce": 0.0, "unpack": 0.0}
 
     def _lay_out(self, names: Sequence[str], each: list[int], cohort_size: int, scalars: tuple[str, ...]) -> None:
         """Make room for vectors of so many words an entry, and for the slots of S clients with these scalars."""
         self._scalars = scalars
-        vectors, clients, ranks = self.sizes(each, cohort_size, len(scalars), names)
+        _, clients, ranks = self.sizes(each, cohort_size, len(scalars), names)
         if max(each) < self._most_words:  # a first round's, whose words were more
-            self._memory = self._device_memory = self._host = self._memory.new_empty(0)
-            self._sums, self._parts = {}, []
+            self._memory.free()
+            self._sums = {}
         self._most_words = max(each)
-        shapes = self._shapes = [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)]
-        alone = self._device.type == "cpu" and self._sum_on_device is None
-        self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
-        if self.is_large:
-            self._memory = self._device_memory = self._memory.new_empty(0)
-            self._parts = [[_mapped(size, self._memory.dtype) for _ in range(words)] for words, size in shapes]
-            vectors = 0
-        words = vectors + clients + ranks
-        self._memory = _at_least(self._memory, words, self._device, on_host=True)
-        self._host = self._memory[:words]
-        if alone:  # then clients add into the buffer itself
-            self._device_memory = self._memory
-        else:
-            self._device_memory = _at_least(self._device_memory, words, self._device)
-        self._num_words = vectors
-        if not self.is_large:
-            self._parts = list(_split(self._device_memory, shapes))
+        self._memory.lay_out(
+            [(words, self.entries_of(name)) for words, name in zip(each, names, strict=True)], clients + ranks
+        )
         self._slots = np.zeros((clients + ranks) // self._kind.slot_words, np.int64)
         first_of_ranks = clients // self._kind.slot_words
         self._clients = self._slots[:first_of_ranks].view(self._client_slot(len(each), len(scalars)))
@@ -177,6 +148,11 @@ class RoundBuffer:
 
     def _client_slot(self, num_vectors: int, num_scalars: int) -> np.dtype[np.void]:
         return client_slot(num_vectors, num_scalars, hashed=self._hashes_updates)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the sums of the last open round had memory of their own, each word's."""
+        return self._memory.is_large
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -346,22 +322,15 @@ class RoundBuffer:
                 self._status[self._status == DONE] = FAILED
         self.seconds["pack"] += time.perf_counter() - started
         self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, moving_seconds
-        tail = self._host[self._num_words :].numpy()
-        self._kind.write_slots(self._slots, tail)
-        if self.is_large:
-            return self._result(self._reduce_large(), tail)
-        summed = {name: torch.empty(self.entries_of(name), dtype=torch.float64) for name in self._sums}
-        host = _split(self._host, self._shapes)
-        if 0 < self._piece_bytes < self._num_words * self._host.element_size():
-            self._reduce_in_pieces(host, summed, self._piece_bytes // self._host.element_size())
-            self._world.sum_in_place(tail)
-        else:
-            self._reduce_whole(host, summed)
-        return self._result(summed, tail)
+        self._kind.write_slots(self._slots, self._memory.tail)
+        summed = self._memory.reduce(self._sums, self._read, self._failure)
+        if not self._sums:  # which large ones leave behind
+            self._layout = ()
+        self._kind.read_slots(self._memory.tail, self._slots)
+        return self._result(summed)
 
-    def _result(self, summed: Mapping[str, Tensor], tail: np.ndarray) -> Sums:
+    def _result(self, summed: Mapping[str, Tensor]) -> Sums:
         """Return the sums of the vectors, and what all ranks wrote into the slots."""
-        self._kind.read_slots(tail, self._slots)
         clients, ranks = self._clients.copy(), self._ranks.copy()
         return Sums(
             vectors=summed,
@@ -389,137 +358,6 @@ class RoundBuffer:
     def _read(self, name: str, words: Words, out: Tensor) -> None:
         """Write a vector's sum over |S|, or a part of it, from its words, (words, n), as float64, (n,)."""
         self._kind.read(words, self._units[name], len(self._clients), out)
-
-    def _reduce_whole(self, host: Sequence[Tensor], summed: Mapping[str, Tensor]) -> None:
-        """Sum the whole buffer over ranks by one Allreduce, and read its vectors."""
-        if self._failure is not None:
-            self._reduce_without_device()
-            return
-        started = time.perf_counter()
-        for total in self._sums.values():
-            total.settle()
-        packed = time.perf_counter()
-        size, vectors = self._host.numel(), self._num_words
-        if self._sum_on_device is not None:
-            whole = self._device_memory[:size]
-            whole[vectors:].copy_(self._host[vectors:], non_blocking=True)
-            if self._device.type != "cpu":
-                accelerator(self._device).synchronize(self._device)  # MPI knows nothing of torch's stream
-            self._sum_on_device(whole)
-            self._host.copy_(whole)
-        else:
-            if self._host.data_ptr() != self._device_memory.data_ptr():
-                self._host[:vectors].copy_(self._device_memory[:vectors])
-            self._world.sum_in_place(self._host.numpy())
-        reduced = time.perf_counter()
-        for words, (name, out) in zip(host, summed.items(), strict=True):
-            self._read(name, words, out)
-        self.seconds["pack"] += packed - started
-        self.seconds["allreduce"] += reduced - packed
-        self.seconds["unpack"] += time.perf_counter() - reduced
-
-    def _reduce_without_device(self) -> None:
-        """Add nothing to the other ranks' sums, so that they end with this rank's failure.
-
-        Raises:
-            HpcfedError: the failure, if the sums do not go through MPI.
-        """
-        assert self._failure is not None
-        if self._sum_on_device not in (None, self._world.sum_in_place):
-            raise self._failure
-        self._host[: self._num_words].zero_()
-        self._world.sum_in_place(self._host.numpy())
-
-    def _reduce_large(self) -> dict[str, Tensor]:
-        """Sum the vectors and the slots over ranks in pieces, and return the vectors.
-
-        One after another of a vector's words is given up, the first for the result, so that a round needs no more
-        memory than its sums.
-        """
-        summed = dict[str, Tensor]()
-        for name in self.names:
-            total, words = self._sums.pop(name), self._parts.pop(0)
-            mine = words[0].dtype == torch.int64
-            summed[name] = words[0].view(torch.float64) if mine else torch.empty(len(words[0]), dtype=torch.float64)
-            piece = LARGE_PIECE_BYTES // words[0].element_size()
-            for first in range(0, len(words[0]), piece):
-                last = min(first + piece, len(words[0]))
-                started = time.perf_counter()
-                total.settle(first, last)
-                packed = time.perf_counter()
-                for word in words:
-                    self._world.sum_in_place(word[first:last].numpy())
-                reduced = time.perf_counter()
-                self._read(name, [word[first:last] for word in words], summed[name][first:last])
-                self.seconds["pack"] += packed - started
-                self.seconds["allreduce"] += reduced - packed
-                self.seconds["unpack"] += time.perf_counter() - reduced
-        self._layout = ()
-        self._world.sum_in_place(self._host.numpy())
-        return summed
-
-    def _reduce_in_pieces(self, host: Sequence[Tensor], summed: Mapping[str, Tensor], piece: int) -> None:
-        """Sum the vectors over ranks and read them, `piece` entries at a time, while those that follow are copied."""
-        pieces = [
-            (i, first, min(first + piece, part.shape[1]))
-            for i, part in enumerate(host)
-            for first in range(0, part.shape[1], piece)
-        ]
-        arrivals = [self._arrival(*own, host) for own in pieces]  # all copies are begun before the first is waited for
-        for (i, first, last), arrive in zip(pieces, arrivals, strict=True):
-            started = time.perf_counter()
-            arrive()
-            packed = time.perf_counter()
-            for row in host[i]:
-                self._world.sum_in_place(row[first:last].numpy())
-            reduced = time.perf_counter()
-            name = self.names[i]
-            self._read(name, host[i][:, first:last], summed[name][first:last])
-            self.seconds["pack"] += packed - started
-            self.seconds["allreduce"] += reduced - packed
-            self.seconds["unpack"] += time.perf_counter() - reduced
-
-    def _arrival(self, i: int, first: int, last: int, host: Sequence[Tensor]) -> Callable[[], None]:
-        """Return what makes the entries ``first:last`` of vector `i` ready on the host; a GPU's begin to be copied."""
-        if self._failure is not None:
-            host[i][:, first:last].zero_()
-            return lambda: None
-        total = self._sums[self.names[i]]
-        if self._device.type == "cpu":
-            return partial(total.settle, first, last)
-        total.settle(first, last)
-        for row, own in zip(host[i], self._parts[i], strict=True):
-            row[first:last].copy_(own[first:last], non_blocking=True)
-        return accelerator(self._device).mark(self._device)
-
-
-def _split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Return the memory of each vector's sum, (words, entries), one after another from the buffer's beginning."""
-    parts, first = [], 0
-    for words, entries in shapes:
-        parts.append(memory[first : first + words * entries].view(words, entries))
-        first += words * entries
-    return parts
-
-
-def _at_least(memory: Tensor, words: int, device: torch.device, *, on_host: bool = False) -> Tensor:
-    """Return `memory` where it holds that many words, else new memory that does: a device's, or the host's for it."""
-    if memory.numel() >= words:
-        return memory
-    if device.type == "cpu":
-        room = np.empty(words, memory.numpy().dtype)  # numpy asks for huge pages: fewer for MPI to map
-        return torch.from_numpy(room)
-    if on_host:
-        return accelerator(device).page_locked(words, memory.dtype)
-    return torch.empty(words, dtype=memory.dtype, device=device)
-
-
-def _mapped(words: int, dtype: torch.dtype) -> Tensor:
-    """Return memory on the host that goes back to the system as soon as it is not used: malloc would keep it."""
-    room = mmap.mmap(-1, words * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # not on Linux
-        room.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(room, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def _several(number: Number) -> Numbers:

@@ -77,7 +77,7 @@ def test_a_model_that_does_not_fit_is_one_line(stub, world, folder) -> None:
 @pytest.mark.parametrize("way", ["host", "host in pieces", "through MPI"])
 def test_a_device_that_fails_in_a_round_ends_the_run_on_every_rank(way, stub, world, folder, monkeypatch) -> None:
     if way == "host in pieces":
-        monkeypatch.setattr("hpcfed.reduce.buffer.PIECE_BYTES", 512)
+        monkeypatch.setattr("hpcfed.reduce.memory.PIECE_BYTES", 512)
     stub.mpi_reads_it = way == "through MPI"
     monkeypatch.setattr(world, "reads_gpu_memory", way == "through MPI")
     run("measured", world, rounds=1, local=ALONE)

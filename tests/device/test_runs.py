@@ -13,7 +13,7 @@ from torch import nn
 
 import hpcfed
 from hpcfed.errors import InputError
-from hpcfed.reduce import buffer
+from hpcfed.reduce import memory
 from tests.device.strict import Stub
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_models import CASES as MODELS
@@ -105,7 +105,7 @@ def test_models_of_other_kernels_are_close_and_the_same_on_all_ranks(case, stub,
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_sums_leave_the_device_whole(through, reduction, both, stub, world, monkeypatch) -> None:
     if through == "host in pieces":
-        monkeypatch.setattr(buffer, "PIECE_BYTES", 512)
+        monkeypatch.setattr(memory, "PIECE_BYTES", 512)
     if through == "nccl":
         stub.reset(visible=world.size)
     stub.mpi_reads_it = through == "mpi"

@@ -150,8 +150,8 @@ def test_a_large_model_is_reduced_and_stepped_in_parts_to_the_same_bits(name, wo
     recipe = small("whole", algorithm={"name": name, **METHODS[name]}, rounds=4, evaluate={"model": "last-two"})
     whole = left_by(hpcfed.run(recipe, world=world, quiet=True))
     for place, value in (
-        ("hpcfed.reduce.buffer.LARGE_BYTES", 0),
-        ("hpcfed.reduce.buffer.LARGE_PIECE_BYTES", 256),
+        ("hpcfed.reduce.memory.LARGE_BYTES", 0),
+        ("hpcfed.reduce.memory.LARGE_PIECE_BYTES", 256),
         ("hpcfed.algorithms._blocks.BLOCK", 32),
     ):
         monkeypatch.setattr(place, value)

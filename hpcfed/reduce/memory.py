@@ -1,0 +1,252 @@
+"""Memory of a round's sums and slots, and its reduction over ranks.
+
+One Allreduce sums all of it, with two exceptions. Large sums on a GPU that are reduced on the host go in pieces, one
+Allreduce each, so that the next pieces are copied meanwhile; on a CPU pieces gain no time. There sums of more than
+`LARGE_BYTES` go in pieces to save memory: an MPI library may take as much again as it reduces. Their words have memory
+of their own, which exact sums leave to the float64 that they become, and the next round takes anew.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.errors import HpcfedError
+from hpcfed.ranks.accelerators import accelerator
+from hpcfed.ranks.world import World
+from hpcfed.reduce.exact import ExactSum
+from hpcfed.reduce.fast import FastSum
+from hpcfed.reduce.rows import Words
+
+Total = ExactSum | FastSum
+Totals = dict[str, Total]
+"""The sums of a round's vectors, by name, in the order of their memory."""
+Read = Callable[[str, Words, Tensor], None]
+"""Writes a vector's sum, or a part of it, from its words, (words, n), as float64, (n,)."""
+
+PIECE_BYTES = 16 << 20
+"""Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
+LARGE_BYTES, LARGE_PIECE_BYTES = 1 << 28, 1 << 22
+"""Bytes of sums on a CPU from which they go in pieces, and of such a piece."""
+
+
+class SumMemory:
+    """The memory in which a rank adds up its clients' vectors; sums it over ranks.
+
+    Args:
+        word: type of the sums' words.
+        device: where the sums are kept until they are reduced.
+        world: the ranks.
+        sum_on_device: sums the device's memory over ranks; None: MPI sums a copy on the host, in page-locked memory.
+
+    Attributes:
+        parts: memory of each vector's sum.
+        tail: the slots' words, on the host.
+        is_large: whether each word of the sums has memory of its own.
+        seconds: spent on settling the sums (``pack``), in the Allreduce, waiting for other ranks included
+            (``allreduce``), and on turning its result into float64 (``unpack``); added to, by `reduce`.
+    """
+
+    def __init__(
+        self, word: torch.dtype, device: torch.device, world: World, sum_on_device: Callable[[Tensor], None] | None
+    ):
+        self._device, self._world, self._sum_on_device = device, world, sum_on_device
+        self._piece_bytes = PIECE_BYTES if device.type != "cpu" and sum_on_device is None else 0
+        self._memory = self._device_memory = torch.empty(0, dtype=word)
+        self._host, self._num_words = self._memory, 0
+        self._shapes = list[tuple[int, int]]()
+        self.parts: list[Words] = []
+        self.tail = self._host.numpy()
+        self.is_large = False
+        self.seconds: dict[str, float] = {}
+
+    def free(self) -> None:
+        """Give the memory up; the caller gives up the sums in it."""
+        self._memory = self._device_memory = self._host = self._memory.new_empty(0)
+        self.parts = []
+
+    def lay_out(self, shapes: Sequence[tuple[int, int]], tail: int) -> None:
+        """Make room for vectors of (words, entries), and for so many words of slots."""
+        self._shapes, vectors = list(shapes), sum(words * entries for words, entries in shapes)
+        alone = self._device.type == "cpu" and self._sum_on_device is None
+        self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
+        if self.is_large:
+            self._memory = self._device_memory = self._memory.new_empty(0)
+            self.parts = [[_mapped(size, self._memory.dtype) for _ in range(words)] for words, size in shapes]
+            vectors = 0
+        words = vectors + tail
+        self._memory = _at_least(self._memory, words, self._device, on_host=True)
+        self._host = self._memory[:words]
+        if alone:  # then clients add into the memory that MPI sums
+            self._device_memory = self._memory
+        else:
+            self._device_memory = _at_least(self._device_memory, words, self._device)
+        self._num_words, self.tail = vectors, self._host[vectors:].numpy()
+        if not self.is_large:
+            self.parts = list(_split(self._device_memory, shapes))
+
+    def reduce(self, totals: Totals, read: Read, failure: HpcfedError | None) -> dict[str, Tensor]:
+        """Sum the vectors and the slots over ranks; return the vectors as float64 on the host.
+
+        Args:
+            totals: the sums of the vectors; emptied where they are large, for they give up their memory.
+            read: turns words into float64.
+            failure: of this rank's device, which then adds nothing.
+
+        Raises:
+            HpcfedError: the failure, if the sums do not go through MPI.
+        """
+        if self.is_large:
+            return self._reduce_large(totals, read)
+        if 0 < self._piece_bytes < self._num_words * self._host.element_size():
+            return self._reduce_in_pieces(totals, read, failure is not None)
+        if failure is not None:
+            return self._reduce_without_device(totals, failure)
+        return self._reduce_whole(totals, read)
+
+    def _reduce_whole(self, totals: Totals, read: Read) -> dict[str, Tensor]:
+        """Sum all of it by one Allreduce."""
+        summed, started = self._room(totals), time.perf_counter()
+        for total in totals.values():
+            total.settle()
+        packed = time.perf_counter()
+        size, vectors = self._host.numel(), self._num_words
+        if self._sum_on_device is not None:
+            whole = self._device_memory[:size]
+            whole[vectors:].copy_(self._host[vectors:], non_blocking=True)
+            if self._device.type != "cpu":
+                accelerator(self._device).synchronize(self._device)  # MPI knows nothing of torch's stream
+            self._sum_on_device(whole)
+            self._host.copy_(whole)
+        else:
+            if self._host.data_ptr() != self._device_memory.data_ptr():
+                self._host[:vectors].copy_(self._device_memory[:vectors])
+            self._world.sum_in_place(self._host.numpy())
+        reduced = time.perf_counter()
+        for words, (name, out) in zip(_split(self._host, self._shapes), summed.items(), strict=True):
+            read(name, words, out)
+        self._count(started, packed, reduced)
+        return summed
+
+    def _reduce_without_device(self, totals: Totals, failure: HpcfedError) -> dict[str, Tensor]:
+        """Add nothing to the other ranks' sums, so that they end with this rank's failure; return no sums.
+
+        Raises:
+            HpcfedError: the failure, if the sums do not go through MPI.
+        """
+        if self._sum_on_device not in (None, self._world.sum_in_place):
+            raise failure
+        self._host[: self._num_words].zero_()
+        self._world.sum_in_place(self._host.numpy())
+        return self._room(totals)
+
+    def _reduce_large(self, totals: Totals, read: Read) -> dict[str, Tensor]:
+        """Sum the vectors and the slots in pieces.
+
+        One after another of a vector's words is given up, the first for the result, so that a round needs no more
+        memory than its sums.
+        """
+        summed = dict[str, Tensor]()
+        for name in tuple(totals):
+            total, words = totals.pop(name), self.parts.pop(0)
+            mine = words[0].dtype == torch.int64
+            summed[name] = words[0].view(torch.float64) if mine else torch.empty(len(words[0]), dtype=torch.float64)
+            piece = LARGE_PIECE_BYTES // words[0].element_size()
+            for first in range(0, len(words[0]), piece):
+                last = min(first + piece, len(words[0]))
+                started = time.perf_counter()
+                total.settle(first, last)
+                packed = time.perf_counter()
+                for word in words:
+                    self._world.sum_in_place(word[first:last].numpy())
+                reduced = time.perf_counter()
+                read(name, [word[first:last] for word in words], summed[name][first:last])
+                self._count(started, packed, reduced)
+        self._world.sum_in_place(self.tail)
+        return summed
+
+    def _reduce_in_pieces(self, totals: Totals, read: Read, failed: bool) -> dict[str, Tensor]:
+        """Sum the vectors in pieces, while those that follow are copied, and the slots."""
+        summed, size = self._room(totals), self._piece_bytes // self._host.element_size()
+        pieces = [
+            (number, name, first, min(first + size, entries))
+            for number, (name, (_, entries)) in enumerate(zip(totals, self._shapes, strict=True))
+            for first in range(0, entries, size)
+        ]
+        host = _split(self._host, self._shapes)
+        arrivals = [  # all copies are begun before the first is waited for
+            self._arrival(totals[name], host[number], self.parts[number], first, last, failed)
+            for number, name, first, last in pieces
+        ]
+        for (number, name, first, last), arrive in zip(pieces, arrivals, strict=True):
+            started = time.perf_counter()
+            arrive()
+            packed = time.perf_counter()
+            for row in host[number]:
+                self._world.sum_in_place(row[first:last].numpy())
+            reduced = time.perf_counter()
+            read(name, host[number][:, first:last], summed[name][first:last])
+            self._count(started, packed, reduced)
+        self._world.sum_in_place(self.tail)
+        return summed
+
+    def _arrival(
+        self, total: Total, host: Tensor, part: Words, first: int, last: int, failed: bool
+    ) -> Callable[[], None]:
+        """Return what makes the entries ``first:last`` of a vector ready on the host; a GPU's begin to be copied."""
+        if failed:
+            host[:, first:last].zero_()
+            return lambda: None
+        if self._device.type == "cpu":
+            return partial(total.settle, first, last)
+        total.settle(first, last)
+        for row, own in zip(host, part, strict=True):
+            row[first:last].copy_(own[first:last], non_blocking=True)
+        return accelerator(self._device).mark(self._device)
+
+    def _room(self, totals: Totals) -> dict[str, Tensor]:
+        """Return memory for the results, float64."""
+        names = zip(totals, self._shapes, strict=True)
+        return {name: torch.empty(entries, dtype=torch.float64) for name, (_, entries) in names}
+
+    def _count(self, started: float, packed: float, reduced: float) -> None:
+        """Add up seconds by what they were spent on, from the times at which each began."""
+        times = started, packed, reduced, time.perf_counter()
+        for name, begun, ended in zip(("pack", "allreduce", "unpack"), times, times[1:], strict=False):
+            self.seconds[name] += ended - begun
+
+
+def _split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return the memory of each vector's sum, (words, entries), one after another from the buffer's beginning."""
+    parts, first = [], 0
+    for words, entries in shapes:
+        parts.append(memory[first : first + words * entries].view(words, entries))
+        first += words * entries
+    return parts
+
+
+def _at_least(memory: Tensor, words: int, device: torch.device, *, on_host: bool = False) -> Tensor:
+    """Return `memory` where it holds that many words, else new memory that does: a device's, or the host's for it."""
+    if memory.numel() >= words:
+        return memory
+    if device.type == "cpu":
+        room = np.empty(words, memory.numpy().dtype)  # numpy asks for huge pages: fewer for MPI to map
+        return torch.from_numpy(room)
+    if on_host:
+        return accelerator(device).page_locked(words, memory.dtype)
+    return torch.empty(words, dtype=memory.dtype, device=device)
+
+
+def _mapped(words: int, dtype: torch.dtype) -> Tensor:
+    """Return memory on the host that goes back to the system as soon as it is not used: malloc would keep it."""
+    room = mmap.mmap(-1, words * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # not on Linux
+        room.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(room, torch.empty(0, dtype=dtype).numpy().dtype))
