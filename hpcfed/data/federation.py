@@ -175,9 +175,16 @@ class Federation:
         if not self._targets_checked:  # else they were read at opening
             self._y.expect(parts)
 
-    def train(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return x (n, ...) and y (n, ...) of all clients, concatenated, as `client` does."""
-        return self._x[:], self._y[:]
+    def train(self, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows start:stop of all clients' training samples, x and y; default: all. As `client` does.
+
+        Raises:
+            InputError, EnvironmentFailure: as `client`.
+        """
+        x, y = self._x[start:stop], self._y[start:stop]
+        if not self._targets_checked:
+            self._check_values(y, "/train/y")
+        return x, y
 
     def test(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows start:stop of the test set, x and y, as `client` does."""

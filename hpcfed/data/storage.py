@@ -158,6 +158,7 @@ class StoredRows:
         Raises:
             EnvironmentFailure: as `__getitem__`.
         """
+        parts = _merged(parts)
         if self._start is None:
             return np.concatenate([self[start:stop] for start, stop in parts.tolist()])
         starts, counts = parts[:, 0], parts[:, 1] - parts[:, 0]
@@ -178,6 +179,12 @@ class StoredRows:
         with suppress(OSError):
             for start, stop in (self._start + parts * self._row_bytes).tolist():
                 self._storage.expect(start, stop)
+
+
+def _merged(parts: np.ndarray) -> np.ndarray:
+    """Return the parts (parts, 2), neighbours that follow one another in the file as one."""
+    begins = np.flatnonzero(np.append(True, parts[1:, 0] != parts[:-1, 1]))
+    return np.column_stack((parts[begins, 0], parts[np.append(begins[1:], len(parts)) - 1, 1]))
 
 
 def is_numbers(dtype: np.dtype) -> bool:

@@ -25,10 +25,11 @@ from hpcfed.config.recipe import Evaluate
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
+from hpcfed.evaluation.blocks import ClientBlocks
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.evaluation.statistics import TrainingStatistics
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import ACCURACY, Loss, Metric
+from hpcfed.models.losses import ACCURACY, RIGHT, Loss, Metric
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
@@ -63,10 +64,6 @@ class Layout:
     def size(self) -> int:
         """Numbers in the values of all measures."""
         return sum(prod(shape) for shape in self.shapes.values())
-
-    def values(self, cells: np.ndarray) -> dict[str, Value]:
-        """Return the measures that pairs, (cells, 2), stand for; None where undefined."""
-        return {name: _value(cells[place], self.shapes[name]) for name, place in self.places.items()}
 
 
 class Evaluator:
@@ -115,6 +112,8 @@ class Evaluator:
         }
         self.whole = {**({"loss": WholeMetric(loss.of_all)} if loss.whole else {}), **whole}
         self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
+        each = {"loss": loss.by_sample, "accuracy": RIGHT.get(federation.task)}
+        self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
@@ -123,6 +122,7 @@ class Evaluator:
         self._placement = placement
         self._world = world
         self._batch_size = section.batch_size
+        self._blocks: dict[str, ClientBlocks] = {}
         self._outputs = tuple(outputs)
         self._said: set[tuple[str, str]] = set()
         self._news: list[str] = []
@@ -164,8 +164,9 @@ class Evaluator:
                     start = int(bounds[chunk]) * prod(self._outputs)
                     outputs[start : start + len(rows)] = rows
             if train:
+                together = self.measure_blocks("train", clients)
                 for client in self._placement.at_home(self._world.rank).tolist():
-                    if self._sizes[client]:
+                    if self._sizes[client] and not together[client]:
                         self._load_own(w, client)
                         clients[client] = self.cells(self._shards.client(client))
         self._model.train()
@@ -226,6 +227,49 @@ class Evaluator:
         sums, output = self._of_samples(samples)
         target = samples[1].cpu()
         return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
+
+    def measure_blocks(self, split: str, cells: np.ndarray) -> np.ndarray:
+        """Measure the loaded model on the samples of many small clients at once (`hpcfed.evaluation.blocks`), unless
+        they have private parts.
+
+        Args:
+            split: ``train`` or ``test``.
+            cells: pairs, (N, cells, 2), to be filled in for the clients that this rank measures.
+
+        Returns:
+            (N,) bool, clients that are measured so, on any rank.
+        """
+        if self._private is not None:
+            return np.full(self._federation.num_clients, False)
+        if split not in self._blocks:
+            self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world)
+        for clients, sizes, samples in self._blocks[split].own():
+            cells[clients] = self._cells_of_several(sizes, samples)
+            cells[clients][~self._counted[clients]] = 0
+        return self._blocks[split].covered
+
+    def _cells_of_several(self, sizes: np.ndarray, samples: Samples) -> np.ndarray:
+        """Return `cells` of each of several clients, (C, cells, 2), of so many samples each, zeros for those without.
+
+        Measures without a value for each sample are computed client by client, from the same outputs.
+        """
+        x, y = samples
+        output = torch.cat([self._model.module(some) for some in x.split(self._batch_size)])
+        places, filled = self.layout.places, np.flatnonzero(sizes)
+        found, firsts = np.zeros((len(sizes), self.layout.size, 2)), (np.cumsum(sizes) - sizes)[filled]
+        for name, by_sample in self._by_sample.items():
+            each = by_sample(output, y).cpu().numpy().astype(np.float64)
+            found[filled, places[name].start] = np.column_stack([np.add.reduceat(each, firsts), sizes[filled]])
+        others = {name: measure for name, measure in self.sums.items() if name not in self._by_sample}
+        if others or self.whole:
+            for client, own, target in zip(
+                filled, *(rows.split(sizes[filled].tolist()) for rows in (output, y)), strict=True
+            ):
+                for name, measure in others.items():
+                    found[client, places[name]] = measure(own, target)
+                for name, metric in self.whole.items():
+                    found[client, places[name]] = metric.cells(own.cpu(), target.cpu())
+        return found
 
     def _of_samples(self, samples: Samples) -> tuple[np.ndarray, Tensor]:
         """Return sum and count of each of `sums` over samples, (S, 2), and the outputs, (n, …) on the host, if used."""
@@ -304,7 +348,7 @@ class Evaluator:
             rows |= {k: slice(*offsets[k : k + 2].tolist()) for k in self._apart}
             rows[None] = torch.from_numpy(np.repeat(self._counted, np.diff(offsets)))
         return {
-            which: {name: _value(one.cells(output[own], target[own]), one.shape) for name, one in self.whole.items()}
+            which: {name: value_of(one.cells(output[own], target[own]), one.shape) for name, one in self.whole.items()}
             for which, own in rows.items()
         }
 
@@ -340,7 +384,7 @@ def _quotients(names: Iterable[str], totals: np.ndarray) -> dict[str, Value]:
     return {name: float(total / count) for name, (total, count) in zip(names, totals, strict=True) if count}
 
 
-def _value(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
+def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
     """Return the value of a measure from its pairs, (size, 2); None where undefined."""
     if not pairs[:, 1].all():
         return None

@@ -19,7 +19,7 @@ from hpcfed.algorithms._client_average import LAST
 from hpcfed.client.solver import Task
 from hpcfed.config.metrics import larger_is_better
 from hpcfed.config.recipe import Evaluate
-from hpcfed.evaluation.evaluate import Evaluator, Layout, Value
+from hpcfed.evaluation.evaluate import Evaluator, Layout, Value, value_of
 from hpcfed.parts import Parts
 from hpcfed.types import Tilt
 
@@ -27,6 +27,8 @@ COLUMNS = ("round", "client", "model", "split", "loss", "accuracy", "n")
 """First columns of ``clients.csv``, then the client's name and the recipe's metrics; a value is empty if undefined."""
 NAME = "name"
 MEASURES = ("loss", "accuracy")
+ROWS = 1 << 12
+"""Clients whose rows of the table are made together."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,27 @@ class ClientScores:
 
     def rows(self, round: int) -> Iterator[list[Any]]:
         """Yield the table's rows, in `columns`: one per model, split and client with samples in it."""
-        own = self.columns[len(COLUMNS) + 1 :]
         for place, model in enumerate(self.models):
             for number, (split, sizes) in enumerate(self.sizes.items()):
-                for client in np.flatnonzero(sizes).tolist():
-                    values = self.layout.values(self.cells[client, place, number])
-                    found = {name: _cell(value) for name, value in values.items()}
-                    usual = (found.get(name, "") for name in MEASURES)
-                    head = (round, client, model, split, *usual, sizes[client], self.names[client])
-                    yield [*head, *(found[name] for name in own)]
+                for first in range(0, len(sizes), ROWS):
+                    clients = first + np.flatnonzero(sizes[first : first + ROWS])
+                    measures = self._texts(self.cells[clients, place, number])
+                    filled = clients.tolist(), sizes[clients].tolist()
+                    for client, size, (loss, accuracy, *own) in zip(*filled, measures, strict=True):
+                        head = (round, client, model, split, loss, accuracy, size, self.names[client])
+                        yield [*head, *own]
+
+    def _texts(self, cells: np.ndarray) -> Iterator[tuple[str, ...]]:
+        """Yield the texts of the table's measures of each client, from their pairs, (C, cells, 2)."""
+        found = {}
+        for name, shape in self.layout.shapes.items():
+            pairs = cells[:, self.layout.places[name]]
+            if shape:
+                found[name] = [_cell(value_of(own, shape)) for own in pairs]
+            else:
+                found[name] = [repr(total / count) if count else "" for total, count in pairs[:, 0].tolist()]
+        names = (*MEASURES, *self.columns[len(COLUMNS) + 1 :])
+        return zip(*(found.get(name, [""] * len(cells)) for name in names), strict=True)
 
     def summary(self) -> dict[str, Any]:
         """Return mean, worst decile and variance over clients, of each model, split and measure.
@@ -123,12 +137,14 @@ class ClientEvaluator:
         slots = np.zeros(shape, dtype=np.int64)
         cells = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         w = w.to(self._parts.model.vector.device)
-        for client in self._parts.placement.at_home(world.rank).tolist():
+        left = self._left(w, cells)
+        home = self._parts.placement.at_home(world.rank)
+        for client in home[left[home].any(axis=(1, 2))].tolist():
             for place, model in enumerate(models):
-                self._load(model, w, round, client)
-                for number, sizes in enumerate(self._sizes.values()):
-                    if sizes[client]:
-                        cells[client, place, number] = self._measure(client, is_test=number > 0)
+                if left[client, place].any():
+                    self._load(model, w, round, client)
+                for number in np.flatnonzero(left[client, place]).tolist():
+                    cells[client, place, number] = self._measure(client, is_test=number > 0)
         world.sum_in_place(slots)
         if not self._names:
             self._names = [" ".join(name.splitlines()) for name in federation.client_names()]
@@ -136,6 +152,23 @@ class ClientEvaluator:
             self._note_undefined(name, cells[:, 0, :, self._evaluator.layout.places[name].start, 1])
         layout = self._evaluator.layout
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
+
+    def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
+        """Measure the global model on clients in blocks; return whom and what to measure one by one, (N, models,
+        splits) bool.
+        """
+        models, model = self._section.models, self._parts.model
+        left = np.stack([np.stack([sizes > 0 for sizes in self._sizes.values()], axis=1)] * len(models), axis=1)
+        if "global" not in models:
+            return left
+        place = models.index("global")
+        model.load(w)
+        model.module.eval()
+        with torch.no_grad():
+            for number, split in enumerate(self._sizes):
+                left[:, place, number] &= ~self._evaluator.measure_blocks(split, cells[:, place, number])
+        model.train()
+        return left
 
     def _note_undefined(self, name: str, counts: np.ndarray) -> None:
         """Note clients for which a measure is undefined, from its counts, (N, splits)."""

@@ -81,6 +81,10 @@ class Loss:
         """Return the loss as a metric: its sum over the samples, in float64, and their number."""
         return float(self.each(output, target).sum(dtype=torch.float64)), len(target)
 
+    def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each sample, summed over its axes, (B,), in float64."""
+        return self.each(output, target).reshape(len(target), -1).sum(1, dtype=torch.float64)
+
     def of_all(self, output: Tensor, target: Tensor) -> float:
         """Return the mean loss of all samples of a data set, (n, …) each, in float64."""
         return float(self.each(output.double(), target.double()).mean())
@@ -152,12 +156,22 @@ def as_rows(target: Tensor, like: Tensor) -> Tensor:
 
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
     """Return the number of samples whose largest output is the target's, and of all samples."""
-    return int((output.argmax(1) == target).sum()), len(target)
+    return int(_classes_right(output, target).sum()), len(target)
+
+
+def _classes_right(output: Tensor, target: Tensor) -> Tensor:
+    """Return how many classes of each sample are right, (B,)."""
+    return (output.argmax(1) == target).reshape(len(target), -1).sum(1)
 
 
 def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
     """Return the number of samples with every label right (p > ½ for a 1), and of all: the subset accuracy."""
-    return int(((output > 0) == (target > 0)).all(1).sum()), len(target)
+    return int(_labels_right(output, target).sum()), len(target)
+
+
+def _labels_right(output: Tensor, target: Tensor) -> Tensor:
+    """Return whether all labels of each sample are right, (B,)."""
+    return ((output > 0) == (target > 0)).all(1)
 
 
 LOSSES: Mapping[str, Callable[[str], Loss]] = {
@@ -178,6 +192,12 @@ ACCURACY: Mapping[str, Metric] = {
     "next-token": classes_right,
 }
 """The accuracy of each task that has one."""
+RIGHT: Mapping[str, Each] = {
+    "classification": _classes_right,
+    "multi-label": _labels_right,
+    "next-token": _classes_right,
+}
+"""What `ACCURACY` adds up, sample by sample."""
 
 
 def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class_weights: Tensor | None = None) -> Loss:

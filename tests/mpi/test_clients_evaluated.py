@@ -17,6 +17,7 @@ from torch.nn import functional
 import hpcfed
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
+from hpcfed.evaluation import blocks
 from hpcfed.ranks.world import World
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import small
@@ -127,6 +128,32 @@ def test_the_numbers_are_those_of_each_client(world, folder):
         np.testing.assert_allclose(summary["accuracy"]["mean"], accuracy.mean(), rtol=1e-12)
         np.testing.assert_allclose(summary["loss"]["variance"], loss.var(), rtol=1e-12)
     assert first.metrics[0]["clients"] is not None
+
+
+def test_clients_in_blocks_have_the_numbers_of_each_alone(world, folder, monkeypatch):
+    """Four neighbours a block, one of the three blocks too large; metrics by sample, of all samples, and a matrix."""
+    metrics = {"f1": "f1-macro", "counts": "confusion-matrix"}
+    evaluate = {**EVALUATE, "train": {"every": 1}, "clients": {**ALL, "every": 3}, "metrics": metrics}
+    changes = {"dtype": "float64", "algorithm": {"name": "scaffold"}, "evaluate": evaluate}
+    singly = hpcfed.run(recipe("singly", **changes), world=world, quiet=True)
+    with Federation.open(folder / "small.h5") as federation:
+        samples = np.add.reduceat(federation.sizes, [0, 4, 8])
+        monkeypatch.setattr(blocks, "LARGEST", int(samples.max() - 1) * federation.client(0)[0][0].nbytes)
+    monkeypatch.setattr(blocks, "MANY", 1)
+    monkeypatch.setattr(blocks, "BLOCK", 4)
+    together = hpcfed.run(recipe("in-blocks", **changes), world=world, quiet=True)
+    rows, before = table(together.folder), table(singly.folder)
+    assert len(rows) == len(before) == 3 * (10 + 10)
+    for row, other in zip(rows, before, strict=True):
+        np.testing.assert_allclose(float(row.pop("loss")), float(other.pop("loss")), rtol=1e-12)
+        assert row == other
+    for column in ("train_loss", "train_accuracy", "train_f1"):
+        found, expected = (run.metrics[-1][column] for run in (together, singly))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    if world.rank == world.size - 1:
+        alone = hpcfed.run(recipe("blocks-alone", **changes), world=World(), quiet=True)
+        assert (folder / "in-blocks/clients.csv").read_bytes() == (folder / "blocks-alone/clients.csv").read_bytes()
+        assert left_by(together) == left_by(alone)
 
 
 def test_training_does_not_know_of_it(world, folder):
