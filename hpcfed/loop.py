@@ -178,6 +178,7 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
     if early:
         raise session.clock.stopped(recipe.name, round, early)
     session.parts.watchdog.stage("end: models")
+    return_freed_memory()  # of the last round, whose vectors fit into no hole of the files'
     _finish(session, round, stopping.reason)
     session.parts.watchdog.stage("end: record and observers")
     return stopping.reason

@@ -96,11 +96,15 @@ class Simulation:
             arithmetic=parts.arithmetic,
         )
         self.w: Tensor = parts.initial_w.to("cpu")
-        self.server: State = parts.method.server.begin(self.w.double())
-        self.shared: State = parts.method.local.begin_shared(self.w.double())
+        start = self.w.double()
+        self.server: State = parts.method.server.begin(start)
+        self.shared: State = parts.method.local.begin_shared(start)
+        del start  # which is twice as large as a model in float32
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
-        at_first = {"previous": self.w, "mean_delta": torch.zeros_like(self.w, dtype=torch.float64)}
-        self._last = {name: at_first[name] for name in LAST_ROUND.get(parts.evaluate_model, ())}
+        self._last = {
+            name: self.w if name == "previous" else torch.zeros_like(self.w, dtype=torch.float64)
+            for name in LAST_ROUND.get(parts.evaluate_model, ())
+        }
         self._training = Training(parts, self._buffer, self.buffers)
         self.magnitudes = Magnitudes(self.w.numel(), self._dtype, self.buffers.entries)
 

@@ -221,6 +221,8 @@ class StackedSolver:
 
         if torch.get_num_threads() > 1:  # which share an operation out by its size
             return False
+        if self.together == 1:  # a group is one client; the copies that a trial takes would be of a large model
+            return True
         w, tasks, tilt = self._model.vector.clone(), [], Tilt(radius=0.1) if self._elsewhere else Tilt()
         for client in range(self.together):
             count = size + 3 * client // self.together  # three sizes, so that a group falls into several runs
