@@ -215,7 +215,8 @@ def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | N
 def reduce_command(repeats: int, entries: tuple[int, ...], json_file: Path | None) -> None:
     """Time a round's reduction beside a bare Allreduce of the same bytes: mpirun -n 2 hpcfed bench reduce.
 
-    Packing (adding one client's vector) and unpacking (the sums as float64) are included and shown separately.
+    Packing (adding one client's vector) and unpacking (the sums as float64) are included and shown separately; the
+    floor is what mere copies in their places take, one after another. The ratios are of the whole.
     """
     from hpcfed.errors import InputError
     from hpcfed.ranks.world import connect

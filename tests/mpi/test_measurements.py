@@ -21,7 +21,7 @@ def test_the_reduction_is_told_apart(world):
     assert fast.num_bytes == 4 * 5_000 + 2 * slot * world.size
     for row in (exact, fast):
         assert row.whole > max(row.pack, row.unpack) > 0
-        assert min(row.bare, row.allreduce) > 0
+        assert min(row.bare, row.floor, row.allreduce, row.over_floor) > 0
 
 
 @pytest.mark.ranks(2)

@@ -27,20 +27,24 @@ class Reduced:
         kind, entries: the kind of sum, and d.
         num_bytes: of each rank's buffer in the Allreduce.
         bare: an Allreduce alone, of the same bytes and type.
+        floor: the least that packing, an Allreduce and unpacking one after another take: the vector copied into the
+            words to be summed, the bare Allreduce after a barrier, its result copied into new memory as float64.
         whole: opening the buffer and adding one vector, then, after a barrier, the Allreduce and its result as float64.
         pack, allreduce, unpack: the parts of `whole`.
-        over_bare: median over repetitions of the ratio of `whole` to `bare`.
+        over_bare, over_floor: medians over repetitions of the ratios of `whole` to `bare` and to `floor`.
     """
 
     kind: str
     entries: int
     num_bytes: int
     bare: float
+    floor: float
     whole: float
     pack: float
     allreduce: float
     unpack: float
     over_bare: float
+    over_floor: float
 
 
 def measure(world: World, entries: int, repeats: int) -> list[Reduced]:
@@ -72,15 +76,23 @@ def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Red
     rows = []
     for _ in range(WARM_UP + repeats):
         bare = _together(world, partial(world.sum_in_place, plain))
+        floor = _together(world, partial(np.copyto, plain[: len(vector)], vector.numpy(), casting="unsafe"))
+        floor += _together(world, partial(_copied, world, plain, len(vector)))
         whole = _together(world, partial(_pack, buffer, vector, world))
         whole += _together(world, partial(buffer.reduce, 0, 0.0))
-        rows.append((bare, whole, *buffer.seconds.values()))
+        rows.append((bare, floor, whole, *buffer.seconds.values()))
     return _summary(kind, len(vector), plain.nbytes, world.gather(rows))
 
 
 def _pack(buffer: RoundBuffer, vector: torch.Tensor, world: World) -> None:
     buffer.open({"delta": (UNIT,)}, world.size)
     buffer.add(world.rank, 1.0, {"delta": vector}, loss_sum=0.0, steps=1)
+
+
+def _copied(world: World, words: np.ndarray, entries: int) -> np.ndarray:
+    """Return the first words, summed over ranks, as float64 in new memory."""
+    world.sum_in_place(words)
+    return words[:entries].astype(np.float64)
 
 
 def _together(world: World, work: Callable[[], object]) -> float:
@@ -92,11 +104,11 @@ def _together(world: World, work: Callable[[], object]) -> float:
 
 
 def _summary(kind: str, entries: int, num_bytes: int, per_rank: list[list[tuple[float, ...]]]) -> Reduced:
-    times = 1e3 * np.array(per_rank)[:, WARM_UP:]  # (P, repeats, 5)
+    times = 1e3 * np.array(per_rank)[:, WARM_UP:]  # (P, repeats, 6)
     slowest = times.max(axis=0)
-    over_bare = float(np.median(slowest[:, 1] / slowest[:, 0]))
-    bare, whole, pack, allreduce, unpack = np.median(slowest, axis=0).tolist()
-    return Reduced(kind, entries, num_bytes, bare, whole, pack, allreduce, unpack, over_bare)
+    over_bare, over_floor = (float(np.median(slowest[:, 2] / slowest[:, base])) for base in (0, 1))
+    bare, floor, whole, pack, allreduce, unpack = np.median(slowest, axis=0).tolist()
+    return Reduced(kind, entries, num_bytes, bare, floor, whole, pack, allreduce, unpack, over_bare, over_floor)
 
 
 def _word(kind: str) -> type[np.generic]:

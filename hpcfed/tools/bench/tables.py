@@ -64,19 +64,18 @@ def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
 
 
 def reductions(found: Sequence[Reduced]) -> Table:
-    """The reduction's parts beside a bare Allreduce, and exact sums over fast ones."""
-    headings = ("d", "sums", "MB", "bare ms", "whole ms", "pack", "allreduce", "unpack")
-    table = blank(*headings, "allreduce over bare", "whole over bare", "over fast")
-    fast = {row.entries: row.whole for row in found if row.kind == "fast"}
+    """The reduction's parts, and its ratios to Allreduces and copies."""
+    headings = ("d", "sums", "MB", "bare ms", "floor ms", "whole ms", "pack", "allreduce", "unpack")
+    table = blank(*headings, "over bare", "over floor", "over fast's bare")
+    fast = {row.entries: row.bare for row in found if row.kind == "fast"}
     for row in found:
-        times = (row.bare, row.whole, row.pack, row.allreduce, row.unpack)
+        times = (row.bare, row.floor, row.whole, row.pack, row.allreduce, row.unpack)
+        ratios = (row.over_bare, row.over_floor, row.whole / fast[row.entries])
         table.add_row(
             f"{row.entries:,}",
             row.kind,
             f"{row.num_bytes / 1e6:.1f}",
             *(f"{time:.3f}" for time in times),
-            f"{row.allreduce / row.bare:.2f}",
-            f"{row.over_bare:.2f}",
-            f"{row.whole / fast[row.entries]:.2f}",
+            *(f"{ratio:.2f}" for ratio in ratios),
         )
     return table
