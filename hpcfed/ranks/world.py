@@ -65,6 +65,10 @@ class World:
     def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         """Replace a buffer of int64 or float32 by its sum over ranks: one Allreduce."""
 
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self.gather(None)
+
     def broadcast(self, value: T, root: int = 0) -> T:
         """Return the value of rank `root` on every rank."""
         return value
@@ -170,6 +174,9 @@ class MpiWorld(World):
 
     def sum_in_place(self, buffer: np.ndarray | Tensor) -> None:
         self._comm.Allreduce(self._mpi.IN_PLACE, buffer, op=self._mpi.SUM)
+
+    def barrier(self) -> None:
+        self._comm.Barrier()
 
     def broadcast(self, value: T, root: int = 0) -> T:
         return self._comm.bcast(value, root=root)

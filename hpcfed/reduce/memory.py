@@ -1,9 +1,15 @@
 """Memory of a round's sums and slots, and its reduction over ranks.
 
-One Allreduce sums all of it, with two exceptions. Large sums on a GPU that are reduced on the host go in pieces, one
-Allreduce each, so that the next pieces are copied meanwhile; on a CPU pieces gain no time. There sums of more than
-`LARGE_BYTES` go in pieces to save memory: an MPI library may take as much again as it reduces. Their words have memory
-of their own, which exact sums leave to the float64 that they become, and the next round takes anew.
+One Allreduce sums all of it, with three exceptions:
+
+- Ranks of one host share the memory of sums of `SHARED_BYTES` or more. Each rank sums its slice of all ranks' words, in
+  rank order, and turns it into float64, which all then copy. Only the slots take an Allreduce; the ranks meet twice
+  besides, before and after the slices are summed.
+- Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
+  meanwhile; on a CPU pieces gain no time.
+- Sums of more than `LARGE_BYTES` on a CPU go in pieces to save memory: an MPI library may take as much again as it
+  reduces. Their words have memory of their own, which exact sums leave to the float64 that they become, and the next
+  round takes anew.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from torch import Tensor
 
 from hpcfed.errors import HpcfedError
 from hpcfed.ranks.accelerators import accelerator
+from hpcfed.ranks.shared import shared_memory
 from hpcfed.ranks.world import World
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.reduce.fast import FastSum
@@ -33,6 +40,10 @@ Read = Callable[[str, Words, Tensor], None]
 
 PIECE_BYTES = 16 << 20
 """Bytes of a piece, where sums are copied from a GPU: enough for a network to be at its full speed."""
+SHARED_BYTES = 1 << 21
+"""Bytes of sums on a CPU from which the ranks of one host share their memory."""
+SHARED_BLOCK = 1 << 18
+"""Entries that a rank sums at a time: what lies in a cache is turned into float64 there."""
 LARGE_BYTES, LARGE_PIECE_BYTES = 1 << 28, 1 << 22
 """Bytes of sums on a CPU from which they go in pieces, and of such a piece."""
 
@@ -62,6 +73,8 @@ class SumMemory:
         self._memory = self._device_memory = torch.empty(0, dtype=word)
         self._host, self._num_words = self._memory, 0
         self._shapes = list[tuple[int, int]]()
+        self._shared: list[Tensor] = []
+        self._can_share, self._is_shared = True, False
         self.parts: list[Words] = []
         self.tail = self._host.numpy()
         self.is_large = False
@@ -70,7 +83,7 @@ class SumMemory:
     def free(self) -> None:
         """Give the memory up; the caller gives up the sums in it."""
         self._memory = self._device_memory = self._host = self._memory.new_empty(0)
-        self.parts = []
+        self._shared, self.parts = [], []
 
     def lay_out(self, shapes: Sequence[tuple[int, int]], tail: int) -> None:
         """Make room for vectors of (words, entries), and for so many words of slots."""
@@ -78,10 +91,12 @@ class SumMemory:
         alone = self._device.type == "cpu" and self._sum_on_device is None
         self.is_large = alone and vectors * self._memory.element_size() > LARGE_BYTES
         if self.is_large:
-            self._memory = self._device_memory = self._memory.new_empty(0)
+            self._memory, self._shared = self._memory.new_empty(0), []
+            self._device_memory = self._memory
             self.parts = [[_mapped(size, self._memory.dtype) for _ in range(words)] for words, size in shapes]
             vectors = 0
         words = vectors + tail
+        self._is_shared = alone and self._share(vectors, words)
         self._memory = _at_least(self._memory, words, self._device, on_host=True)
         self._host = self._memory[:words]
         if alone:  # then clients add into the memory that MPI sums
@@ -91,6 +106,22 @@ class SumMemory:
         self._num_words, self.tail = vectors, self._host[vectors:].numpy()
         if not self.is_large:
             self.parts = list(_split(self._device_memory, shapes))
+
+    def _share(self, vectors: int, words: int) -> bool:
+        """Let all ranks read so many words of each other's, if their sums take enough of them; return whether they do.
+
+        The same on all ranks.
+        """
+        size = self._memory.element_size()
+        if not self._can_share or vectors * size < SHARED_BYTES:
+            return False
+        if not self._shared or len(self._shared[0]) < words:
+            found = shared_memory(self._world, words * size)
+            self._can_share = found is not None
+            self._shared = [torch.from_numpy(one).view(self._memory.dtype) for one in found or []]
+        if self._shared:
+            self._memory = self._shared[self._world.rank]
+        return self._can_share
 
     def reduce(self, totals: Totals, read: Read, failure: HpcfedError | None) -> dict[str, Tensor]:
         """Sum the vectors and the slots over ranks; return the vectors as float64 on the host.
@@ -105,6 +136,8 @@ class SumMemory:
         """
         if self.is_large:
             return self._reduce_large(totals, read)
+        if self._is_shared:
+            return self._reduce_shared(totals, read)
         if 0 < self._piece_bytes < self._num_words * self._host.element_size():
             return self._reduce_in_pieces(totals, read, failure is not None)
         if failure is not None:
@@ -134,6 +167,47 @@ class SumMemory:
             read(name, words, out)
         self._count(started, packed, reduced)
         return summed
+
+    def _reduce_shared(self, totals: Totals, read: Read) -> dict[str, Tensor]:
+        """Sum a slice of each vector, for all ranks to copy, and the slots."""
+        summed, started = self._room(totals), time.perf_counter()
+        for total in totals.values():
+            total.settle()
+        packed = time.perf_counter()
+        self._world.barrier()
+        everywhere = [_split(memory, self._shapes) for memory in self._shared]  # by rank and vector
+        for number, (name, out) in enumerate(summed.items()):
+            first, last = self._slice(len(out), self._world.rank)
+            for start in range(first, last, SHARED_BLOCK):
+                block = slice(start, min(start + SHARED_BLOCK, last))
+                words = self._sum_block([parts[number][:, block] for parts in everywhere])
+                read(name, words, out[block])
+                if words.dtype == torch.int64:
+                    np.copyto(_as_floats(words[0]).numpy(), out[block].numpy())
+        self._world.barrier()
+        reduced = time.perf_counter()
+        for number, out in enumerate(summed.values()):
+            for rank, parts in enumerate(everywhere):
+                first, last = self._slice(len(out), rank)
+                if rank != self._world.rank:
+                    np.copyto(out[first:last].numpy(), _as_floats(parts[number][0, first:last]).numpy())
+        self._count(started, packed, reduced)
+        self._world.sum_in_place(self.tail)  # which ends when all ranks have copied all they need
+        return summed
+
+    def _slice(self, entries: int, rank: int) -> tuple[int, int]:
+        """Return the first entry that a rank sums, and the one after its last."""
+        return rank * entries // self._world.size, (rank + 1) * entries // self._world.size
+
+    def _sum_block(self, blocks: Sequence[Tensor]) -> Tensor:
+        """Sum the ranks' words, (words, n) each, into this rank's, and return them."""
+        own = blocks[self._world.rank]
+        for word, out in enumerate(own):
+            total, scratch = blocks[0][word].numpy(), None
+            for other in blocks[1:-1]:
+                total = scratch = np.add(total, other[word].numpy(), out=scratch)
+            np.add(total, blocks[-1][word].numpy(), out=out.numpy())
+        return own
 
     def _reduce_without_device(self, totals: Totals, failure: HpcfedError) -> dict[str, Tensor]:
         """Add nothing to the other ranks' sums, so that they end with this rank's failure; return no sums.
@@ -221,6 +295,11 @@ class SumMemory:
         times = started, packed, reduced, time.perf_counter()
         for name, begun, ended in zip(("pack", "allreduce", "unpack"), times, times[1:], strict=False):
             self.seconds[name] += ended - begun
+
+
+def _as_floats(words: Tensor) -> Tensor:
+    """Return memory that holds a result: float32 sums are one, integers leave theirs to it as float64."""
+    return words.view(torch.float64) if words.dtype == torch.int64 else words
 
 
 def _split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:

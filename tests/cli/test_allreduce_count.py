@@ -1,4 +1,7 @@
-"""Training takes one Allreduce a round, evaluation one more, and nothing else: counted at the MPI library itself."""
+"""Training takes one Allreduce a round, evaluation one more, and nothing else: counted at the MPI library itself.
+
+Where the ranks share the memory of large sums, the Allreduce has the slots alone, and two barriers go with it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.reduce.memory import SHARED_BYTES
 from hpcfed.reduce.slots import RANK_SLOT, client_slot
 from tests.launch import launch
 from tests.mpi.recipes import write_recipe, write_small
@@ -48,10 +52,12 @@ COUNTED = """
 import ctypes, json, os, sys
 import hpcfed
 from hpcfed.ranks.world import connect
+from hpcfed.reduce import memory
 
 rank = connect().rank
 count = ctypes.CDLL(None).count_collectives  # of the preloaded library: writes the counts so far, and starts anew
-for number, changes in enumerate(json.loads(sys.argv[1])):
+for number, (shared_bytes, *changes) in enumerate(json.loads(sys.argv[1])):
+    memory.SHARED_BYTES = shared_bytes
     count(os.devnull.encode())
     hpcfed.run("recipe.yaml", [*changes, f"output=run-{number}"], quiet=True)
     count(b"counts.%d.%d" % (number, rank))
@@ -64,6 +70,7 @@ KINDS = {
     "scaffold-unequal": ["algorithm.name=scaffold", "evaluate.every=0", "budget={low: 1, high: 9}"],
     "too-large": ["evaluate.every=0", "local={steps: 1, lr: 1.0e+12, clip_norm: 1}"],
     "evaluating": ["evaluate.every=2", "evaluate.train.every=1"],
+    "shared": ["algorithm={name: feddyn, alpha: 0.05}", "evaluate.every=0"],
 }
 """What is counted, each for a short and for a long run."""
 
@@ -99,7 +106,11 @@ def tallies(shim: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     folder = tmp_path_factory.mktemp("counted")
     write_small(folder, CLIENTS)
     write_recipe(folder)
-    runs = [[*changes, f"rounds={rounds}"] for changes in KINDS.values() for rounds in (SHORT, LONG)]
+    runs = [
+        [1 if kind == "shared" else SHARED_BYTES, *changes, f"rounds={rounds}"]
+        for kind, changes in KINDS.items()
+        for rounds in (SHORT, LONG)
+    ]
     done = launch(
         RANKS, [json.dumps(runs)], program=("-m", "mpi4py", "-c", COUNTED), cwd=folder, env={"LD_PRELOAD": str(shim)}
     )
@@ -130,3 +141,12 @@ def test_an_evaluating_round_takes_one_more(tallies):
     short, long = tallies["evaluating"]
     assert (short.allreduces, long.allreduces) == (2 * SHORT, 2 * LONG)
     assert short.others == long.others
+
+
+def test_a_round_whose_ranks_share_memory_is_two_barriers_and_an_allreduce_of_slots(tallies):
+    short, long = tallies["shared"]
+    assert (short.allreduces, long.allreduces) == (SHORT, LONG)
+    assert long.bytes == LONG * (CLIENTS * client_slot(1).itemsize + RANKS * RANK_SLOT.itemsize)
+    more = Counter(long.others)
+    more.subtract(short.others)
+    assert {name: calls for name, calls in more.items() if calls} == {"Barrier": 2 * (LONG - SHORT)}
