@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpcfed.tools.bench.timing import Timing
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
+PAPERS = ("fedexp", "resnet18", "lstm", "lstm256")
 ENTRIES = (100_000, 1_000_000, 11_000_000)
 
 repeats = click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Turns of each.")
@@ -62,7 +63,7 @@ def command() -> None:
 
 
 @command.command("rounds")
-@click.argument("workloads", nargs=-1, metavar=f"[{'|'.join(WORKLOADS)}]...")
+@click.argument("workloads", nargs=-1, metavar=f"[{'|'.join(WORKLOADS + PAPERS)}]...")
 @repeats
 @rounds_of(25)
 @click.option("--ranks", type=click.IntRange(min=1), multiple=True, default=(1,), show_default=True, help="Repeatable.")
@@ -94,7 +95,9 @@ def rounds_command(
     device: str,
     json_file: Path | None,
 ) -> None:
-    """Time rounds of WORKLOADS (default: all) beside a bare PyTorch loop, and say where their time goes.
+    """Time rounds of WORKLOADS beside a bare PyTorch loop, and say where their time goes.
+
+    Default: the first five. The others are models of the papers, whose rounds take seconds.
 
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
     """

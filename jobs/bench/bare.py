@@ -1,6 +1,6 @@
 """The bare PyTorch loop that a round is measured against: a module, torch.optim.SGD, tensors in memory, one thread.
 
-Usage: bare.py (mlp | cnn | logistic | resnet18 | lstm) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
+Usage: bare.py (mlp | cnn | logistic | fedexp | resnet18 | lstm | lstm256) FOLDER [ROUNDS] [WARM-UP ROUNDS] [DEVICE]
 
 FOLDER holds ``federation.h5`` and ``cohorts.json``, as `hpcfed bench` writes them. Prints one JSON object: the median
 milliseconds of a round after the warm-up, by the clock (``ms_med``) and of CPU (``cpu_ms_med``), and the rounds'
@@ -32,12 +32,12 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
-def convolutional() -> nn.Module:
-    """Two 5×5 convolutions of 64 channels with a max-pool each, then 394-192-10, for 3×32×32."""
+def convolutional(first: int = 64, hidden: int = 394) -> nn.Module:
+    """Two 5×5 convolutions of `first` and 64 channels with a max-pool each, then `hidden`-192-10, for 3×32×32."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2)),
-        *(nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten()),
-        *(nn.Linear(64 * 5 * 5, 394), nn.ReLU(), nn.Linear(394, 192), nn.ReLU(), nn.Linear(192, 10)),
+        *(nn.Conv2d(3, first, 5), nn.ReLU(), nn.MaxPool2d(2, 2)),
+        *(nn.Conv2d(first, 64, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten()),
+        *(nn.Linear(64 * 5 * 5, hidden), nn.ReLU(), nn.Linear(hidden, 192), nn.ReLU(), nn.Linear(192, 10)),
     )
 
 
@@ -67,13 +67,13 @@ def residual() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """Two LSTM layers of 100 on an embedding of 8, for 80 tokens."""
+    """Two LSTM layers of `hidden` on an embedding of 8, for 80 tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 100) -> None:
         super().__init__()
         self.embedding = nn.Embedding(80, 8)
-        self.lstm = nn.LSTM(8, 100, 2, batch_first=True)
-        self.head = nn.Linear(100, 80)
+        self.lstm = nn.LSTM(8, hidden, 2, batch_first=True)
+        self.head = nn.Linear(hidden, 80)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T) → (B, 80)."""
@@ -84,8 +84,10 @@ MODELS = {
     "mlp": (perceptron, 50),
     "cnn": (convolutional, 50),
     "logistic": (lambda: nn.Linear(60, 5), 5),
+    "fedexp": (lambda: convolutional(32, 384), 50),
     "resnet18": (residual, 50),
     "lstm": (Recurrent, 50),
+    "lstm256": (lambda: Recurrent(256), 50),
 }
 
 

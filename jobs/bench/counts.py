@@ -3,8 +3,8 @@
     python -m jobs.bench.counts [mlp] [cnn] [logistic] [resnet18] [lstm]          all: a minute or two
 
 The tests' strict device (tests/device/strict.py) runs everything on the CPU and counts operators that launch kernels on
-a GPU, waits of the host for the device, and the bytes of each copy. Counted is the third round of each workload of
-`hpcfed bench`, and of a ResNet-18 and an LSTM, by each engine, beside the bare loop's: data are on the device by then.
+a GPU, waits of the host for the device, and the bytes of each copy. Counted is the third round of some workloads of
+`hpcfed bench`, the ResNet-18 with fewer images, by each engine, beside the bare loop's: data are on the device by then.
 Prints one table a workload; `d` in it is a copy as large as the model's vector or larger.
 """
 
@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,15 +27,13 @@ from hpcfed.ranks.accelerators import ACCELERATORS, Accelerator
 from hpcfed.ranks.world import World
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
-from hpcfed.tools.bench.workloads import WORKLOADS, Workload, write_files
+from hpcfed.tools.bench.workloads import WORKLOADS, write_files
 from jobs.bench import bare
 from tests.device.strict import KIND, STUB, Counts, register
 
 ROUND = 3
-COUNTED = {name: WORKLOADS[name] for name in ("mlp", "cnn", "logistic")} | {
-    "resnet18": Workload("", "ResNet-18", {"name": "resnet18-gn"}, 4, 8, (3, 32, 32), 10, cohort=2, batch_size=4),
-    "lstm": Workload("", "LSTM", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50),
-}
+COUNTED = {name: WORKLOADS[name] for name in ("mlp", "cnn", "logistic", "resnet18", "lstm")}
+COUNTED["resnet18"] = replace(COUNTED["resnet18"], samples=8, cohort=2, batch_size=4)
 
 
 def of_hpcfed(recipe: Path, *overrides: str) -> tuple[Counts, int]:

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
+from hpcfed.cli.bench import PAPERS, _named, command
 from hpcfed.cli.bench import WORKLOADS as OFFERED
-from hpcfed.cli.bench import _named, command
 from hpcfed.config.recipe import Model
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.models import spec
@@ -107,7 +107,7 @@ def bare_loop() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "logistic"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "logistic", *PAPERS])
 def test_the_bare_loop_trains_the_same_model(name: str, bare_loop: ModuleType) -> None:
     work = WORKLOADS[name]
     build, batch_size = bare_loop.MODELS[name]
@@ -146,7 +146,7 @@ def test_loops_of_ones_own_have_names_and_learn_what_is_timed():
 
 
 def test_a_workload_that_is_not_one_is_refused() -> None:
-    assert tuple(WORKLOADS) == OFFERED
+    assert tuple(WORKLOADS) == OFFERED + PAPERS
     with pytest.raises(InputError, match="unknown workload 'mpl'; did you mean 'mlp'"):
         raise CliRunner().invoke(command, ["mpl"]).exception
     with pytest.raises(InputError, match="two ranks or more"):

@@ -61,6 +61,32 @@ WORKLOADS = {
     ),
     "logistic": LOGISTIC,
     "logistic-200": replace(LOGISTIC, letter="C200", cohort=200),
+    "fedexp": Workload(
+        "D",
+        "FedExP's CNN conv5(32)-pool-conv5(64)-pool-384-192-10",
+        {"name": "cifar-cnn"},
+        20,
+        100,
+        (3, 32, 32),
+        10,
+        cohort=4,
+        batch_size=50,
+    ),
+    "resnet18": Workload(
+        "E", "ResNet-18 with GroupNorm", {"name": "resnet18-gn"}, 4, 50, (3, 32, 32), 10, cohort=1, batch_size=50
+    ),
+    "lstm": Workload("F", "FedDyn's LSTM 8-100-100-80", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50),
+    "lstm256": Workload(
+        "G",
+        "GeL's LSTM 8-256-256-80",
+        {"name": "lstm", "hidden": 256},
+        20,
+        100,
+        (80,),
+        80,
+        cohort=4,
+        batch_size=50,
+    ),
 }
 
 
