@@ -209,10 +209,11 @@ class Simulation:
         Raises:
             Diverged, EnvironmentFailure: as `round` does.
         """
-        round, started = plan.round, time.perf_counter()
+        round = plan.round
         scalars = (*self._parts.method.local.scalars, *self.buffers.scalars)
         own = int(np.count_nonzero(np.equal(plan.ranks, self._world.rank)))
-        self._buffer.open(units, len(plan.cohort.clients), scalars, expected=own)
+        self._buffer.open(units, len(plan.cohort.clients), scalars, expected=own)  # which may wait for other ranks
+        started = time.perf_counter()
         states, failure = self._training(plan)
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)

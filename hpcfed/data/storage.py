@@ -183,6 +183,8 @@ class StoredRows:
 
 def _merged(parts: np.ndarray) -> np.ndarray:
     """Return the parts (parts, 2), neighbours that follow one another in the file as one."""
+    if not len(parts):
+        return parts
     begins = np.flatnonzero(np.append(True, parts[1:, 0] != parts[:-1, 1]))
     return np.column_stack((parts[begins, 0], parts[np.append(begins[1:], len(parts)) - 1, 1]))
 

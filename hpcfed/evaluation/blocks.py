@@ -4,12 +4,13 @@ From `MANY` clients on, clients are cut into blocks of `BLOCK` neighbours, whate
 are read in one piece and go through the model together, and the results of single samples are added client by client. A
 matrix product's last bits may depend on its number of rows, so a client's may differ from those of its samples alone;
 on any number of ranks they are the same. Blocks of more than `LARGEST` bytes are left to evaluation client by client,
-as is everything in smaller federations.
+as is everything in smaller federations, and where a sample's output depends on others'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.ranks.world import World
 
+NUMBER = 8
+"""Bytes of a number."""
 MANY = 4096
 BLOCK = 512
-LARGEST = 1 << 25
+LARGEST = 1 << 26
+"""Bytes of a block's samples as float64, and of outputs that are kept."""
 
 
 class ClientBlocks:
@@ -30,18 +34,20 @@ class ClientBlocks:
         split: whose samples.
         federation, shards: the samples.
         world: the ranks; each evaluates every P-th block.
+        kept: numbers of an output that are kept for each sample.
 
     Attributes:
         covered: (N,) bool, clients that are in a block.
     """
 
-    def __init__(self, split: str, federation: Federation, shards: Shards, world: World):
+    def __init__(self, split: str, federation: Federation, shards: Shards, world: World, kept: int = 0):
         self._split, self._shards, self._world = split, shards, world
         offsets = federation.offsets if split == "train" else federation.test_offsets
         self._offsets = np.zeros(1, np.int64) if offsets is None else offsets
         firsts = np.arange(0, len(self._offsets) - 1 if federation.num_clients >= MANY else 0, BLOCK)
         lasts = np.minimum(firsts + BLOCK, len(self._offsets) - 1)
-        small = (self._offsets[lasts] - self._offsets[firsts]) * shards.sample_bytes <= LARGEST
+        entries = max(prod(federation.feature_shape), kept)
+        small = (self._offsets[lasts] - self._offsets[firsts]) * entries * NUMBER <= LARGEST
         self._bounds = np.column_stack((firsts, lasts))[small].tolist()
         self.covered = np.full(federation.num_clients, False)
         for first, last in self._bounds:

@@ -30,6 +30,7 @@ from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.evaluation.statistics import TrainingStatistics
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, RIGHT, Loss, Metric
+from hpcfed.models.roles import mixes_samples
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
@@ -112,8 +113,10 @@ class Evaluator:
         }
         self.whole = {**({"loss": WholeMetric(loss.of_all)} if loss.whole else {}), **whole}
         self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
-        each = {"loss": loss.by_sample, "accuracy": RIGHT.get(federation.task)}
+        each = {"loss": None if loss.is_own else loss.by_sample, "accuracy": RIGHT.get(federation.task)}
         self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
+        self._by_client_alone = {name: one for name, one in self.sums.items() if name not in self._by_sample}
+        self._in_blocks = private is None and not mixes_samples(model.module)
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
         self._federation = federation
@@ -230,7 +233,7 @@ class Evaluator:
 
     def measure_blocks(self, split: str, cells: np.ndarray) -> np.ndarray:
         """Measure the loaded model on the samples of many small clients at once (`hpcfed.evaluation.blocks`), unless
-        they have private parts.
+        they have private parts, or a sample's output depends on others'.
 
         Args:
             split: ``train`` or ``test``.
@@ -239,10 +242,11 @@ class Evaluator:
         Returns:
             (N,) bool, clients that are measured so, on any rank.
         """
-        if self._private is not None:
+        if not self._in_blocks:
             return np.full(self._federation.num_clients, False)
         if split not in self._blocks:
-            self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world)
+            kept = prod(self._outputs) if self._by_client_alone or self.whole else 0
+            self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world, kept)
         for clients, sizes, samples in self._blocks[split].own():
             cells[clients] = self._cells_of_several(sizes, samples)
             cells[clients][~self._counted[clients]] = 0
@@ -251,22 +255,27 @@ class Evaluator:
     def _cells_of_several(self, sizes: np.ndarray, samples: Samples) -> np.ndarray:
         """Return `cells` of each of several clients, (C, cells, 2), of so many samples each, zeros for those without.
 
-        Measures without a value for each sample are computed client by client, from the same outputs.
+        Measures without a value for each sample, and the user's own, are computed client by client, from the same
+        outputs; else no outputs are kept.
         """
-        x, y = samples
-        output = torch.cat([self._model.module(some) for some in x.split(self._batch_size)])
+        outputs, values = list[Tensor](), {name: list[Tensor]() for name in self._by_sample}
+        for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
+            output = self._model.module(x)
+            for name, by_sample in self._by_sample.items():
+                values[name].append(by_sample(output, y).cpu())
+            if self._by_client_alone or self.whole:
+                outputs.append(output)
         places, filled = self.layout.places, np.flatnonzero(sizes)
         found, firsts = np.zeros((len(sizes), self.layout.size, 2)), (np.cumsum(sizes) - sizes)[filled]
-        for name, by_sample in self._by_sample.items():
-            each = by_sample(output, y).cpu().numpy().astype(np.float64)
-            found[filled, places[name].start] = np.column_stack([np.add.reduceat(each, firsts), sizes[filled]])
-        others = {name: measure for name, measure in self.sums.items() if name not in self._by_sample}
-        if others or self.whole:
-            for client, own, target in zip(
-                filled, *(rows.split(sizes[filled].tolist()) for rows in (output, y)), strict=True
-            ):
-                for name, measure in others.items():
-                    found[client, places[name]] = measure(own, target)
+        for name, each in values.items():
+            sums = np.add.reduceat(torch.cat(each).numpy().astype(np.float64), firsts)
+            found[filled, places[name].start] = np.column_stack([sums, sizes[filled]])
+        if outputs:
+            each_own = (rows.split(sizes[filled].tolist()) for rows in (torch.cat(outputs), samples[1]))
+            for client, own, target in zip(filled, *each_own, strict=True):
+                for name, measure in self._by_client_alone.items():
+                    batches = zip(own.split(self._batch_size), target.split(self._batch_size), strict=True)
+                    found[client, places[name]] = np.sum([measure(*batch) for batch in batches], axis=0)
                 for name, metric in self.whole.items():
                     found[client, places[name]] = metric.cells(own.cpu(), target.cpu())
         return found

@@ -66,6 +66,11 @@ class Loss:
     whole: bool = False
     by_client: Callable[[int], Loss] | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's."""
+        return isinstance(self.each, _OwnLoss)
+
     def of_client(self, client: int) -> Loss:
         """Return the loss with which a client trains: this one, unless its weights are the client's."""
         return self if self.by_client is None else self.by_client(client)
@@ -249,7 +254,7 @@ def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], 
     functions: dict[str, Callable[[Tensor, Tensor], Any]] = {
         f"evaluate.metrics.{name}": metrics[name] for name in metrics
     }
-    if isinstance(loss.each, _OwnLoss):
+    if loss.is_own:
         functions["loss.factory"] = loss.each
     for key, function in functions.items():
         try:

@@ -19,16 +19,15 @@ TOKEN_BYTES = 16
 """Bytes after the memory by which ranks tell that they have opened the right one."""
 
 
-def shared_memory(world: World, num_bytes: int) -> list[np.ndarray] | None:
-    """Return new memory of each rank, by rank, as bytes (num_bytes,); None if the ranks cannot share any.
+def shared_memory(world: World, num_bytes: int, *, willing: bool = True) -> list[np.ndarray] | None:
+    """Return new memory of each rank, by rank, as bytes (num_bytes,); None if the ranks cannot, or one is not willing.
 
     Called on every rank, with the same size; same result on all.
     """
     if world.size == 1 or len(set(world.hosts)) > 1:
         return None
-    token, own = os.urandom(TOKEN_BYTES), _new(num_bytes + TOKEN_BYTES)
-    if own is not None:
-        os.pwrite(own, token, num_bytes)
+    token = os.urandom(TOKEN_BYTES)
+    own = _new(num_bytes, token) if willing else None
     try:
         found = [_opened(*each, num_bytes) for each in world.gather((os.getpid(), own, token))]
         shared = all(world.gather(all(one is not None for one in found)))
@@ -38,14 +37,18 @@ def shared_memory(world: World, num_bytes: int) -> list[np.ndarray] | None:
     return [one for one in found if one is not None] if shared else None
 
 
-def _new(num_bytes: int) -> int | None:
-    """Return the descriptor of new memory, None if the system has none to share."""
+def _new(num_bytes: int, token: bytes) -> int | None:
+    """Return the descriptor of new memory with a token behind it, None if the system has none to share."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
         file = os.memfd_create("hpcfed-sums")
-        os.ftruncate(file, num_bytes)
     except OSError:
+        return None
+    try:
+        os.pwrite(file, token, num_bytes)
+    except OSError:
+        os.close(file)
         return None
     return file
 

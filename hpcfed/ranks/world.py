@@ -74,8 +74,8 @@ class World:
         return value
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return rank 0's tensors, on the host, on every rank: their names, shapes and dtypes, then their memory."""
-        return tensors
+        """Return rank 0's tensors, on the host, on every rank."""
+        return self.broadcast(tensors)
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""

@@ -96,7 +96,7 @@ class SumMemory:
             self.parts = [[_mapped(size, self._memory.dtype) for _ in range(words)] for words, size in shapes]
             vectors = 0
         words = vectors + tail
-        self._is_shared = alone and self._share(vectors, words)
+        self._is_shared = self._share(vectors * self._memory.element_size(), words, willing=alone)
         self._memory = _at_least(self._memory, words, self._device, on_host=True)
         self._host = self._memory[:words]
         if alone:  # then clients add into the memory that MPI sums
@@ -107,16 +107,15 @@ class SumMemory:
         if not self.is_large:
             self.parts = list(_split(self._device_memory, shapes))
 
-    def _share(self, vectors: int, words: int) -> bool:
-        """Let all ranks read so many words of each other's, if their sums take enough of them; return whether they do.
+    def _share(self, sum_bytes: int, words: int, *, willing: bool) -> bool:
+        """Let all ranks read so many words of each other's, if the sums in them take enough; return whether they do.
 
-        The same on all ranks.
+        The same on all ranks: where some have a GPU, those without do not share either.
         """
-        size = self._memory.element_size()
-        if not self._can_share or vectors * size < SHARED_BYTES:
+        if not self._can_share or not SHARED_BYTES <= sum_bytes <= LARGE_BYTES:
             return False
         if not self._shared or len(self._shared[0]) < words:
-            found = shared_memory(self._world, words * size)
+            found = shared_memory(self._world, words * self._memory.element_size(), willing=willing)
             self._can_share = found is not None
             self._shared = [torch.from_numpy(one).view(self._memory.dtype) for one in found or []]
         if self._shared:

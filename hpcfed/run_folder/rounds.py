@@ -63,7 +63,7 @@ def iterate_rounds(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with open_file(path) as file:
-            yield from parse_rounds(_complete(file), path)
+            yield from parse_rounds(complete(file), path)
     except FileNotFoundError:
         raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from None
     except OSError as error:
@@ -72,9 +72,14 @@ def iterate_rounds(path: Path) -> Iterator[dict[str, Any]]:
         raise InputError(str(error), where=str(path), remedy="restore the run's own record") from None
 
 
-def _complete(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a record; the last one if only its newline is missing."""
-    return (line for line in lines if line.endswith(b"\n") or (line.strip() and _is_json(line)))
+def complete(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a record, the last one if only its newline is missing; none that is written meanwhile."""
+    for line in lines:
+        whole = line.endswith(b"\n")
+        if whole or (line.strip() and _is_json(line)):
+            yield line
+        if not whole:
+            return
 
 
 def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,8 +208,8 @@ def _how(study: Study) -> Iterator[str]:
 def _recipes(view: View) -> Iterator[tuple[str, str]]:
     """Yield each arm's title and recipe, with paths from the folder that the study's lies in."""
     study = view.study
-    here = str(study.folder.parent)
+    here = re.compile(rf"(?<![\w./-]){re.escape(str(study.folder.parent))}(/|$)", re.MULTILINE)
     for arm in study.arms:
         path = study.run_folder(arm, 0, study.seeds[0]) / "recipe.yaml"
         if (arm.kind == FEDERATED or arm.site in (None, 0)) and path.exists():
-            yield arm.title, dump_yaml(read_recipe(path)).replace(f"{here}/", "").replace(here, ".")
+            yield arm.title, here.sub(lambda found: "" if found[1] else ".", dump_yaml(read_recipe(path)))

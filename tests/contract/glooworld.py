@@ -41,6 +41,8 @@ class GlooWorld(World):
 
 
 def run(rank: int, size: int, meeting: Path, recipe: dict[str, Any]) -> None:
-    """Run a recipe as one of `size` processes."""
-    hpcfed.run(recipe, world=GlooWorld(rank, size, meeting), quiet=True)
+    """Run a round of a recipe, and go on to its second, as one of `size` processes."""
+    world = GlooWorld(rank, size, meeting)
+    for rounds in (1, 2):
+        hpcfed.run({**recipe, "rounds": rounds}, world=world, quiet=True)
     distributed.destroy_process_group()

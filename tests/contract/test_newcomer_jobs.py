@@ -73,9 +73,16 @@ def test_a_method_of_the_package_is_one_file(fednear, world, shared_tmp):
 
 @pytest.mark.serial
 def test_another_world_takes_the_place_of_mpi(tmp_path):
-    """FedDyn, whose states move between two processes connected by Gloo: the same bits as in one."""
+    """FedDyn, whose states move between two processes connected by Gloo: the same bits as in one; one run goes on."""
     data = str(write_small(tmp_path))
-    recipe = small(None, data=data, algorithm={"name": "feddyn", "alpha": 0.1}, placement="balanced", rounds=2)
+    recipe = small(
+        None,
+        data=data,
+        algorithm={"name": "feddyn", "alpha": 0.1},
+        placement="balanced",
+        rounds=2,
+        checkpoint={"every": 1},
+    )
     spawned = multiprocessing.get_context("spawn")
     meeting, together = tmp_path / "meeting", {**recipe, "output": str(tmp_path / "together")}
     ranks = [spawned.Process(target=glooworld.run, args=(rank, 2, meeting, together)) for rank in range(2)]

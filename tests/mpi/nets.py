@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,24 @@ class Norms(nn.Module):
         if self.training:
             self.seen = self.seen + len(input)
         return self.head(self.norm(input) * self.table * self.mask)
+
+
+class Unkept(nn.Sequential):
+    """A linear model behind a BatchNorm without running statistics: it normalises by the batch in evaluation, too."""
+
+    def __init__(self) -> None:
+        norm = nn.BatchNorm1d(3, track_running_stats=False)
+        super().__init__(nn.Unflatten(1, (3, 4)), norm, nn.Flatten(), nn.Linear(12, 4))
+
+
+def centred() -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss factory: squared distances of samples' losses from their mean, so that each depends on all."""
+
+    def losses(output: Tensor, target: Tensor) -> Tensor:
+        each = nn.functional.cross_entropy(output, target, reduction="none")
+        return (each - each.mean()).square()
+
+    return losses
 
 
 class Block(nn.Module):

@@ -20,6 +20,7 @@ from hpcfed.errors import InputError
 from hpcfed.evaluation import blocks
 from hpcfed.ranks.world import World
 from tests.federations import blobs, write_federation
+from tests.mpi import nets
 from tests.mpi.recipes import small
 from tests.mpi.test_resume import stopped
 from tests.mpi.test_same_result import left_by
@@ -138,7 +139,7 @@ def test_clients_in_blocks_have_the_numbers_of_each_alone(world, folder, monkeyp
     singly = hpcfed.run(recipe("singly", **changes), world=world, quiet=True)
     with Federation.open(folder / "small.h5") as federation:
         samples = np.add.reduceat(federation.sizes, [0, 4, 8])
-        monkeypatch.setattr(blocks, "LARGEST", int(samples.max() - 1) * federation.client(0)[0][0].nbytes)
+        monkeypatch.setattr(blocks, "LARGEST", int(samples.max() - 1) * federation.client(0)[0][0].size * blocks.NUMBER)
     monkeypatch.setattr(blocks, "MANY", 1)
     monkeypatch.setattr(blocks, "BLOCK", 4)
     together = hpcfed.run(recipe("in-blocks", **changes), world=world, quiet=True)
@@ -155,6 +156,21 @@ def test_clients_in_blocks_have_the_numbers_of_each_alone(world, folder, monkeyp
         alone = hpcfed.run(recipe("blocks-alone", **changes), world=World(), quiet=True)
         assert (folder / "in-blocks/clients.csv").read_bytes() == (folder / "blocks-alone/clients.csv").read_bytes()
         assert left_by(together) == left_by(alone)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"loss": {"factory": "nets:centred"}}, {"model": {"factory": "nets:Unkept"}}],
+    ids=["the user's loss", "batch statistics"],
+)
+def test_what_depends_on_other_samples_sees_a_clients_own_alone(changes, world, folder, monkeypatch):
+    base = {"rounds": 1, "dtype": "float64", "python_path": [str(Path(nets.__file__).parent)]}
+    changes = {**base, "evaluate": {**EVALUATE, "clients": {"every": 1}}, **changes}
+    singly = table(hpcfed.run(recipe("singly", **changes), world=world, quiet=True).folder)
+    monkeypatch.setattr(blocks, "MANY", 1)
+    together = table(hpcfed.run(recipe("in-blocks", **changes), world=world, quiet=True).folder)
+    for row, other in zip(together, singly, strict=True):
+        np.testing.assert_allclose(float(row["loss"]), float(other["loss"]), rtol=1e-12, atol=1e-12)
 
 
 def test_training_does_not_know_of_it(world, folder):

@@ -104,6 +104,17 @@ def test_ranks_that_cannot_share_leave_the_sums_to_mpi(world, small_is_large, mo
     assert min(calls) > SIZE  # whole buffers
 
 
+def test_one_rank_with_a_device_is_enough_to_leave_them_to_mpi(world, small_is_large):
+    sums = world.sum_in_place if world.rank == world.size - 1 else None
+    buffer = RoundBuffer(SIZE, torch.float32, CPU, world, sum_on_device=sums)
+    for number, units in enumerate(LAYOUTS[:2]):
+        buffer.open(units, world.size)
+        own = torch.full((SIZE,), 1.0 + world.rank)
+        buffer.add(world.rank, 1.0, {"delta": own}, loss_sum=0.0, steps=1)
+        found = buffer.reduce(number, 0.0).vectors["delta"]
+        assert torch.equal(found, torch.full_like(found, (1 + world.size) / 2))
+
+
 @pytest.mark.parametrize(
     "changes",
     [

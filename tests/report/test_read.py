@@ -12,7 +12,7 @@ import pytest
 
 from hpcfed.errors import InputError
 from hpcfed.report.read import find_runs, read_run, read_runs
-from hpcfed.run_folder.rounds import line_of
+from hpcfed.run_folder.rounds import complete, line_of
 from tests.report.conftest import make_rows, write_run
 from tests.report.test_watch import follow
 
@@ -36,6 +36,11 @@ def test_what_is_not_finite_is_null_and_old_records_with_nan_are_read(tmp_path):
         folder = write_run(tmp_path / str(len(text)), rows=rows)
         (folder / "metrics.jsonl").write_text(text)
         assert np.isnan(read_run(folder).column("test_loss")).tolist() == [True]
+
+
+def test_what_is_written_while_a_record_is_read_is_left_out():
+    assert list(complete([b'{"round": 1}\n', b'{"rou', b'nd": 2}\n'])) == [b'{"round": 1}\n']
+    assert list(complete([b'{"round": 1}', b"\n", b'{"round": 2}\n'])) == [b'{"round": 1}']
 
 
 def test_partial_last_line_is_left_out(tmp_path):
