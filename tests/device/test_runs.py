@@ -13,6 +13,7 @@ from torch import nn
 
 import hpcfed
 from hpcfed.errors import InputError
+from hpcfed.evaluation import blocks
 from hpcfed.reduce import memory
 from tests.device.strict import Stub
 from tests.mpi.recipes import small, write_small
@@ -76,6 +77,11 @@ def both(stub: Stub, world, folder) -> Callable[..., list[dict[str, Any]]]:
 @pytest.mark.parametrize("path", PATHS)
 def test_the_bits_are_the_cpus(path, both) -> None:
     both(rounds=2, **PATHS[path])
+
+
+def test_the_bits_of_clients_evaluated_in_blocks_are_the_cpus(both, monkeypatch) -> None:
+    monkeypatch.setattr(blocks, "MANY", 1)
+    both(rounds=1, **PATHS["all measures"])
 
 
 OTHER_KERNELS = ("lstm", "resnet18-gn")
