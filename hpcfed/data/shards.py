@@ -39,9 +39,6 @@ class Shards:
         dtype, device: of the returned samples.
         capacity: bytes to cache.
         keeps_clients: whether clients' training samples are cached. Of a million clients, a run sees hardly any twice.
-
-    Attributes:
-        sample_bytes: of one sample in the file.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class Shards:
         self._device = device
         self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
         per_sample = (federation.feature_shape, federation.x_dtype), (federation.target_shape, federation.y_dtype)
-        self.sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
+        self._sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
         self._held = Held(capacity)
         self.keeps_clients = keeps_clients
         self._missed = True
@@ -71,7 +68,7 @@ class Shards:
     def clients(self, clients: Sequence[int]) -> list[Samples]:
         """Return all samples of each of several clients, (C,), as `client` does; small clients are read together."""
         missing = [k for k in clients if ("train", k) not in self._held]
-        small = [k for k in missing if self._federation.sizes[k] * self.sample_bytes <= SMALL]
+        small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= SMALL]
         read = self._read_together(small) if small else {}
         return [read[k] if k in read else self.client(k) for k in clients]
 

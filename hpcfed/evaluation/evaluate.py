@@ -115,7 +115,7 @@ class Evaluator:
         self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
         each = {"loss": None if loss.is_own else loss.by_sample, "accuracy": RIGHT.get(federation.task)}
         self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
-        self._by_client_alone = {name: one for name, one in self.sums.items() if name not in self._by_sample}
+        self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
         self._in_blocks = private is None and not mixes_samples(model.module)
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
@@ -245,7 +245,7 @@ class Evaluator:
         if not self._in_blocks:
             return np.full(self._federation.num_clients, False)
         if split not in self._blocks:
-            kept = prod(self._outputs) if self._by_client_alone or self.whole else 0
+            kept = prod(self._outputs) if self._client_sums or self.whole else 0
             self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world, kept)
         for clients, sizes, samples in self._blocks[split].own():
             cells[clients] = self._cells_of_several(sizes, samples)
@@ -263,7 +263,7 @@ class Evaluator:
             output = self._model.module(x)
             for name, by_sample in self._by_sample.items():
                 values[name].append(by_sample(output, y).cpu())
-            if self._by_client_alone or self.whole:
+            if self._client_sums or self.whole:
                 outputs.append(output)
         places, filled = self.layout.places, np.flatnonzero(sizes)
         found, firsts = np.zeros((len(sizes), self.layout.size, 2)), (np.cumsum(sizes) - sizes)[filled]
@@ -273,7 +273,7 @@ class Evaluator:
         if outputs:
             each_own = (rows.split(sizes[filled].tolist()) for rows in (torch.cat(outputs), samples[1]))
             for client, own, target in zip(filled, *each_own, strict=True):
-                for name, measure in self._by_client_alone.items():
+                for name, measure in self._client_sums.items():
                     batches = zip(own.split(self._batch_size), target.split(self._batch_size), strict=True)
                     found[client, places[name]] = np.sum([measure(*batch) for batch in batches], axis=0)
                 for name, metric in self.whole.items():

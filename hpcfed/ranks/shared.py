@@ -24,7 +24,7 @@ def shared_memory(world: World, num_bytes: int, *, willing: bool = True) -> list
 
     Called on every rank, with the same size; same result on all.
     """
-    if world.size == 1 or len(set(world.hosts)) > 1:
+    if not world.shares_memory or world.size == 1 or len(set(world.hosts)) > 1:
         return None
     token = os.urandom(TOKEN_BYTES)
     own = _new(num_bytes, token) if willing else None

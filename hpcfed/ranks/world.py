@@ -59,6 +59,9 @@ class World:
     pulse: Pulse | None = None
     """Signs of life between the ranks; None if there are none."""
 
+    shares_memory: bool = True
+    """Whether ranks of one host may sum in memory that they share; the same on all ranks."""
+
     reads_gpu_memory: bool | None = None
     """Whether MPI accepts buffers in a GPU's memory; None if unknown."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -107,7 +108,7 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
     """
     from hpcfed.api import run
 
-    with world.united():
+    with world.united(), _by_mpi(world):
         recipe = world.on_root(lambda: resolve(load_recipe(source, changes)))
         with Federation.open(recipe.data) as federation:
             sizes = federation.sizes
@@ -121,6 +122,16 @@ def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, f
         found = RankTimes(world.size, identity(recipe), mode, rounds, describe(), samples, probed)
         world.on_root(lambda: write_whole(path_of(folder, world.size), json.dumps(asdict(found), indent=1) + "\n"))
     return found
+
+
+@contextmanager
+def _by_mpi(world: World) -> Iterator[None]:
+    """Let sums go by MPI in the block, as between hosts, where ranks of one host share memory."""
+    shares, world.shares_memory = world.shares_memory, False
+    try:
+        yield
+    finally:
+        world.shares_memory = shares
 
 
 def read(folder: Path, ranks: int) -> RankTimes | None:

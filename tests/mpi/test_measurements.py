@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.reduce import memory
 from hpcfed.reduce.slots import RANK_SLOT, client_slot
 from hpcfed.scaling.measure import measure_here, read
 from hpcfed.tools.bench.reduction import measure
@@ -25,7 +26,13 @@ def test_the_reduction_is_told_apart(world):
 
 
 @pytest.mark.ranks(2)
-def test_ranks_measure_together(world, shared_tmp: Path):
+def test_ranks_measure_together(world, shared_tmp: Path, monkeypatch):
+    """Rounds as between hosts: the ranks of this one share no memory, as they would with sums of this size."""
+    shares, shared = memory.shared_memory, []
+    monkeypatch.setattr(memory, "SHARED_BYTES", 1)
+    monkeypatch.setattr(
+        memory, "shared_memory", lambda *given, **how: shared.append(shares(*given, **how)) or shared[-1]
+    )
     world.on_root(lambda: write_small(shared_tmp))
     world.on_root(lambda: write_recipe(shared_tmp))
     found = measure_here(shared_tmp / "recipe.yaml", ["cohort.size=4"], "strong", 3, shared_tmp / "out", world)
@@ -35,3 +42,5 @@ def test_ranks_measure_together(world, shared_tmp: Path):
     assert found.samples[0].load.slowest >= found.samples[0].load.average > 0
     assert [size for size, _ in kept.allreduce] == sorted(size for size, _ in kept.allreduce)
     assert kept.allreduce[0][0] == 8
+    assert shared == [None] * 3
+    assert world.shares_memory

@@ -44,49 +44,33 @@ class Workload:
 MLP = Workload(
     "A", "MLP 784-200-100-10", {"name": "mlp", "hidden": [200, 100]}, 100, 600, (784,), 10, cohort=10, batch_size=50
 )
+CNN = Workload(
+    "B",
+    "CNN conv5(64)-pool-conv5(64)-pool-394-192-10",
+    {"name": "feddyn-cnn", "hidden": 394},
+    20,
+    100,
+    (3, 32, 32),
+    10,
+    cohort=4,
+    batch_size=50,
+)
 LOGISTIC = Workload("C", "logistic 60→5", {"name": "logistic"}, 1000, 100, (60,), 5, cohort=20, batch_size=5)
+LSTM = Workload("F", "FedDyn's LSTM 8-100-100-80", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50)
 WORKLOADS = {
     "mlp": MLP,
     "mlp-100": replace(MLP, letter="A100", cohort=100),
-    "cnn": Workload(
-        "B",
-        "CNN conv5(64)-pool-conv5(64)-pool-394-192-10",
-        {"name": "feddyn-cnn", "hidden": 394},
-        20,
-        100,
-        (3, 32, 32),
-        10,
-        cohort=4,
-        batch_size=50,
-    ),
+    "cnn": CNN,
     "logistic": LOGISTIC,
     "logistic-200": replace(LOGISTIC, letter="C200", cohort=200),
-    "fedexp": Workload(
-        "D",
-        "FedExP's CNN conv5(32)-pool-conv5(64)-pool-384-192-10",
-        {"name": "cifar-cnn"},
-        20,
-        100,
-        (3, 32, 32),
-        10,
-        cohort=4,
-        batch_size=50,
+    "fedexp": replace(
+        CNN, letter="D", title="FedExP's CNN conv5(32)-pool-conv5(64)-pool-384-192-10", model={"name": "cifar-cnn"}
     ),
     "resnet18": Workload(
         "E", "ResNet-18 with GroupNorm", {"name": "resnet18-gn"}, 4, 50, (3, 32, 32), 10, cohort=1, batch_size=50
     ),
-    "lstm": Workload("F", "FedDyn's LSTM 8-100-100-80", {"name": "lstm"}, 20, 100, (80,), 80, cohort=4, batch_size=50),
-    "lstm256": Workload(
-        "G",
-        "GeL's LSTM 8-256-256-80",
-        {"name": "lstm", "hidden": 256},
-        20,
-        100,
-        (80,),
-        80,
-        cohort=4,
-        batch_size=50,
-    ),
+    "lstm": LSTM,
+    "lstm256": replace(LSTM, letter="G", title="GeL's LSTM 8-256-256-80", model={"name": "lstm", "hidden": 256}),
 }
 
 
