@@ -29,7 +29,7 @@ URL = "https://github.com/TalwalkarLab/leaf"
 LAYOUT = (
     "the folders train and test of LEAF's preprocessing; or json files, those with 'test' in their name for testing"
 )
-FEMNIST = Origin("FEMNIST from LEAF: characters by 3,550 writers, 62 classes, 28 × 28", URL, layout=LAYOUT)
+FEMNIST = Origin("FEMNIST from LEAF: characters by some 3,600 writers, 62 classes, 28 × 28", URL, layout=LAYOUT)
 SHAKESPEARE = Origin("Shakespeare from LEAF: 80 characters in, the next one out, by role", URL, layout=LAYOUT)
 VECTORS = Origin("LEAF's or FedProx's synthetic sets as they wrote them: vectors and classes", URL, layout=LAYOUT)
 SIDE = 28

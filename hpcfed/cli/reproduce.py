@@ -136,8 +136,7 @@ def _chosen(
     from hpcfed.errors import InputError, nearest
     from hpcfed.reproduce.catalogue import find
 
-    images = places.has_raw("cifar10")
-    found = [experiment.at(scale, images=images) for experiment in find(name)]
+    found = find(name, scale, images=places.has_raw("cifar10"))
     if cases and any(one.measure.kind == "sites" for one in found):
         raise InputError(f"--case: the table of {name} is of all its cases", remedy="choose by --method")
     limited = [experiment.limited(list(cases)) for experiment in found]

@@ -20,7 +20,7 @@ ELSEWHERE = {
     "sgd": "one gradient a round is dsgd, several local steps are fedavg",
     "fedbn": 'FedBN goes with any method: parameters.private=["*bn*"]',
     "fedper": 'private layers go with any method: parameters.private=["head.*"]',
-    "gel": "GeL goes with any method: guess=remaining or guess=limit",
+    "gel": "GeL goes with any method but dsgd: guess=remaining, with local.momentum, Adam or Yogi",
 }
 """Names from the literature that are no method here (lower case, letters and digits only) → what to use."""
 KEY = ".[key]"

@@ -71,7 +71,7 @@ MEANINGS = {
     "budget": ("`{low: 4, high: 20}` steps drawn for each client and round, or `{schedule: budgets.json}`"),
     "guess": (
         "`remaining`: after its τ_i steps a client guesses the rest of `local.steps` (GeL); `10`: so "
-        "many; `limit`: infinitely many"
+        "many; `limit`: infinitely many; needs `momentum`, Adam or Yogi"
     ),
     "algorithm": (
         "`{name: fedexp, eps: 1e-3}`; a product `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; "

@@ -41,22 +41,23 @@ def read(file: Traversable, paper: str) -> Experiment:
         return validated(Experiment, content, str(path))
 
 
-def find(name: str) -> list[Experiment]:
-    """Return the experiments of a name: one experiment, a file, or a paper's table or figure, limited to its cases.
+def find(name: str, scale: str = "full", *, images: bool = False) -> list[Experiment]:
+    """Return the experiments of a name at a scale: one experiment, a file, or those of a paper's table or figure.
 
-    A file states the ``paper`` it belongs to; the default is the name of its folder.
+    Those of a table or figure are limited to its cases, if they have any of these at this scale. A file states the
+    ``paper`` it belongs to; the default is the name of its folder. `scale` and `images` are those of `Experiment.at`.
 
     Raises:
-        InputError: nothing has that name, or the file does not fit the schema `Experiment`.
+        InputError: nothing has that name, the file does not fit the schema `Experiment`, or there is no small variant.
     """
     if name.endswith((".yaml", ".yml")):
-        return [read(Path(name), Path(name).resolve().parent.name)]
+        return [read(Path(name), Path(name).resolve().parent.name).at(scale, images=images)]
     every = experiments()
     if name in every:
-        return [every[name]]
+        return [every[name].at(scale, images=images)]
     items = {f"{one.paper}-{item}": None for one in every.values() for item in one.shows}
     if name not in items:
         raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
     paper, _, item = name.partition("-")
-    made_of = [one for one in every.values() if one.paper == paper and item in one.shows]
-    return [one.limited(one.shows[item]) for one in made_of]
+    made_of = [one.at(scale, images=images) for one in every.values() if one.paper == paper and item in one.shows]
+    return [one.limited([case for case in one.shows[item] if case in one.cases]) for one in made_of]

@@ -77,6 +77,8 @@ def _references(experiment: Experiment) -> dict[str, str]:
 
 def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
     criterion, references = criterion_of(experiment), _references(experiment)
+    in_models = experiment.measure.unit == "models"
+    sent = {name: entry.models if in_models else 1 for name, entry in experiment.methods.items()}
     rows: list[Row] = []
     for number, target in enumerate(case.targets):
         every = [reached(experiment, one, settings, target) for one in settings]
@@ -86,10 +88,9 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
         goal = f"{experiment.methods[target.of].title}'s at {target.round}" if isinstance(target, Goal) else ""
         for one in (settings[place] for place in tuned.values()):
             method, reference = one.setting.method, references.get(one.setting.method, "")
-            models = {name: experiment.methods[name].models for name in (method, reference) if name}
-            counted = {name: costs[name].mean * sent for name, sent in models.items() if name in costs}
+            counted = {name: costs[name].mean * sent[name] for name in (method, reference) if name in costs}
             cells = [_reached_text(one, costs[method])]
-            if experiment.measure.unit == "models":
+            if in_models:
                 cells.append(_number(counted[method]))
             params = costs[method].params
             cells += [count_text(params) if params else ABSENT, _ratio(counted[method], counted.get(reference))]

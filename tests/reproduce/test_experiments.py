@@ -86,6 +86,16 @@ def test_a_table_of_the_paper_is_made_of_the_cases_that_it_shows():
     assert [experiment.name for experiment in find("gel-femnist")] == ["gel-femnist"]
 
 
+def test_a_table_in_small_has_its_small_cases_or_else_its_experiments():
+    for one in experiments().values():
+        for item in one.shows if one.small else ():
+            assert all(found.cases for found in find(f"{one.paper}-{item}", "small", images=True)), item
+    (found,) = find("feddyn-figure11", "small")
+    assert list(found.cases) == ["cifar10"]
+    mnist = next(found for found in find("feddyn-table5", "small") if found.name == "feddyn-mnist")
+    assert list(mnist.cases) == ["dir03-10"]  # it has no small case with 1 % of the clients
+
+
 def test_cohorts_of_feddyn_are_its_codes():
     for one in experiments().values():
         for case in one.cases.values():
@@ -101,6 +111,9 @@ def test_settings_that_the_papers_texts_and_codes_state():
     budgets = [case.recipe["budget"] for case in every["gel-budgets"].cases.values()]
     assert [(one["low"], one["high"]) for one in budgets] == [(4, 20), (25, 50), (50, 75), (10, 100)]
     assert [entry.recipe.get("guess", 0) for entry in every["gel-budgets"].methods.values()] == [0, 10, 100]
+    synthetic = every["gel-budgets-synthetic"]
+    assert [case.recipe["budget"] for case in synthetic.cases.values()] == budgets
+    assert [entry.recipe.get("guess", 0) for entry in synthetic.methods.values()] == [0, 10, 100]
     neural, cifar100 = every["fedexp-neural"], every["feddyn-cifar100"]
     assert neural.recipe_of(neural.cases["emnist"], "scaffold-exp", "full")["algorithm"]["eps"] == 0.1
     assert {one.cases["emnist"].data.source for one in every.values() if "emnist" in one.cases} == {"fed-emnist"}
@@ -114,6 +127,14 @@ def test_settings_that_the_papers_texts_and_codes_state():
     }
     shakespeare = every["feddyn-shakespeare"].cases["roles-10"].data
     assert (shakespeare.clients, shakespeare.options) == (100, {"crop": 2000, "test_crop": 400})
+    cifar10 = every["feddyn-cifar10"]
+    iid = cifar10.recipe_of(cifar10.cases["iid-100"], "feddyn", "full")
+    assert (iid["algorithm"]["alpha"], iid["local"]["lr_decay"]) == (0.01, 1.0)
+    for one in (cifar10, cifar100):
+        scaffold = {name: one.recipe_of(case, "scaffold", "full")["algorithm"] for name, case in one.cases.items()}
+        scaled = {name for name, method in scaffold.items() if "c_scale" in method}
+        assert scaled == {"iid-unbalanced", "dir03-unbalanced"}
+    assert every["feddyn-alpha"].measure.kind == "best"
     letters = every["feddyn-emnist-l"].cases["iid-10"].data.options
     assert letters == {"classes": 10, "normalization": "feddyn"}
 

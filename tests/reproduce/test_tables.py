@@ -54,6 +54,19 @@ def test_the_best_of_a_grid_has_the_largest_concordance(tmp_path):
         assert [one.title for one in best_of(experiments()[name], grid)] == best
 
 
+@pytest.mark.parametrize(("unit", "ratio"), [("rounds", "1.00"), ("models", "2.00")])
+def test_a_ratio_is_in_the_papers_unit(unit, ratio, tmp_path):
+    """FedExP's Table 1 counts rounds, FedDyn's tables models, of which SCAFFOLD sends two a round."""
+    experiment = experiments()["gel-synthetic"].limited(["tuned"])
+    methods = {WITHOUT: experiment.methods[WITHOUT].model_copy(update={"models": 2}), WITH: experiment.methods[WITH]}
+    measure = experiment.measure.model_copy(update={"unit": unit, "beyond": False, "savings": False})
+    experiment = experiment.model_copy(update={"methods": methods, "measure": measure})
+    alike = {name: [[0.5, 0.86]] for name in methods}
+    table = make_table(experiment, measured(tmp_path, alike))
+    (row,) = [row for row in table.rows if row[2] == WITHOUT]
+    assert row[table.header.index("Ratio")] == ratio
+
+
 @pytest.mark.parametrize(
     ("of_the_reference", "told"),
     [
@@ -128,6 +141,12 @@ def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
     first, square, last = ours.sum(), ours @ ours, ours[-1]
     wanted = (first, square / first, square - last**2, first**2 - first * last)
     assert constants(guessing, momentum) == pytest.approx(wanted)
+    shares, steps, two = np.array([0.25, 0.75]), np.array([1, 2]), np.arange(2)
+    unequal = Cohort(two, shares, 2 * shares, 1.0, steps, np.zeros(2), steps)
+    # a_i are (1,) and (1.5, 1), τ_eff is 2.125, w = (2, 15)/17: the sums of equation 12 by hand
+    assert constants(unequal, 0.5) == pytest.approx((2.125, 1.779412, 1.985294, 3.75), rel=1e-6)
+    endless = Cohort(two, shares, 2 * shares, 1.0, steps, np.full(2, np.inf), steps)
+    assert constants(endless, 0.5)[0] == pytest.approx(2 * 0.25 + 4 * 0.75)
 
 
 def test_fedexps_condition_as_its_definition_has_it_from_the_record_of_a_run():
@@ -152,3 +171,9 @@ def test_fedexps_condition_as_its_definition_has_it_from_the_record_of_a_run():
     np.testing.assert_allclose(np.stack([found.residual, found.optimal], axis=1), wanted, rtol=1e-9)
     assert found.holds.tolist() == [residual <= 1 for residual, _ in wanted]
     assert 0 < found.holds.sum() < 4
+    optimal = np.array([best for _, best in wanted])
+    assert found.closer.tolist() == [abs(best - 1.7) <= abs(best - 1) for best in optimal]
+    assert found.within.tolist() == [best >= 1.7 for best in optimal]
+    assert found.falls.tolist() == (distance < np.array([optimum @ optimum, *distance[:-1]])).tolist()
+    for told in (found.closer, found.within, found.falls):
+        assert 0 < told.sum() < 4
