@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.evaluation.evaluate import Value
+from hpcfed.evaluation.measures import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts

@@ -9,9 +9,6 @@ outputs of all ranks in the order of the file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -26,45 +23,22 @@ from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.evaluation.blocks import ClientBlocks
+from hpcfed.evaluation.measures import Measures, Value, counts, value_of
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.evaluation.statistics import TrainingStatistics
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import ACCURACY, RIGHT, Loss, Metric
+from hpcfed.models.losses import Loss, Metric
 from hpcfed.models.roles import mixes_samples
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
 
-Value = float | list[Any] | None
-"""A metric's value: a number, a matrix as nested lists, None where it is undefined."""
 FEW = 4
 """Clients named in a line."""
 COLUMNS = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
 """Columns of the record that every task has; the recipe's ``evaluate.metrics`` follow, each of test and training."""
 APART = "apart"
 """Column of clients that never take part and have test sets, where evaluations count the others alone."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The numbers of all measures of a set of samples, one after another, as pairs (cells, 2): see `Evaluator.cells`.
-
-    Attributes:
-        shapes: measure → shape of its value.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @cached_property
-    def places(self) -> dict[str, slice]:
-        """Return the place of each measure's cells."""
-        ends = list(accumulate((prod(shape) for shape in self.shapes.values()), initial=0))
-        return {name: slice(*ends[k : k + 2]) for k, name in enumerate(self.shapes)}
-
-    @property
-    def size(self) -> int:
-        """Numbers in the values of all measures."""
-        return sum(prod(shape) for shape in self.shapes.values())
 
 
 class Evaluator:
@@ -83,9 +57,7 @@ class Evaluator:
         counted: (N,) bool, clients whose data count; all by default.
 
     Attributes:
-        sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
-        whole: measures of all samples at once, by name.
-        layout: of the numbers of all measures.
+        measures: loss, the task's accuracy if it has one, and the metrics.
     """
 
     def __init__(
@@ -105,17 +77,7 @@ class Evaluator:
     ):
         self._section = section
         self._model, self._private = model, private
-        accuracy = ACCURACY.get(federation.task)
-        self.sums: dict[str, Metric] = {
-            **({} if loss.whole else {"loss": loss.summed}),
-            **({"accuracy": accuracy} if accuracy is not None else {}),
-            **sums,
-        }
-        self.whole = {**({"loss": WholeMetric(loss.of_all)} if loss.whole else {}), **whole}
-        self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
-        each = {"loss": None if loss.is_own else loss.by_sample, "accuracy": RIGHT.get(federation.task)}
-        self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
-        self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
+        self.measures = Measures(model, loss, federation.task, sums, whole, section.batch_size)
         self._in_blocks = private is None and not mixes_samples(model.module)
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards
@@ -151,8 +113,8 @@ class Evaluator:
         num_clients = self._federation.num_clients if train else 0
         if num_chunks + num_clients == 0:
             return self.nothing
-        kept = num_test * prod(self._outputs) if self.whole else 0
-        shapes = (num_chunks, len(self.sums), 2), (num_clients, self.layout.size, 2), (kept,)
+        kept = num_test * prod(self._outputs) if self.measures.whole else 0
+        shapes = (num_chunks, len(self.measures.sums), 2), (num_clients, self.measures.layout.size, 2), (kept,)
         slots = np.zeros(sum(map(prod, shapes)), dtype=np.int64)
         pieces = np.split(slots.view(np.float64), np.cumsum([prod(shape) for shape in shapes])[:-1])
         # summed as bit patterns, which other ranks' zeros leave unchanged
@@ -161,7 +123,7 @@ class Evaluator:
         self._model.module.eval()
         with torch.no_grad():
             for chunk in self._own_chunks(bounds):
-                chunks[chunk], output = self._of_samples(self._test_chunk(w, chunk))
+                chunks[chunk], output = self.measures.of_samples(self._test_chunk(w, chunk))
                 if kept:
                     rows = output.double().numpy().ravel()
                     start = int(bounds[chunk]) * prod(self._outputs)
@@ -171,7 +133,7 @@ class Evaluator:
                 for client in self._placement.at_home(self._world.rank).tolist():
                     if self._sizes[client] and not together[client]:
                         self._load_own(w, client)
-                        clients[client] = self.cells(self._shards.client(client))
+                        clients[client] = self.measures.cells(self._shards.client(client))
         self._model.train()
         self._world.sum_in_place(slots)
         whole = self._world.on_root(lambda: self._measured_whole(outputs)) if kept else {}
@@ -222,15 +184,6 @@ class Evaluator:
         if self._private is not None:
             self._model.load(w, self._private.of(client))
 
-    def cells(self, samples: Samples) -> np.ndarray:
-        """Return the numbers of all measures of the loaded model over samples, as pairs, (cells, 2).
-
-        A sum and its count for each of `sums`; then a number and 1, or zeros where undefined, for each cell of `whole`.
-        """
-        sums, output = self._of_samples(samples)
-        target = samples[1].cpu()
-        return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
-
     def measure_blocks(self, split: str, cells: np.ndarray) -> np.ndarray:
         """Measure the loaded model on the samples of many small clients at once (`hpcfed.evaluation.blocks`), unless
         they have private parts, or a sample's output depends on others'.
@@ -245,50 +198,12 @@ class Evaluator:
         if not self._in_blocks:
             return np.full(self._federation.num_clients, False)
         if split not in self._blocks:
-            kept = prod(self._outputs) if self._client_sums or self.whole else 0
+            kept = prod(self._outputs) if self.measures.keep_outputs else 0
             self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world, kept)
         for clients, sizes, samples in self._blocks[split].own():
-            cells[clients] = self._cells_of_several(sizes, samples)
+            cells[clients] = self.measures.cells_of_several(sizes, samples)
             cells[clients][~self._counted[clients]] = 0
         return self._blocks[split].covered
-
-    def _cells_of_several(self, sizes: np.ndarray, samples: Samples) -> np.ndarray:
-        """Return `cells` of each of several clients, (C, cells, 2), of so many samples each, zeros for those without.
-
-        Measures without a value for each sample, and the user's own, are computed client by client, from the same
-        outputs; else no outputs are kept.
-        """
-        outputs, values = list[Tensor](), {name: list[Tensor]() for name in self._by_sample}
-        for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-            output = self._model.module(x)
-            for name, by_sample in self._by_sample.items():
-                values[name].append(by_sample(output, y).cpu())
-            if self._client_sums or self.whole:
-                outputs.append(output)
-        places, filled = self.layout.places, np.flatnonzero(sizes)
-        found, firsts = np.zeros((len(sizes), self.layout.size, 2)), (np.cumsum(sizes) - sizes)[filled]
-        for name, each in values.items():
-            sums = np.add.reduceat(torch.cat(each).numpy().astype(np.float64), firsts)
-            found[filled, places[name].start] = np.column_stack([sums, sizes[filled]])
-        if outputs:
-            each_own = (rows.split(sizes[filled].tolist()) for rows in (torch.cat(outputs), samples[1]))
-            for client, own, target in zip(filled, *each_own, strict=True):
-                for name, measure in self._client_sums.items():
-                    batches = zip(own.split(self._batch_size), target.split(self._batch_size), strict=True)
-                    found[client, places[name]] = np.sum([measure(*batch) for batch in batches], axis=0)
-                for name, metric in self.whole.items():
-                    found[client, places[name]] = metric.cells(own.cpu(), target.cpu())
-        return found
-
-    def _of_samples(self, samples: Samples) -> tuple[np.ndarray, Tensor]:
-        """Return sum and count of each of `sums` over samples, (S, 2), and the outputs, (n, …) on the host, if used."""
-        sums, outputs = np.zeros((len(self.sums), 2)), []
-        for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
-            output = self._model.module(x)
-            sums += np.reshape([measure(output, y) for measure in self.sums.values()], sums.shape)  # or of none
-            if self.whole:
-                outputs.append(output.cpu())
-        return sums, torch.cat(outputs) if outputs else torch.empty(0)
 
     def loss_of(self, client: int, w: Tensor, samples: Samples, own: State) -> float:
         """Return f_i of the model `w`, (d,), and a client's private part over its samples, as its ``loss.reduction``
@@ -336,7 +251,9 @@ class Evaluator:
         for name, value in others.items():
             if value is None:
                 self.note_undefined(name, "test set")
-        return _quotients(self.sums, totals) | {name: value for name, value in others.items() if value is not None}
+        return _quotients(self.measures.sums, totals) | {
+            name: value for name, value in others.items() if value is not None
+        }
 
     def _of_others(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Any]:
         """Return the column ``apart``, measures on test sets of clients that do not count, by number; {} if none."""
@@ -344,7 +261,7 @@ class Evaluator:
             return {}
         if not len(chunks):
             return {APART: None}
-        found = {str(k): {**_quotients(self.sums, chunks[k]), **whole.get(k, {})} for k in self._apart}
+        found = {str(k): {**_quotients(self.measures.sums, chunks[k]), **whole.get(k, {})} for k in self._apart}
         return {APART: found}
 
     def _measured_whole(self, outputs: np.ndarray) -> dict[int | None, dict[str, Value]]:
@@ -357,7 +274,10 @@ class Evaluator:
             rows |= {k: slice(*offsets[k : k + 2].tolist()) for k in self._apart}
             rows[None] = torch.from_numpy(np.repeat(self._counted, np.diff(offsets)))
         return {
-            which: {name: value_of(one.cells(output[own], target[own]), one.shape) for name, one in self.whole.items()}
+            which: {
+                name: value_of(one.cells(output[own], target[own]), one.shape)
+                for name, one in self.measures.whole.items()
+            }
             for which, own in rows.items()
         }
 
@@ -365,17 +285,17 @@ class Evaluator:
         """Return the measures on the clients' training sets, from each client's pairs, (N, cells, 2)."""
         found: dict[str, Value] = {}
         filled = np.flatnonzero(self._sizes[: len(clients)])
-        for name, place in self.layout.places.items():
+        for name, place in self.measures.layout.places.items():
             pairs = clients[:, place]
             defined = pairs[:, 0, 1] != 0
             absent = filled[~defined[filled]]
-            if len(absent) and name in self.whole:
+            if len(absent) and name in self.measures.whole:
                 self.note_undefined(name, "training samples", absent.tolist(), len(filled))
             total, count = pairs[defined].transpose(2, 1, 0)  # (cells, clients)
             if not total.size:
                 continue
-            if self.layout.shapes[name]:
-                found[name] = _counts(total.sum(axis=1).reshape(self.layout.shapes[name]))
+            if self.measures.layout.shapes[name]:
+                found[name] = counts(total.sum(axis=1).reshape(self.measures.layout.shapes[name]))
             else:
                 summed = name == "loss" and not self._averages  # then f_i is a sum
                 found[name] = float((total[0] if summed else total[0] / count[0]).mean())
@@ -391,17 +311,3 @@ class Evaluator:
 def _quotients(names: Iterable[str], totals: np.ndarray) -> dict[str, Value]:
     """Return measures that are sums over counts, (S, 2), by name; without those that count nothing."""
     return {name: float(total / count) for name, (total, count) in zip(names, totals, strict=True) if count}
-
-
-def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
-    """Return the value of a measure from its pairs, (size, 2); None where undefined."""
-    if not pairs[:, 1].all():
-        return None
-    if shape:
-        return _counts(pairs[:, 0].reshape(shape))
-    return float(pairs[0, 0] / pairs[0, 1])
-
-
-def _counts(matrix: np.ndarray) -> list[Any]:
-    """Return a matrix of counts as nested lists of whole numbers."""
-    return np.rint(matrix).astype(np.int64).tolist()

@@ -19,7 +19,8 @@ from hpcfed.algorithms._client_average import LAST
 from hpcfed.client.solver import Task
 from hpcfed.config.metrics import larger_is_better
 from hpcfed.config.recipe import Evaluate
-from hpcfed.evaluation.evaluate import Evaluator, Layout, Value, value_of
+from hpcfed.evaluation.evaluate import Evaluator
+from hpcfed.evaluation.measures import Layout, Value, value_of
 from hpcfed.parts import Parts
 from hpcfed.types import Tilt
 
@@ -126,14 +127,14 @@ class ClientEvaluator:
         known = {"loss": False, "accuracy": True}
         self._directions = {
             name: known[name] if name in known else larger_is_better(section.metrics[name])
-            for name in evaluator.layout.shapes
+            for name in evaluator.measures.layout.shapes
         }
         self._names: Sequence[str] = ()
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
         """Measure all clients after a round, with the global model `w`, (d,): one reduction."""
         world, models, federation = self._parts.world, self._section.models, self._parts.federation
-        shape = (federation.num_clients, len(models), len(self._sizes), self._evaluator.layout.size, 2)
+        shape = (federation.num_clients, len(models), len(self._sizes), self._evaluator.measures.layout.size, 2)
         slots = np.zeros(shape, dtype=np.int64)
         cells = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         w = w.to(self._parts.model.vector.device)
@@ -148,9 +149,9 @@ class ClientEvaluator:
         world.sum_in_place(slots)
         if not self._names:
             self._names = [" ".join(name.splitlines()) for name in federation.client_names()]
-        for name in self._evaluator.whole:
-            self._note_undefined(name, cells[:, 0, :, self._evaluator.layout.places[name].start, 1])
-        layout = self._evaluator.layout
+        for name in self._evaluator.measures.whole:
+            self._note_undefined(name, cells[:, 0, :, self._evaluator.measures.layout.places[name].start, 1])
+        layout = self._evaluator.measures.layout
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
 
     def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
@@ -197,7 +198,7 @@ class ClientEvaluator:
         shards, model = self._parts.shards, self._parts.model
         model.module.eval()
         with torch.no_grad():
-            cells = self._evaluator.cells(shards.client_test(client) if is_test else shards.client(client))
+            cells = self._evaluator.measures.cells(shards.client_test(client) if is_test else shards.client(client))
         model.train()
         return cells
 

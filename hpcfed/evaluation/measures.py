@@ -1,0 +1,148 @@
+"""What is measured on samples: the loss, the task's accuracy and the recipe's metrics, of the model that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.data.cache import Samples
+from hpcfed.evaluation.metrics import WholeMetric
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import ACCURACY, RIGHT, Loss, Metric
+
+Value = float | list[Any] | None
+"""A metric's value: a number, a matrix as nested lists, None where it is undefined."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The numbers of all measures of a set of samples, one after another, as pairs (cells, 2): see `Measures.cells`.
+
+    Attributes:
+        shapes: measure → shape of its value.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Return the place of each measure's cells."""
+        ends = list(accumulate((prod(shape) for shape in self.shapes.values()), initial=0))
+        return {name: slice(*ends[k : k + 2]) for k, name in enumerate(self.shapes)}
+
+    @property
+    def size(self) -> int:
+        """Numbers in the values of all measures."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+
+class Measures:
+    """Sums over samples, and measures of all samples at once, of a model's outputs.
+
+    Args:
+        model: measured as it is loaded.
+        task: of the federation.
+        sums, whole: the recipe's metrics, as sums and as functions of all outputs.
+        batch_size: samples that go through the model together.
+
+    Attributes:
+        sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
+        whole: measures of all samples at once, by name.
+        layout: of the numbers of all measures.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        task: str,
+        sums: Mapping[str, Metric],
+        whole: Mapping[str, WholeMetric],
+        batch_size: int,
+    ):
+        accuracy = ACCURACY.get(task)
+        self.sums: dict[str, Metric] = {
+            **({} if loss.whole else {"loss": loss.summed}),
+            **({"accuracy": accuracy} if accuracy is not None else {}),
+            **sums,
+        }
+        self.whole = {**({"loss": WholeMetric(loss.of_all)} if loss.whole else {}), **whole}
+        self.layout = Layout(dict.fromkeys(self.sums, ()) | {name: metric.shape for name, metric in self.whole.items()})
+        each = {"loss": None if loss.is_own else loss.by_sample, "accuracy": RIGHT.get(task)}
+        self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
+        self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
+        self._model, self._batch_size = model, batch_size
+
+    @property
+    def keep_outputs(self) -> bool:
+        """Whether `cells_of_several` keeps all outputs until it is done."""
+        return bool(self._client_sums or self.whole)
+
+    def cells(self, samples: Samples) -> np.ndarray:
+        """Return the numbers of all measures of the loaded model over samples, as pairs, (cells, 2).
+
+        A sum and its count for each of `sums`; then a number and 1, or zeros where undefined, for each cell of `whole`.
+        """
+        sums, output = self.of_samples(samples)
+        target = samples[1].cpu()
+        return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
+
+    def cells_of_several(self, sizes: np.ndarray, samples: Samples) -> np.ndarray:
+        """Return `cells` of each of several clients, (C, cells, 2), of so many samples each, zeros for those without.
+
+        Measures without a value for each sample, and the user's own, are computed client by client, from the same
+        outputs; else no outputs are kept.
+        """
+        outputs, values = list[Tensor](), {name: list[Tensor]() for name in self._by_sample}
+        for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
+            output = self._model.module(x)
+            for name, by_sample in self._by_sample.items():
+                values[name].append(by_sample(output, y).cpu())
+            if self.keep_outputs:
+                outputs.append(output)
+        places, filled = self.layout.places, np.flatnonzero(sizes)
+        found, firsts = np.zeros((len(sizes), self.layout.size, 2)), (np.cumsum(sizes) - sizes)[filled]
+        for name, each in values.items():
+            sums = np.add.reduceat(torch.cat(each).numpy().astype(np.float64), firsts)
+            found[filled, places[name].start] = np.column_stack([sums, sizes[filled]])
+        if outputs:
+            each_own = (rows.split(sizes[filled].tolist()) for rows in (torch.cat(outputs), samples[1]))
+            for client, own, target in zip(filled, *each_own, strict=True):
+                for name, measure in self._client_sums.items():
+                    batches = zip(own.split(self._batch_size), target.split(self._batch_size), strict=True)
+                    found[client, places[name]] = np.sum([measure(*batch) for batch in batches], axis=0)
+                for name, metric in self.whole.items():
+                    found[client, places[name]] = metric.cells(own.cpu(), target.cpu())
+        return found
+
+    def of_samples(self, samples: Samples) -> tuple[np.ndarray, Tensor]:
+        """Return sum and count of each of `sums` over samples, (S, 2), and the outputs, (n, …) on the host, if used."""
+        sums, outputs = np.zeros((len(self.sums), 2)), []
+        for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
+            output = self._model.module(x)
+            sums += np.reshape([measure(output, y) for measure in self.sums.values()], sums.shape)  # or of none
+            if self.whole:
+                outputs.append(output.cpu())
+        return sums, torch.cat(outputs) if outputs else torch.empty(0)
+
+
+def value_of(pairs: np.ndarray, shape: tuple[int, ...]) -> Value:
+    """Return the value of a measure from its pairs, (size, 2); None where undefined."""
+    if not pairs[:, 1].all():
+        return None
+    if shape:
+        return counts(pairs[:, 0].reshape(shape))
+    return float(pairs[0, 0] / pairs[0, 1])
+
+
+def counts(matrix: np.ndarray) -> list[Any]:
+    """Return a matrix of counts as nested lists of whole numbers."""
+    return np.rint(matrix).astype(np.int64).tolist()
