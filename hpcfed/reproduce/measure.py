@@ -187,3 +187,11 @@ def by_case(experiment: Experiment, measured: Sequence[Measured]) -> dict[str, t
     return {
         name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
     }
+
+
+def spacing(experiment: Experiment, column: str) -> int:
+    """Return the number of rounds from one evaluation of a column to the next; 1 for what every round records."""
+    evaluate = experiment.recipe["evaluate"]
+    if column.startswith("train_"):
+        return evaluate.get("train", {}).get("every", 0) or 1
+    return evaluate["every"] or 1 if column.startswith("test_") else 1

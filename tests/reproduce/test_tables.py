@@ -15,7 +15,7 @@ from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.coefficients import coefficients, constants
 from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
-from hpcfed.reproduce.measure import Measured, best_of
+from hpcfed.reproduce.measure import Measured, best_of, spacing
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
@@ -109,6 +109,14 @@ def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_p
     drawn = heat_map(experiment, grid)
     assert {name.rpartition(".")[2] for name in drawn} == {"png", "pdf"}
     assert heat_map(experiment, []) == {}
+
+
+def test_averages_in_figures_are_over_as_many_rounds_of_every_column():
+    """FedExP's 20 rounds are one evaluation of the training columns, which are measured every 20."""
+    experiment = experiments()["fedexp-long"]
+    columns = ("test_accuracy", "train_accuracy", "server_lr")
+    assert [spacing(experiment, column) for column in columns] == [1, 20, 1]
+    assert spacing(experiments()["gel-fedopt-synthetic"], "test_accuracy") == 10
 
 
 def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
