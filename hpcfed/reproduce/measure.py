@@ -191,7 +191,7 @@ def by_case(experiment: Experiment, measured: Sequence[Measured]) -> dict[str, t
 
 def spacing(experiment: Experiment, column: str) -> int:
     """Return the number of rounds from one evaluation of a column to the next; 1 for what every round records."""
-    evaluate = experiment.recipe["evaluate"]
+    evaluate = experiment.recipe.get("evaluate", {})
     if column.startswith("train_"):
-        return evaluate.get("train", {}).get("every", 0) or 1
-    return evaluate["every"] or 1 if column.startswith("test_") else 1
+        evaluate = evaluate.get("train") or {}
+    return evaluate.get("every") or 1 if column.startswith(("train_", "test_")) else 1

@@ -117,6 +117,8 @@ def test_averages_in_figures_are_over_as_many_rounds_of_every_column():
     columns = ("test_accuracy", "train_accuracy", "server_lr")
     assert [spacing(experiment, column) for column in columns] == [1, 20, 1]
     assert spacing(experiments()["gel-fedopt-synthetic"], "test_accuracy") == 10
+    silent = experiment.model_copy(update={"recipe": {}})  # a recipe's default
+    assert spacing(silent, "test_accuracy") == 1
 
 
 def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
