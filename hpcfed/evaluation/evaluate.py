@@ -24,10 +24,9 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.evaluation.blocks import ClientBlocks
 from hpcfed.evaluation.measures import Measures, Value, counts, value_of
-from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.evaluation.statistics import TrainingStatistics
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import Loss, Metric
+from hpcfed.models.losses import Loss
 from hpcfed.models.roles import mixes_samples
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
@@ -51,13 +50,10 @@ class Evaluator:
 
     Args:
         section: the recipe's ``evaluate``.
-        sums, whole: its metrics, as sums and as functions of all outputs.
+        measures: loss, the task's accuracy if it has one, and the recipe's metrics.
         outputs: shape of the model's output for a sample.
         private: the clients' private parts, if they have any.
         counted: (N,) bool, clients whose data count; all by default.
-
-    Attributes:
-        measures: loss, the task's accuracy if it has one, and the metrics.
     """
 
     def __init__(
@@ -65,8 +61,7 @@ class Evaluator:
         section: Evaluate,
         model: FlatModel,
         loss: Loss,
-        sums: Mapping[str, Metric],
-        whole: Mapping[str, WholeMetric],
+        measures: Measures,
         shards: Shards,
         federation: Federation,
         placement: Placement,
@@ -77,7 +72,7 @@ class Evaluator:
     ):
         self._section = section
         self._model, self._private = model, private
-        self.measures = Measures(model, loss, federation.task, sums, whole, section.batch_size)
+        self.measures = measures
         self._in_blocks = private is None and not mixes_samples(model.module)
         self._loss, self._averages = loss, loss.reduction == "mean"
         self._shards = shards

@@ -120,6 +120,7 @@ class ClientEvaluator:
 
     def __init__(self, section: Evaluate, parts: Parts, evaluator: Evaluator):
         self._section, self._parts, self._evaluator = section.clients, parts, evaluator
+        self._measures = evaluator.measures
         federation, counted = parts.federation, parts.cohorts.measured
         self._sizes = {"train": np.where(counted, federation.sizes, 0)}
         if federation.test_offsets is not None:
@@ -127,14 +128,15 @@ class ClientEvaluator:
         known = {"loss": False, "accuracy": True}
         self._directions = {
             name: known[name] if name in known else larger_is_better(section.metrics[name])
-            for name in evaluator.measures.layout.shapes
+            for name in self._measures.layout.shapes
         }
         self._names: Sequence[str] = ()
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
         """Measure all clients after a round, with the global model `w`, (d,): one reduction."""
         world, models, federation = self._parts.world, self._section.models, self._parts.federation
-        shape = (federation.num_clients, len(models), len(self._sizes), self._evaluator.measures.layout.size, 2)
+        layout = self._measures.layout
+        shape = (federation.num_clients, len(models), len(self._sizes), layout.size, 2)
         slots = np.zeros(shape, dtype=np.int64)
         cells = slots.view(np.float64)  # as bit patterns: the other ranks' zeros leave them as they are
         w = w.to(self._parts.model.vector.device)
@@ -149,9 +151,8 @@ class ClientEvaluator:
         world.sum_in_place(slots)
         if not self._names:
             self._names = [" ".join(name.splitlines()) for name in federation.client_names()]
-        for name in self._evaluator.measures.whole:
-            self._note_undefined(name, cells[:, 0, :, self._evaluator.measures.layout.places[name].start, 1])
-        layout = self._evaluator.measures.layout
+        for name in self._measures.whole:
+            self._note_undefined(name, cells[:, 0, :, layout.places[name].start, 1])
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
 
     def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
@@ -198,7 +199,7 @@ class ClientEvaluator:
         shards, model = self._parts.shards, self._parts.model
         model.module.eval()
         with torch.no_grad():
-            cells = self._evaluator.measures.cells(shards.client_test(client) if is_test else shards.client(client))
+            cells = self._measures.cells(shards.client_test(client) if is_test else shards.client(client))
         model.train()
         return cells
 

@@ -7,7 +7,7 @@ The vectors are exact sums in int64 (`hpcfed.reduce.exact`), each in as many wor
 int64 is what that rank wrote: integers as they are, float64 as their bit patterns. Every rank thus knows every client's
 scalars and every rank's hash exactly, in either kind of sum.
 
-Where the vectors do not go in that Allreduce says `hpcfed.reduce.memory`. Client states that move, evaluations and
+Large vectors may go another way than that Allreduce (`hpcfed.reduce.memory`). Client states that move, evaluations and
 checkpoints communicate separately.
 """
 

@@ -44,8 +44,9 @@ def read(file: Traversable, paper: str) -> Experiment:
 def find(name: str, scale: str = "full", *, images: bool = False) -> list[Experiment]:
     """Return the experiments of a name at a scale: one experiment, a file, or those of a paper's table or figure.
 
-    Those of a table or figure are limited to its cases, if they have any of these at this scale. A file states the
-    ``paper`` it belongs to; the default is the name of its folder. `scale` and `images` are those of `Experiment.at`.
+    Those of a table or figure are limited to its cases; a small variant that has none of these stays whole. A file
+    states the ``paper`` it belongs to; the default is the name of its folder. For `scale` and
+    `images` see `Experiment.at`.
 
     Raises:
         InputError: nothing has that name, the file does not fit the schema `Experiment`, or there is no small variant.

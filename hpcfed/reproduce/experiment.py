@@ -114,8 +114,9 @@ class Measure(Section):
             ``classes``, the number of classes in a client's data; ``coefficients``, the weights of GeL's steps and
             guesses; ``dynamics``, the terms of FedDyn's lemmas, of rounds trained for the table.
         column: of the record.
-        last, window: number of evaluations to average, at the end, and as a moving average for targets and, over as
-            many rounds, in figures of all columns.
+        last: number of evaluations to average at the end.
+        window: number of evaluations in the moving average that has to reach a target; figures of other columns
+            average over as many rounds.
         unit: the paper's unit for reaching a target: rounds, or models sent.
         reference: the method by whose numbers the others' are divided; "" for no such column.
         beyond: whether to show how far beyond the target a method's reference is once the method gets there.

@@ -22,6 +22,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
 from hpcfed.evaluation.evaluate import Evaluator
+from hpcfed.evaluation.measures import Measures
 from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss, Metric, metrics_for, try_own
@@ -68,7 +69,8 @@ def parts_of(
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     private = PrivateParts(model, clients)
-    measured = loss, sums, whole, shards, federation, placement, world, outputs
+    measures = Measures(model, loss, federation.task, sums, whole, recipe.evaluate.batch_size)
+    measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
     evaluator = Evaluator(recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured)
     fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
