@@ -14,7 +14,7 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import PAPER, to_files
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
-from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, spacing, tuned_to
+from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, rounds_apart, tuned_to
 from hpcfed.sweep.figures import draw as draw_sweep
 from hpcfed.sweep.grid import Grid
 from hpcfed.sweep.plan import Plan
@@ -61,10 +61,10 @@ def _figures(
     if not groups:
         return
     targets = [target for target in case.targets if not isinstance(target, Goal)]
-    rounds = experiment.measure.window * spacing(experiment, criterion_of(experiment).column)
+    rounds = experiment.measure.window * rounds_apart(settings, criterion_of(experiment).column)
     for entry in experiment.measure.figures:
         column, _, against = entry.partition(AGAINST)
-        window = max(1, rounds // spacing(experiment, column))
+        window = max(1, rounds // rounds_apart(settings, column))
         scene = Scene(groups, criterion_of(experiment), targets, window, groups[0])
         file = f"{name}-{entry.replace(AGAINST, '-')}"
         label = column.replace("train_", "training ").replace("_lr", " step size").replace("_", " ")
@@ -93,7 +93,6 @@ def heat_map(experiment: Experiment, grid: Sequence[Measured]) -> Mapping[str, b
     for number, one in enumerate(grid):
         value = final_of(shown, one) if id(one) in whole else None
         ranked.append(Candidate(number, (), value.mean if value else math.nan, math.nan, 1 if one in best else None))
-    rule = Rule(
-        column, experiment.measure.last * spacing(experiment, column), largest=criterion_of(shown).higher_is_better
-    )
+    rounds = experiment.measure.last * rounds_apart(grid, column)
+    rule = Rule(column, rounds, largest=criterion_of(shown).higher_is_better)
     return draw_sweep(Plan(experiment.name, Path(), grids, points, ()), ranked, rule)

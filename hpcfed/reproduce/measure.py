@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from hpcfed.report.group import Group
 from hpcfed.report.measure import CRITERIA, Criterion, Spread, best, final, moving, round_reached, spread
 from hpcfed.report.paired import student
@@ -189,9 +191,8 @@ def by_case(experiment: Experiment, measured: Sequence[Measured]) -> dict[str, t
     }
 
 
-def spacing(experiment: Experiment, column: str) -> int:
-    """Return the number of rounds from one evaluation of a column to the next; 1 for what every round records."""
-    evaluate = experiment.recipe.get("evaluate", {})
-    if column.startswith("train_"):
-        evaluate = evaluate.get("train") or {}
-    return evaluate.get("every") or 1 if column.startswith(("train_", "test_")) else 1
+def rounds_apart(settings: Iterable[Measured], column: str) -> int:
+    """Return the usual number of rounds from one recorded value of a column to the next; 1 without two of them."""
+    runs = [run for one in settings for run in one.runs.values()]
+    gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
+    return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1

@@ -15,7 +15,7 @@ from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.coefficients import coefficients, constants
 from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
-from hpcfed.reproduce.measure import Measured, best_of, spacing
+from hpcfed.reproduce.measure import Measured, best_of, rounds_apart
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
@@ -111,14 +111,16 @@ def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_p
     assert heat_map(experiment, []) == {}
 
 
-def test_averages_in_figures_are_over_as_many_rounds_of_every_column():
-    """FedExP's 20 rounds are one evaluation of the training columns, which are measured every 20."""
-    experiment = experiments()["fedexp-long"]
-    columns = ("test_accuracy", "train_accuracy", "server_lr")
-    assert [spacing(experiment, column) for column in columns] == [1, 20, 1]
-    assert spacing(experiments()["gel-fedopt-synthetic"], "test_accuracy") == 10
-    silent = experiment.model_copy(update={"recipe": {}})  # a recipe's default
-    assert spacing(silent, "test_accuracy") == 1
+def test_averages_in_figures_are_over_as_many_rounds_of_every_column(tmp_path):
+    """FedExP's 20 rounds are one value of the training columns where these are measured every 20."""
+    rows = [
+        row | {"train_loss": 1.0 if row["round"] in (1, 20, 40, 60) else None} for row in make_rows(60, "fedavg", 0)
+    ]
+    folder = write_run(tmp_path / "run", rows=rows)
+    (point,) = points([])
+    found = [Measured(Setting("tuned", WITHOUT, point, 60, (folder,)), WITHOUT, {0: read_run(folder)})]
+    assert [rounds_apart(found, column) for column in ("test_accuracy", "train_loss", "none")] == [1, 20, 1]
+    assert rounds_apart([], "train_loss") == 1
 
 
 def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
