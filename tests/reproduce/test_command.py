@@ -48,26 +48,19 @@ def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(com
     assert "| toy in the plane | FedAvg |" in (folder / "table.md").read_text()
 
 
-def test_ranks_are_started_and_what_is_done_is_not_run_again(command, tmp_path):
+def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(command, tmp_path):
     asked = ["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"]
-    done = launch(0, [*asked, "--ranks", "2"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "2 ranks in 2 groups" in done.stdout
-    assert "2 of 2" in done.stdout
-    again = command(asked, tmp_path)
-    assert "4 runs, 4 done" in again.stdout
+    one = command([*asked, "--method", "fedavg"], tmp_path)
+    assert one.returncode == 0, one.stderr
+    assert "1 run, 0 done" in one.stdout
+    assert one.stdout.count("not run") == 3
+    rest = launch(0, [*asked, "--ranks", "2"], cwd=tmp_path)
+    assert rest.returncode == 0, rest.stderr
+    assert "4 runs, 1 done; 2 ranks in 2 groups" in rest.stdout
+    assert "not run" not in rest.stdout
     shown = command([*asked, "--table"], tmp_path)
     assert "runs" not in shown.stdout.partition("toy in the plane")[0]
     assert "2 of 2" in shown.stdout
-
-
-def test_methods_are_run_one_by_one_and_shown_together(command, tmp_path):
-    asked = ["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"]
-    for method, others in (("fedavg", 3), ("last", 2)):
-        done = command([*asked, "--method", method], tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "1 run, 0 done" in done.stdout
-        assert done.stdout.count("not run") == others
 
 
 def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_path):
