@@ -17,6 +17,7 @@ from hpcfed.errors import InputError, nearest
 
 NATURAL = "natural"
 NUM_CLIENTS = 100
+NATURAL_OPTIONS = ("min_samples", "crop", "test_crop", "deal", "shuffle")
 NOBODY = -1
 
 
@@ -92,14 +93,15 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, left: dict[st
 
     ``min_samples``: clients with fewer training samples are left out. ``crop``: number of consecutive training samples
     kept of each client, from a random start; clients with fewer are left out. ``test_crop``: the same for test samples.
-    ``deal``: number of clients of equal sizes to which the kept samples are then dealt at random.
+    ``deal``: number of clients of equal sizes to which the kept samples are then dealt at random. ``shuffle``: before
+    all this the samples of all clients are exchanged at random, as many to each as it had.
 
-    Reference: Acar et al., FedDyn, Table 3; utils_dataset.py of its code (`ShakespeareObjectCrop_noniid`).
+    Reference: Acar et al., FedDyn, appendix A.2; utils_dataset.py of its code (`ShakespeareObjectCrop`, on LEAF's IID
+    split, and `ShakespeareObjectCrop_noniid`).
     """
     if dataset.owner is None:
         raise InputError(f"{dataset.name} does not come split", remedy="choose another --partition")
-    names = ("min_samples", "crop", "test_crop", "deal")
-    rule = {name: left.pop(name) for name in names if left.get(name)}
+    rule = {name: left.pop(name) for name in NATURAL_OPTIONS if left.get(name)}
     left.pop("min_samples", None)
     refuse(left, f"{dataset.name}, which comes split")
     if "test_crop" in rule and dataset.test_owner is None:
@@ -121,22 +123,36 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, left: dict[st
         chosen = np.sort(stream(seed, "natural clients").choice(fitting, num_clients, replace=False))
     number = np.full(total, NOBODY)
     number[chosen] = np.arange(len(chosen))
-    owner = _cropped(dataset.owner, number, sizes, rule.get("crop"), stream(seed, "crop"), dataset.rows)
-    test_owner = None
-    if dataset.test_owner is not None:
-        test_owner = _cropped(dataset.test_owner, number, tests, rule.get("test_crop"), stream(seed, "test crop"))
+    owner, test_owner = dataset.owner, dataset.test_owner
+    if "shuffle" in rule:
+        owner = _shuffled(owner, stream(seed, "shuffle"), in_source_order(dataset.rows))
+        test_owner = None if test_owner is None else _shuffled(test_owner, stream(seed, "shuffle tests"))
+    owner = _cropped(owner, number, sizes, rule.get("crop"), stream(seed, "crop"), dataset.rows)
+    if test_owner is not None:
+        test_owner = _cropped(test_owner, number, tests, rule.get("test_crop"), stream(seed, "test crop"))
     if "deal" in rule:
         for purpose, owners in (("deal", owner), ("deal tests", test_owner)):
             if owners is not None:
                 kept = np.flatnonzero(owners != NOBODY)
                 enough(len(kept), rule["deal"], 1)
                 owners[kept] = stream(seed, purpose).permutation(len(kept)) % rule["deal"]
-    at_random = len(chosen) < len(fitting) or rule.keys() & {"crop", "test_crop", "deal"}
+    at_random = len(chosen) < len(fitting) or rule.keys() & {"crop", "test_crop", "deal", "shuffle"}
     partition = {"scheme": NATURAL, "clients": len(chosen), **rule, **({"seed": seed} if at_random else {})}
     if "deal" in rule:
         return Split(owner, rule["deal"], partition, test_owner=test_owner)
-    named = None if dataset.clients is None else [dataset.clients[k] for k in chosen.tolist()]
+    names = None if "shuffle" in rule else dataset.clients
+    named = None if names is None else [names[k] for k in chosen.tolist()]
     return Split(owner, len(chosen), partition, named, test_owner=test_owner)
+
+
+def _shuffled(owner: np.ndarray, rng: np.random.Generator, order: np.ndarray | None = None) -> np.ndarray:
+    """Return clients of the same sizes for the samples, (n,), at random; `order` is that in which they are counted."""
+    exchanged = rng.permutation(np.sort(owner))
+    if order is None:
+        return exchanged
+    found = np.empty_like(exchanged)
+    found[order] = exchanged
+    return found
 
 
 def _cropped(

@@ -17,6 +17,8 @@ from hpcfed.rng import Purpose, stream
 
 DRAWS = 1000
 """Number of empty Bernoulli cohorts after which a nonempty one is drawn directly."""
+LEAST_EXPECTED = 0.01
+"""Clients that a cohort of FedDyn's code must have in expectation: a hundred draws for one that is not empty."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,14 @@ class Cohorts:
 
     def idle(self, ranks: int) -> str:
         """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
-        size = self.draws * self._num_present / self._recipe.rounds
+        section, size = self._recipe.cohort, self.draws * self._num_present / self._recipe.rounds
         if ranks <= size:
             return ""
-        about = f"{size:.0f}" if math.isclose(size, round(size)) else f"about {size:.1f}"
-        waiting = ranks - math.ceil(size - 1e-9)
+        if section.schedule is not None or section.sampling == "bernoulli":
+            return f"cohorts of about {size:.1f} for {ranks} ranks: at least {ranks - size:.1f} wait on average"
+        waiting = ranks - round(size)
         idle = "1 rank waits" if waiting == 1 else f"{waiting} ranks wait"
-        return f"cohorts of {about} for {ranks} ranks: at least {idle} in each round"
+        return f"cohorts of {size:.0f} for {ranks} ranks: at least {idle} in each round"
 
     def after(self, round: int) -> np.ndarray:
         """Return the clients of the round that follows, in order; none after the last one."""
@@ -160,9 +163,11 @@ class Cohorts:
             )
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
+            draws = rounds * chance / _somebody(num_clients, chance)
             if section.stream == "authors":
-                return lambda round: _as_feddyn_draws(seed + round - 1, num_clients, chance), rounds * chance
-            return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance), rounds * chance
+                _check_chance(num_clients, chance)
+                return lambda round: _as_feddyn_draws(seed + round - 1, num_clients, chance), draws
+            return lambda round: _bernoulli(stream(seed, Purpose.COHORT, round), num_clients, chance), draws
 
         def uniform(round: int) -> np.ndarray:
             return np.sort(stream(seed, Purpose.COHORT, round).choice(num_clients, size, replace=False, shuffle=False))
@@ -258,10 +263,25 @@ def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.
         joined = np.flatnonzero(rng.random(num_clients) < chance)
         if len(joined):
             return joined
-    log_absent = math.log1p(-chance)
-    somebody = -math.expm1(num_clients * log_absent)
-    first = min(int(math.log1p(-rng.random() * somebody) / log_absent), num_clients - 1)
+    first_at = math.log1p(-rng.random() * _somebody(num_clients, chance)) / math.log1p(-chance)
+    first = min(int(first_at), num_clients - 1)
     return np.append(first, first + 1 + np.flatnonzero(rng.random(num_clients - first - 1) < chance))
+
+
+def _somebody(num_clients: int, chance: float) -> float:
+    """Return the probability that a Bernoulli draw of so many clients is not empty."""
+    return -math.expm1(num_clients * math.log1p(-chance)) if chance < 1 else 1.0
+
+
+def _check_chance(num_clients: int, chance: float) -> None:
+    """Refuse cohorts that the seeds of FedDyn's code would be searched long for."""
+    if num_clients * chance < LEAST_EXPECTED:
+        raise InputError(
+            "cohort.fraction",
+            expected=f"at least {LEAST_EXPECTED / num_clients:g} with stream: authors, which tries seeds one by one",
+            got=f"{chance:g}",
+            remedy="leave cohort.stream out",
+        )
 
 
 def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:

@@ -12,8 +12,8 @@ The defaults are the paper's; these are what authors' code does:
     ``debias``     none                                            constant  m / (1 − β₁), v / (1 − β₂), in every round
 
 and ``debias: adam`` is the bias correction of Adam itself: m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ) in round t. With
-``v0: zero`` FedAdam's step is that of ``torch.optim.Adam`` with ε = τ, and FedYogi's that of Optax, whose v starts
-at 1e-6.
+``v0: zero`` FedAdam's step is that of ``torch.optim.Adam`` with ε = τ, and FedYogi's that of Optax but for the start:
+Optax's m and v begin at 1e-6.
 
 Reference: Reddi et al., "Adaptive federated optimization", ICLR 2021, Algorithm 2.
 """

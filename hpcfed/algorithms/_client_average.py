@@ -93,7 +93,8 @@ class _WithStepAverage:
         update = self._inner.step(w, state, means, context)
         weight = 1.0 if update.server_lr is None else update.server_lr
         total = state[STEPS] + weight
-        average = state[STEP_AVERAGE] + weight / total * (w - state[STEP_AVERAGE])
+        share = weight / total.where(total > 0, 1.0)  # 0 while no step has moved
+        average = state[STEP_AVERAGE] + share * (w - state[STEP_AVERAGE])
         return replace(update, state={**update.state, STEP_AVERAGE: average, STEPS: total})
 
 

@@ -13,8 +13,7 @@ Reduced: d (Δ). State: h_i at clients (d,), h at the server (d,).
 
 Not to be confused with FedProx, whose clients forget: without h_i and h this is FedProx with μ = α.
 
-Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, Algorithm 1
-(its −h is our h: Δ has the opposite sign).
+Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, Algorithm 1.
 """
 
 from __future__ import annotations

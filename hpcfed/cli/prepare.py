@@ -96,6 +96,9 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--test-crop", type=click.IntRange(min=1), help="The same of each client's own test samples.")
 @click.option("--deal", type=click.IntRange(min=1),
               help="Deal the samples of the natural clients that are kept to so many at random.")  # fmt: skip
+@click.option("--shuffle", is_flag=True, default=None,
+              help="Exchange the samples of all natural clients at random first, as many to each as before: "
+              "IID clients.")  # fmt: skip
 @click.option("--valid", is_flag=True, default=None, help="cinic10: train on the part 'valid' too.")
 @click.option("--incomplete", is_flag=True, default=None,
               help="cifar10, cifar100, flamby-camelyon16: take the files that are there.")  # fmt: skip

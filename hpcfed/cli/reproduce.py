@@ -135,8 +135,9 @@ def _chosen(
     """
     from hpcfed.errors import InputError, nearest
     from hpcfed.reproduce.catalogue import find
+    from hpcfed.reproduce.inputs import lacking
 
-    found = find(name, scale, images=places.has_raw("cifar10"))
+    found = find(name, scale, images=lambda variant: not lacking(variant, places))
     if cases and any(one.measure.kind == "sites" for one in found):
         raise InputError(f"--case: the table of {name} is of all its cases", remedy="choose by --method")
     limited = [experiment.limited(list(cases)) for experiment in found]

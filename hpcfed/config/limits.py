@@ -98,9 +98,9 @@ def a_guess(value: Any) -> Any:
     """Validate ``guess``; 0 steps mean ``none``."""
     if value in ("none", "remaining", "limit"):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
         return value or "none"
-    raise ValueError("'none', 'remaining', 'limit' or a number of steps")
+    raise ValueError(f"'none', 'remaining', 'limit' or a number of steps up to {MOST}")
 
 
 A_SCHEDULE = {
@@ -131,7 +131,7 @@ def a_tuple(value: Any) -> Any:
 class LrFrom(Section):
     """The step size from a round on."""
 
-    round: int = Field(ge=2)
+    round: int = Field(ge=2, le=MOST)
     lr: float = Field(gt=0)
 
 

@@ -125,7 +125,7 @@ def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
     """Refuse real numbers beyond `REACH` in all sections except the user's ``args``."""
     for name, field in type(section).model_fields.items():
         key, value = f"{prefix}{field.alias or name}", getattr(section, name)
-        for entry in value if isinstance(value, list) else [value]:
+        for entry in value if isinstance(value, list | tuple) else [value]:
             if isinstance(entry, BaseModel):
                 _check_reach(entry, where, f"{key}.")
             elif isinstance(entry, float) and entry != 0 and not REACH[0] <= abs(entry) <= REACH[1]:

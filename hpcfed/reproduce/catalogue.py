@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -41,24 +42,31 @@ def read(file: Traversable, paper: str) -> Experiment:
         return validated(Experiment, content, str(path))
 
 
-def find(name: str, scale: str = "full", *, images: bool = False) -> list[Experiment]:
+def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool] = lambda _: False) -> list[Experiment]:
     """Return the experiments of a name at a scale: one experiment, a file, or those of a paper's table or figure.
 
     Those of a table or figure are limited to its cases; a small variant that has none of these stays whole. A file
-    states the ``paper`` it belongs to; the default is the name of its folder. For `scale` and
-    `images` see `Experiment.at`.
+    states the ``paper`` it belongs to; the default is the name of its folder.
+
+    Args:
+        scale: ``full`` or ``small``.
+        images: whether the data of a small variant on images are there, for which the plain one is the substitute.
 
     Raises:
         InputError: nothing has that name, the file does not fit the schema `Experiment`, or there is no small variant.
     """
+
+    def scaled(one: Experiment) -> Experiment:
+        return one.at(scale, images=images(one.at(scale, images=True)))
+
     if name.endswith((".yaml", ".yml")):
-        return [read(Path(name), Path(name).resolve().parent.name).at(scale, images=images)]
+        return [scaled(read(Path(name), Path(name).resolve().parent.name))]
     every = experiments()
     if name in every:
-        return [every[name].at(scale, images=images)]
+        return [scaled(every[name])]
     items = {f"{one.paper}-{item}": None for one in every.values() for item in one.shows}
     if name not in items:
         raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
     paper, _, item = name.partition("-")
-    made_of = [one.at(scale, images=images) for one in every.values() if one.paper == paper and item in one.shows]
+    made_of = [scaled(one) for one in every.values() if one.paper == paper and item in one.shows]
     return [one.limited([case for case in one.shows[item] if case in one.cases]) for one in made_of]

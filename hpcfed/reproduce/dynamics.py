@@ -14,7 +14,7 @@ with L the largest smoothness of a client. Lemma 1 bounds expectations over coho
 clients take part. The lemmas assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A
 run's record has no client states, so the rounds are trained here, in one process.
 
-Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, appendix B.1 (its −h is our h).
+Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, appendix B.1.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Data(Section):
 
     Attributes:
         source: a name of `data_prep.catalogue.SOURCES`.
-        raw: the folder of the source's files, inside the folder of all raw data; "" for a source without files.
+        raw: the folder of the source's files, inside the folder of all raw data, or ``folder/file`` where one of
+            several is meant; "" for a source without files.
         partition, clients: as in the command.
         options: of the source and the partition.
         seed: None for the source's default; ``run`` draws the data anew for every seed of the experiment.
@@ -140,9 +141,12 @@ class Measure(Section):
 
 
 class Images(Section):
-    """The small variant on CIFAR-10 images, used if the files are available; fields and cases as in `Small`."""
+    """The small variant on CIFAR-10 images, used if the files are available; fields as in `Small`, whose cases it has
+    unless it names its own.
+    """
 
     says: str
+    cases: list[str] = Field(default_factory=list)
     seeds: int | None = None
     data: Content = Field(default_factory=dict)
     recipe: Content = Field(default_factory=dict)
@@ -245,7 +249,8 @@ class Experiment(Section):
             remedy = "run it with --scale full, or --rounds 2 to try it"
             raise InputError(f"{self.name} has no small variant", remedy=remedy)
         if images and self.small.images:
-            small = self.small.model_copy(update={**dict(self.small.images), "images": None})
+            own = dict(self.small.images) | {"cases": self.small.images.cases or self.small.cases, "images": None}
+            small = self.small.model_copy(update=own)
             name = f"{self.name}-{small.data['source']}"
             return self.model_copy(update={"small": small, "name": name}).at(scale)
         chosen = {name: self.cases[name] for name in self.small.cases or self.cases}

@@ -42,19 +42,19 @@ class Places:
         return None if data.start is None else self.federation(data, seed).with_suffix(".safetensors")
 
     def raw_of(self, data: Data) -> Path | None:
-        """Return the subfolder of `raw` with a source's files, None if it is missing."""
-        return self._folder(data.raw)
-
-    def has_raw(self, name: str) -> bool:
-        """Return whether `raw` has a subfolder of that name."""
-        return self._folder(name) is not None
+        """Return the subfolder of `raw` with a source's files, or the file in it; None if it is missing."""
+        name, _, file = data.raw.partition("/")
+        found = self._folder(name)
+        if found is None or not file:
+            return found
+        return found / file if (found / file).is_file() else None
 
     def _folder(self, name: str) -> Path | None:
         """Return the subfolder of `raw` of that name, ignoring case and punctuation."""
         if self.raw is None or not self.raw.is_dir():
             return None
-        named = [child for child in sorted(self.raw.iterdir()) if child.is_dir() and _plain(child.name) == name]
-        return named[0] if named else None
+        named = (child for child in sorted(self.raw.iterdir()) if child.is_dir() and _plain(child.name) == name)
+        return next(named, None)
 
 
 def _plain(name: str) -> str:
@@ -65,7 +65,8 @@ def missing(data: Data, places: Places) -> str:
     """Say which files a case's data lacks; "" if it is prepared, synthetic, or its raw folder exists."""
     if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
         return ""
-    return f"{data.source} (put its files into {places.raw or 'RAW'}/{data.raw})"
+    where = f"{places.raw or 'RAW'}/{data.raw}"
+    return f"{data.source} ({f'as {where}' if '/' in data.raw else f'put its files into {where}'})"
 
 
 def lacking(experiment: Experiment, places: Places) -> dict[str, str]:

@@ -101,10 +101,11 @@ def compare_projections(
                 numbers, (len(held), held.sum(), held.sum(), len(held)), strict=True)]  # fmt: skip
             rows.append((case.title, title, f"{largest:.1f}", *cells, f"{one.residual.max():.4f}"))
         pictures.append(_draw(name, found, folder))
-    header = ("Case", "Method", "L", "(6) holds", "η_g closer than 1", "η_g ≤ η_opt", "Distance falls",
+    header = ("Case", "Method", "L", "(6) holds", "η_g closer than 1", "η_g ≤ η_opt or 1", "Distance falls",
               "Largest residual")  # fmt: skip
     note = (
-        "Rounds; the third and fourth column count those in which (6) holds. L: the largest smoothness of a client. "
+        "Rounds; those with η_g closer to η_opt than 1 is, and with η_g ≤ η_opt or 1, are of those in which (6) holds. "
+        "L: the largest smoothness of a client. "
         f"Residual: the clients' mean squared distance from w* over the model's. {experiment.note}"
     )
     return Table(experiment.title, header, tuple(rows), note.strip()), pictures

@@ -167,7 +167,7 @@ def test_progress_into_a_file_is_few_plain_lines(finished):
     ("cohort", "remark"),
     [
         ("{size: 2}", "cohorts of 2 for 3 ranks: at least 1 rank waits"),
-        ("{fraction: 0.3, sampling: bernoulli}", "cohorts of about 1.5 for 3 ranks: at least 1 rank waits"),
+        ("{fraction: 0.3, sampling: bernoulli}", "cohorts of about 1.8 for 3 ranks: at least 1.2 wait on average"),
         ("{size: 3}", ""),
     ],
 )

@@ -56,6 +56,14 @@ MORE: Mapping[str, Wrong] = {
     "init-of-another-shape": Wrong(RUN + "model.init=init.safetensors", ("'0.weight'", "(8, 12)", "(8, 13)")),
     "output-on-a-read-only-disk": Wrong(RUN + "output=/proc/hpcfed", ("/proc/hpcfed", "choose another output")),
     "foreign-files-there": Wrong(RUN + "output=foreign", ("foreign", "thesis.tex", "choose another output")),
+    "step-size-beyond-bounds": Wrong(
+        RUN + 'local.lr_schedule=[{"round":2,"lr":1e20}]', ("lr_schedule.lr", "magnitude", "got 1e+20")
+    ),
+    "guesses-beyond-bounds": Wrong(RUN + "guess=1000000001", ("guess", "a number of steps up to 1000000000")),
+    "cohort-of-hardly-anybody": Wrong(
+        RUN + 'cohort={"fraction":1e-5,"sampling":"bernoulli","stream":"authors"}',
+        ("cohort.fraction", "at least 0.002"),
+    ),
     "absent-client-in-the-recipe": Wrong(
         RUN + "cohort.schedule=[[0],[9]]", ("schedule: round 2", "no client 9", "0 to 4")
     ),

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -210,6 +211,17 @@ def test_the_average_of_iterates_by_their_steps(name):
     wanted = sum(lr * model for model, lr in begun) / sum(lr for _, lr in begun)
     found = evaluated_model("step-average", w, {}, {}, state)
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_the_average_of_iterates_begins_with_the_first_step_that_moves():
+    """FedExP-M's η_g is 0 in a round whose clients did not move."""
+    following, w = following_iterates(method("fedexp-m")).server, draw(0, torch.float64)
+    moved = means(("delta",), 1)
+    nothing = replace(moved, vectors={"delta": torch.zeros_like(w)}, mean_delta_sq=0.0, delta_sq=0.0)
+    still = following.step(w, following.begin(w), nothing, OF_SERVER)
+    assert float(still.server_lr) == 0
+    stepped = following.step(still.w, still.state, moved, OF_SERVER)
+    assert torch.equal(evaluated_model("step-average", stepped.w, {}, {}, stepped.state), still.w)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])

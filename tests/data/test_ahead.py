@@ -105,6 +105,7 @@ def test_cohorts_of_feddyns_code():
     ours = [cohorts.round(number).clients.tolist() for number in range(1, 301)]
     assert ours == [drawn(number) for number in range(1, 301)]
     assert 0.3 < np.mean([one == two for one, two in itertools.pairwise(ours)]) < 0.45
+    assert cohorts.draws == pytest.approx(sum(map(len, ours)) / 100, rel=0.1)  # the mean over clients, of 300 rounds
 
 
 def test_how_often_a_schedule_draws_a_client(tmp_path):

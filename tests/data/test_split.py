@@ -79,6 +79,21 @@ def test_some_natural_clients_with_samples_in_a_row(tmp_path: Path, deal: int | 
     assert all(len(names) == 2 for names in some)
 
 
+def test_natural_clients_may_exchange_their_samples(tmp_path: Path) -> None:
+    """FedDyn's Shakespeare, IID: LEAF divides the sentences of all roles among as many clients."""
+    asked = {"clients": 2, "crop": 6, "test_crop": 1, "shuffle": True}
+    with written(tmp_path, **asked) as opened:
+        assert opened.sizes.tolist() == [6, 6]
+        assert np.diff(opened.test_offsets).tolist() == [1, 1]
+        assert opened.client_names() == ["client-0", "client-1"]
+        assert opened.partition == {"scheme": "natural", **asked, "seed": 3}
+        of_whom = OWNER[opened.client(0)[0][:, 0].astype(int)]
+    assert len(set(of_whom.tolist())) > 1
+    with written(tmp_path, shuffle=True) as opened:
+        assert opened.sizes.tolist() == [8, 2, 30]
+        assert np.array_equal(np.sort(opened.train()[0][:, 0]), NATURAL.x[:, 0])
+
+
 def test_a_scheme_takes_clients_apart(tmp_path: Path) -> None:
     """Then the test sets of the old clients are a common one."""
     with written(tmp_path, scheme="iid", clients=4) as opened:
@@ -115,7 +130,12 @@ def test_the_order_of_samples_decides_nothing(tmp_path: Path) -> None:
     moved = Dataset(
         **{**vars(NATURAL), "x": NATURAL.x[order], "y": NATURAL.y[order], "owner": OWNER[order], "rows": order}
     )
-    for options in ({}, {"scheme": "dirichlet-client", "clients": 5}, {"scheme": "shards", "clients": 5}):
+    for options in (
+        {},
+        {"shuffle": True},
+        {"scheme": "dirichlet-client", "clients": 5},
+        {"scheme": "shards", "clients": 5},
+    ):
         written(tmp_path, NATURAL, **options).close()
         first = (tmp_path / "f.h5").read_bytes()
         written(tmp_path, moved, **options).close()

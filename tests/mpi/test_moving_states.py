@@ -12,7 +12,8 @@ from torch import Tensor
 
 import hpcfed
 from hpcfed.client.state_transfer import Moves
-from hpcfed.ranks.placement import Placement
+from hpcfed.data.federation import Federation
+from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import MpiWorld
 from hpcfed.reduce.buffer import RoundBuffer
@@ -26,8 +27,12 @@ SLOW = 0.2
 
 @pytest.fixture
 def moving(world, shared_tmp, monkeypatch) -> dict[str, Any]:
-    """A recipe whose clients' states are spread anew in each round, over links that are late."""
+    """A recipe of two clients of one home, first alone and then both in a round, so that the state of one moves; over
+    links that are late.
+    """
     world.on_root(lambda: write_small(shared_tmp, 7))
+    with Federation.open(shared_tmp / "small.h5") as federation:
+        first, second = np.flatnonzero(homes(federation.sizes, world.size) == world.size - 1)[:2].tolist()
     monkeypatch.chdir(shared_tmp)
     begin = MpiWorld.exchange
 
@@ -38,7 +43,8 @@ def moving(world, shared_tmp, monkeypatch) -> dict[str, Any]:
         return lambda: (time.sleep(SLOW), wait())[1]
 
     monkeypatch.setattr(MpiWorld, "exchange", late)
-    return small("run", algorithm={"name": "scaffold"}, placement="balanced", rounds=4, cohort={"size": 4})
+    cohort = {"schedule": [[first], [second], [first, second], [second]]}
+    return small("run", algorithm={"name": "scaffold"}, placement="balanced", rounds=4, cohort=cohort)
 
 
 def test_the_wait_is_watched_as_waiting(moving, world, monkeypatch) -> None:
@@ -62,10 +68,13 @@ def test_the_wait_is_watched_as_waiting(moving, world, monkeypatch) -> None:
 
 
 def test_the_wait_is_no_work_of_the_rank(moving, world, monkeypatch) -> None:
-    """The speeds that `balanced` learns are those of training: the rank that waits is not the slower one."""
+    """The speeds that `balanced` learns are those of training: the rank that waits is not the slower one.
+
+    They are looked at and not learned: those of a loaded machine may place both clients on one rank from the start.
+    """
     reduced: list[Sums] = []
     learned: list[np.ndarray] = []
-    reduce, learn = RoundBuffer.reduce, Placement.learn
+    reduce = RoundBuffer.reduce
 
     def kept(self: RoundBuffer, *args: Any, **options: Any) -> Sums:
         reduced.append(reduce(self, *args, **options))
@@ -77,7 +86,6 @@ def test_the_wait_is_no_work_of_the_rank(moving, world, monkeypatch) -> None:
         late = reduced[-1].moving_seconds >= SLOW
         np.testing.assert_array_less(seconds[late], (reduced[-1].local_seconds - SLOW)[late] + 1e-9)
         assert (seconds[~late] == (reduced[-1].local_seconds - reduced[-1].moving_seconds)[~late]).all()
-        learn(self, ranks, samples, steps, seconds)
 
     monkeypatch.setattr(RoundBuffer, "reduce", kept)
     monkeypatch.setattr(Placement, "learn", noted)

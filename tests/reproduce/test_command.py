@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcfed.report.read import read_run
-from hpcfed.reproduce.catalogue import experiments
+from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.classes import class_counts
 from hpcfed.reproduce.inputs import Places, lacking
 from tests.launch import ROOT, launch
@@ -108,6 +108,31 @@ def test_raw_data_is_found_under_any_spelling_of_its_name(tmp_path):
     assert lacking(experiment, Places(tmp_path / "out", tmp_path)) == {}
     shutil.rmtree(tmp_path / "M-NIST")
     assert lacking(experiment, Places(tmp_path / "out")).keys() == experiment.cases.keys()
+
+
+def test_a_file_among_others_of_its_folder_is_found(tmp_path):
+    plays, places = experiments()["feddyn-shakespeare-plays"], Places(tmp_path / "out", tmp_path)
+    (tmp_path / "Shakespeare").mkdir()
+    (tmp_path / "Shakespeare" / "tinyshakespeare.txt").write_text("ROLE:\nA word.\n")
+    assert list(lacking(plays, places).values()) == [f"shakespeare (as {tmp_path}/shakespeare/plays.txt)"]
+    (tmp_path / "Shakespeare" / "plays.txt").write_text("ROLE:\nA word.\n")
+    assert places.raw_of(plays.cases["roles-10"].data) == tmp_path / "Shakespeare" / "plays.txt"
+
+
+def test_images_are_chosen_where_they_are_or_have_been_prepared(tmp_path):
+    places = Places(tmp_path / "out", None)
+
+    def named() -> str:
+        (found,) = find("feddyn-fedsplit", "small", images=lambda variant: not lacking(variant, places))
+        return found.name
+
+    assert named() == "feddyn-fedsplit"
+    prepared = experiments()["feddyn-fedsplit"].at("small", images=True)
+    for case in prepared.cases.values():
+        file = places.federation(case.data, 0)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    assert named() == "feddyn-fedsplit-cifar10"
 
 
 def test_classes_are_counted_from_the_largest():

@@ -6,7 +6,7 @@ import pytest
 
 from data_prep import partition
 from data_prep.catalogue import SOURCES
-from data_prep.split import NATURAL
+from data_prep.split import NATURAL, NATURAL_OPTIONS
 from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe, validated
 from hpcfed.errors import InputError
@@ -47,7 +47,9 @@ def test_every_recipe_is_sound(name, scale):
         for method, entry in experiment.methods_of(case).items():
             content = experiment.recipe_of(case, method, "full" if scale == "full" else "small")
             local = {key: value for key, value in content["local"].items() if value != "average_client"}
-            grid = points(parse_grids([f"{key}={values}" for key, values in entry.grids.items()]))
+            grid = points(
+                parse_grids([f"{key}={values}" for key, values in case.grids.get(method, entry.grids).items()])
+            )
             for point in {grid[0], grid[-1]}:
                 whole = {**content, "local": local, "data": "data.h5", "output": "run"}
                 recipe = load_recipe(whole, point.overrides)
@@ -62,7 +64,7 @@ def test_every_source_takes_its_options(name, scale):
         assert source.takes("raw") == bool(case.data.raw), case.title
         known = {"min_samples", "test_fraction"}
         if scheme == NATURAL:
-            known |= {"crop", "test_crop", "deal"}
+            known |= set(NATURAL_OPTIONS)
         elif scheme is not None:
             known |= set(partition.options(partition.SCHEMES[scheme]))
         assert [key for key in case.data.options if not source.takes(key) and key not in known] == [], case.title
@@ -89,7 +91,7 @@ def test_a_table_of_the_paper_is_made_of_the_cases_that_it_shows():
 def test_a_table_in_small_has_its_small_cases_or_else_its_experiments():
     for one in experiments().values():
         for item in one.shows if one.small else ():
-            assert all(found.cases for found in find(f"{one.paper}-{item}", "small", images=True)), item
+            assert all(found.cases for found in find(f"{one.paper}-{item}", "small", images=lambda _: True)), item
     (found,) = find("feddyn-figure11", "small")
     assert list(found.cases) == ["cifar10"]
     mnist = next(found for found in find("feddyn-table5", "small") if found.name == "feddyn-mnist")
@@ -127,6 +129,8 @@ def test_settings_that_the_papers_texts_and_codes_state():
     }
     shakespeare = every["feddyn-shakespeare"].cases["roles-10"].data
     assert (shakespeare.clients, shakespeare.options) == (100, {"crop": 2000, "test_crop": 400})
+    dealt = every["feddyn-shakespeare"].cases["iid-10"].data
+    assert (dealt.clients, dealt.options) == (100, {**shakespeare.options, "shuffle": True})
     cifar10 = every["feddyn-cifar10"]
     iid = cifar10.recipe_of(cifar10.cases["iid-100"], "feddyn", "full")
     assert (iid["algorithm"]["alpha"], iid["local"]["lr_decay"]) == (0.01, 1.0)
@@ -163,7 +167,7 @@ def test_small_numbers_are_not_compared_with_the_papers():
     assert all(case.paper == {} for case in small.cases.values())
     assert isinstance(small.cases["dir03-10"].data, Data)
     assert small.cases["dir03-10"].data.source == "digits"
-    images = experiments()["feddyn-cifar10"].at("small", images=True)
+    images = experiments()["feddyn-cifar10"].at("small", images=lambda _: True)
     assert (images.name, images.cases["dir03-10"].paper) == ("feddyn-cifar10-cifar10", {})
     assert images.recipe_of(images.cases["dir03-10"], "fedavg", "small")["model"] == {"name": "feddyn-cnn"}
-    assert experiments()["feddyn-mnist"].at("small", images=True).name == "feddyn-mnist"
+    assert experiments()["feddyn-mnist"].at("small", images=lambda _: True).name == "feddyn-mnist"
