@@ -45,7 +45,7 @@ def _files(folder: str, *names: str) -> tuple[str, ...]:
 
 
 LEFT_OUT = {
-    1: ("tests/mpi",),
+    1: ("tests/mpi", "tests/numerics/test_reference.py"),
     2: ("tests/contract", "tests/numerics", *_files("device", "accelerators", "counts", "parameters")),
     3: (
         "tests/device",
@@ -60,7 +60,7 @@ LEFT_OUT = {
         *_files("mpi", "metrics", "parameters", "replay", "signs_of_life", "trail", "verify"),
     ),
 }
-"""What says nothing new at a rank count: references are followed on 1 and 3 ranks, tests/mpi whole on 2."""
+"""What says nothing new at a rank count: references are followed on 3 ranks, tests/mpi whole on 2."""
 ELSEWHERE = ("tests/slurm", "tests/docs", "tests/network")
 """They have targets of their own: ``make test-slurm``, ``make test-docs``, ``make test-network``."""
 
@@ -117,12 +117,13 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[Launch, ...]]:
         return
     for ranks in options.ranks:
         left_out = () if options.paths else (*LEFT_OUT.get(ranks, ()), *ELSEWHERE)
-        whole = Launch(sys.executable, ranks, (*options.paths, *(f"--ignore={path}" for path in left_out)))
+        ignored = tuple(f"--ignore={path}" for path in left_out)
+        whole = Launch(sys.executable, ranks, (*options.paths, *ignored))
         if ranks > 1 or options.paths:
             yield (whole,)
         else:
             rest = (*whole.arguments, *(f"--ignore={path}" for group in APART for path in group))
-            apart = (Launch(sys.executable, 1, group) for group in APART)
+            apart = (Launch(sys.executable, 1, (*group, *ignored)) for group in APART)
             yield Launch(sys.executable, 1, rest), *apart, *second
     if options.openmpi and not options.paths:
         left_out = (path for path in LEFT_OUT[3] if path.startswith(of_the_mpi))

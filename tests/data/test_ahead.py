@@ -83,7 +83,7 @@ def test_who_comes_after_a_round(cohort):
     for number in range(1, 4):
         assert cohorts.after(number).tolist() == cohorts.round(number + 1).clients.tolist()
     assert cohorts.after(4).tolist() == []
-    assert cohorts.draws == pytest.approx(4 * (3 / 9 if "size" in cohort else 0.5))
+    assert cohorts.draws == pytest.approx(4 * (3 / 9 if "size" in cohort else 0.5 / (1 - 0.5**9)))
 
 
 def test_cohorts_of_feddyns_code():
