@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 @click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
               help="small: the protocol on smaller data, in minutes on two cores.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(1), help="Start this many MPI ranks here; else as mpirun or srun did.")
-@click.option("--list", "listed", is_flag=True, help="Print all experiments: cost, and what data they wait for.")
+@click.option("--list", "listed", is_flag=True, help="Print all experiments, or those of NAME or of a paper: "
+              "cost, and what data they wait for.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path), default=Path("runs/reproduce"), show_default=True,
               help="Folder of the data, runs, tables and figures of all experiments.")  # fmt: skip
-@click.option("--raw", type=click.Path(path_type=Path), envvar="HPCFED_RAW",
+@click.option("--raw", type=click.Path(path_type=Path, exists=True, file_okay=False), envvar="HPCFED_RAW",
               help="Folder with a folder of raw files for each data set: mnist, cifar10, … [$HPCFED_RAW].")  # fmt: skip
 @click.option("--case", "cases", multiple=True, help="Only this case of the experiment; repeatable.")
 @click.option("--method", "methods", multiple=True, help="Run only this method; repeatable. The table shows all.")
@@ -69,7 +70,7 @@ def command(
 
     places = Places(output.absolute(), raw)
     if listed:
-        _list(places)
+        _list(places, name)
         return
     if name is None:
         raise click.UsageError("no NAME: --list shows all", click.get_current_context())
@@ -106,11 +107,13 @@ def command(
         raise left_out[0]
 
 
-def _list(places: Places) -> None:
-    from hpcfed.reproduce.catalogue import experiments
+def _list(places: Places, name: str | None) -> None:
+    from hpcfed.reproduce.catalogue import experiments, find
     from hpcfed.reproduce.inputs import lacking
 
-    for one in experiments().values():
+    every = experiments().values()
+    of_paper = [one for one in every if name in (None, one.paper)]
+    for one in of_paper or [one for one in every if one.name in {found.name for found in find(str(name))}]:
         waits = list(dict.fromkeys(lacking(one, places).values()))
         click.echo(f"{one.name:<24} {one.title}")
         if one.shows:

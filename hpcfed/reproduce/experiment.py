@@ -32,7 +32,8 @@ class Data(Section):
     """The data of a case, as arguments of ``hpcfed prepare``.
 
     Attributes:
-        source: a name of `data_prep.catalogue.SOURCES`.
+        source: a name of `data_prep.catalogue.SOURCES`; "" for `file`.
+        file: a federation file of one's own, used as it is; "" for data that are prepared.
         raw: the folder of the source's files, inside the folder of all raw data, or ``folder/file`` where one of
             several is meant; "" for a source without files.
         partition, clients: as in the command.
@@ -43,7 +44,8 @@ class Data(Section):
         start: the initial parameters of a linear model: all ``0``, or the d weights; None for random ones.
     """
 
-    source: str
+    source: str = ""
+    file: str = ""
     raw: str = ""
     partition: str | None = None
     clients: int | None = None
@@ -51,6 +53,15 @@ class Data(Section):
     seed: int | Literal["run"] | None = None
     test: Literal["own", "training", "solution"] | list[float] = "own"
     start: Literal[0] | list[float] | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Data:
+        if bool(self.source) == bool(self.file):
+            raise ValueError("either source, a data set to prepare, or file, a federation file")
+        more = sorted(self.model_dump(exclude_defaults=True).keys() - {"file"}) if self.file else []
+        if more:
+            raise ValueError(f"with file nothing else, got {', '.join(more)}, too")
+        return self
 
 
 class Goal(Section):

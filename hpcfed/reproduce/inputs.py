@@ -30,7 +30,9 @@ class Places:
 
     def federation(self, data: Data, seed: int) -> Path:
         """Return the file of a case's federation; one for all seeds, unless each seed draws its own data."""
-        wanted = data.model_dump(exclude={"start", "raw"}) | {"seed": seed if data.seed == "run" else data.seed}
+        if data.file:
+            return Path(data.file).absolute()
+        wanted = data.model_dump(exclude={"start", "raw", "file"}) | {"seed": seed if data.seed == "run" else data.seed}
         words = [data.source, data.partition, *(str(value) for value in data.options.values())]
         words += [str(data.clients or ""), str(seed) if data.seed == "run" else ""]
         digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:8]
@@ -63,6 +65,8 @@ def _plain(name: str) -> str:
 
 def missing(data: Data, places: Places) -> str:
     """Say which files a case's data lacks; "" if it is prepared, synthetic, or its raw folder exists."""
+    if data.file:
+        return "" if Path(data.file).exists() else f"{data.file} (no such file)"
     if not data.raw or places.raw_of(data) is not None or places.federation(data, 0).exists():
         return ""
     where = f"{places.raw or 'RAW'}/{data.raw}"
@@ -88,6 +92,8 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
         InputError: the raw files are missing or malformed.
         EnvironmentFailure: the disk refuses.
     """
+    if data.file:
+        return
     path, start = places.federation(data, seed), places.start(data, seed)
     made = [file for file in (path, start) if file is not None and not file.exists()]
     if not made:
@@ -101,6 +107,10 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
             write(path, dataset, **vars(split(dataset, data.partition, _clients(data), asked, options)))
         if start is not None and start in made:
             write_whole(start, _start(dataset, data))
+    except (NotADirectoryError, FileExistsError):
+        raise InputError(
+            "a file is where the folder must be", where=str(path.parent), remedy="choose --output"
+        ) from None
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(path.parent), got=error.strerror or "") from None
     yield from (f"prepared {file}" for file in made)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from hpcfed.config.load import to_plain
+from hpcfed.config.recipe import Recipe
 from hpcfed.report.group import Group
 from hpcfed.report.measure import CRITERIA, Criterion, Spread, best, final, moving, round_reached, spread
 from hpcfed.report.paired import student
 from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
 from hpcfed.reproduce.plan import ExperimentLayout, Setting
+from hpcfed.run_folder.code import CodeRecord
+from hpcfed.run_folder.identity import FREE, differences
 from hpcfed.run_folder.rounds import RECORD
 
 
@@ -26,18 +30,23 @@ class Measured:
         setting: the method, case and point.
         title: of the method.
         runs: seed → run.
+        others: seed → how the run there differs from the experiment's, of those left out.
     """
 
     setting: Setting
     title: str
     runs: dict[int, Run]
+    others: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> str:
+        """What a table says in place of numbers."""
+        return "left out" if self.others else "not run"
 
     @property
     def rounds(self) -> int:
-        """The rounds of the shortest run; 0 if a seed has no run."""
-        if len(self.runs) < len(self.setting.folders):
-            return 0
-        return min(run.num_rounds for run in self.runs.values())
+        """The rounds of the shortest run; 0 without runs."""
+        return min((run.num_rounds for run in self.runs.values()), default=0)
 
     @property
     def group(self) -> Group:
@@ -67,16 +76,47 @@ class Reached:
 
 
 def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Measured]:
-    """Return the recorded runs of each setting.
+    """Return the recorded runs of each setting; those of another recipe, data or code are named and left out.
 
     Raises:
         InputError: a record is damaged.
     """
+    recipes = {unit.recipe.output: unit.recipe for unit in layout.plan.units}
     found = []
     for setting in layout.settings:
-        runs = {seed: read_run(path) for seed, path in enumerate(setting.folders) if _has_rounds(path)}
-        found.append(Measured(setting, experiment.methods[setting.method].title, runs))
+        one = Measured(setting, experiment.methods[setting.method].title, {})
+        for seed, path in enumerate(setting.folders):
+            if _has_rounds(path):
+                run = read_run(path)
+                other = _other(run, recipes[path])
+                if other:
+                    one.others[seed] = other
+                else:
+                    one.runs[seed] = run
+        found.append(one)
     return found
+
+
+def left_out(experiment: Experiment, measured: Sequence[Measured]) -> str:
+    """Return a remark on the runs of another recipe, data or code; "" without any."""
+    settings = [one for one in measured if one.others]
+    words = [
+        f"{one.title}, {experiment.cases[one.setting.case].title} ({next(iter(one.others.values()))})"
+        for one in settings
+    ]
+    if not words:
+        return ""
+    more = f", and {len(words) - 3} more" if len(words) > 3 else ""
+    return f"Left out, because their runs are others than the experiment's now: {'; '.join(words[:3])}{more}."
+
+
+def _other(run: Run, recipe: Recipe) -> str:
+    """Return how a run's recipe, data or code differ from those of the experiment; "" if they do not."""
+    changed = differences(run.recipe, to_plain(recipe), FREE)
+    if changed:
+        return changed[0] + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
+    code = CodeRecord(run.folder).changes(recipe)
+    return f"other code: {code}" if code else ""
 
 
 def _has_rounds(folder: Path) -> bool:

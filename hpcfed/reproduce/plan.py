@@ -12,6 +12,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.reproduce.experiment import Case, Content, Entry, Experiment, Goal
 from hpcfed.reproduce.inputs import Places
+from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Point, parse_grids, points
 from hpcfed.sweep.plan import Plan, Unit
@@ -22,7 +23,7 @@ STEPS_OF_AVERAGE = "average_client"
 
 @dataclass(frozen=True)
 class Setting:
-    """One method in one case, at one point of its grids; `folders` are its runs, one per seed."""
+    """One method in one case, at one point of its grids: the experiment's number of rounds, and a run per seed."""
 
     case: str
     method: str
@@ -59,7 +60,8 @@ def lay_out(
         experiment: at its scale, limited to the cases with data.
         scale: ``full`` or ``small``.
         places: folders of data and runs.
-        rounds: limit for all runs; None for the experiment's own number.
+        rounds: limit for all runs, also those with more by now keep what they have; None for the experiment's own
+            number.
         to_targets: whether a run ends at its case's highest target of test accuracy.
         methods: the methods to run; all if empty.
 
@@ -74,14 +76,12 @@ def lay_out(
             if methods and method not in methods:
                 continue
             content = experiment.recipe_of(case, method, scale)
-            if rounds is not None:
-                content = {**content, "rounds": min(rounds, content["rounds"])}
             highest = max((goal for goal in case.targets if not isinstance(goal, Goal)), default=None)
             if to_targets and highest is not None and experiment.measure.column == "test_accuracy":
                 content = {**content, "stop": {"test_accuracy": highest}}
             for point in points(parse_grids(_grids(case, method, entry))):
                 recipes = [
-                    _recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places)
+                    _limited(_recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places), rounds)
                     for seed in range(experiment.seeds)
                 ]
                 own = [
@@ -113,6 +113,14 @@ def _recipe(name: str, seed: int, content: Content, case: Case, point: Point, ru
         "output": str(runs / f"{name}{words}.{seed}"),
     }
     return resolve(load_recipe(whole, point.overrides))
+
+
+def _limited(recipe: Recipe, rounds: int | None) -> Recipe:
+    """Return the recipe with at most so many rounds, or as many as its run has by now."""
+    if rounds is None:
+        return recipe
+    done = count_rounds(recipe.output / RECORD)
+    return recipe.model_copy(update={"rounds": min(recipe.rounds, max(rounds, done))})
 
 
 def _local(local: Content, data: Path) -> Content:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -16,7 +16,7 @@ from hpcfed.reproduce.dynamics import compare_dynamics
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
-from hpcfed.reproduce.measure import read_settings
+from hpcfed.reproduce.measure import left_out, read_settings
 from hpcfed.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.sites import compare_sites
@@ -74,8 +74,9 @@ class ReproduceSession:
                 found.append(experiment.limited(kept))
         if not found:
             where = ", ".join(experiment.name for experiment in experiments)
-            what = "nothing has been run" if prepared else "no data"
-            raise InputError(what, where=where, remedy="--list shows what is needed; name its folder by --raw")
+            if prepared:
+                raise InputError("nothing has been run", where=where, remedy="leave --table out, or name its --output")
+            raise InputError("no data", where=where, remedy="name the folder of all raw data by --raw")
         return found
 
     def prepare(self, experiment: Experiment) -> Experiment:
@@ -121,7 +122,7 @@ class ReproduceSession:
         Raises:
             EnvironmentFailure: the disk refuses.
         """
-        folder = folder_of(experiment, self.scale, self.places)
+        folder, remark = folder_of(experiment, self.scale, self.places), ""
         if experiment.measure.kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
         elif experiment.measure.kind == "coefficients":
@@ -138,6 +139,8 @@ class ReproduceSession:
                 pictures += more
             else:
                 table = make_table(experiment, measured)
+            remark = left_out(experiment, measured)
+        table = replace(table, note=f"{table.note} {remark}".strip())
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "table.md", markdown(table))

@@ -34,7 +34,19 @@ def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
     rows: list[Row] = []
     for case, settings in by_case(experiment, measured).values():
         rows += rows_of(experiment, case, settings)
-    return Table(experiment.title, header, tuple(rows), " ".join(filter(None, [words, experiment.note])))
+    remarks = [words, _so_far(measured) if experiment.measure.kind == "tuned" else "", experiment.note]
+    return Table(experiment.title, header, tuple(rows), " ".join(filter(None, remarks)))
+
+
+def _so_far(grid: Sequence[Measured]) -> str:
+    """Return a remark if runs of a grid are missing or have not had all their rounds; else ""."""
+    there, wanted = sum(len(one.runs) for one in grid), sum(len(one.setting.folders) for one in grid)
+    short = sum(run.num_rounds < one.setting.rounds for one in grid for run in one.runs.values())
+    words = [
+        f"{there} of {wanted} runs" if there < wanted else "",
+        f"{short} without all their rounds" if short else "",
+    ]
+    return f"So far: {', '.join(filter(None, words))}." if any(words) else ""
 
 
 def _head(experiment: Experiment) -> tuple[Row, str]:
@@ -50,7 +62,9 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
         return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
     if measure.kind == "tuned":
         what = f"{criterion.title} over the last {measure.last} evaluations"
-        words = f"The grid's best by its mean {what}, and the place of the paper's choice in our grid."
+        words = (
+            f"The grid's best by its mean {what}, {deviation[:-1]}, and the place of the paper's choice in our grid."
+        )
         return ("Case", "Method", "Best", "Score", "Paper's choice", "Its score", "Place"), words
     counted = ("Rounds", "Models") if measure.unit == "models" else ("Rounds",)
     words = f"To the first evaluation with this {criterion.title} or better, {deviation}"
@@ -129,7 +143,7 @@ def _saved(cost: Reached, reference: Reached | None) -> Row:
     params, gradients = _difference(cost.params, reference.params), _difference(cost.gradients, reference.gradients)
     size = BYTES * params
     unit, name = (2**30, "GiB") if abs(size) >= 2**30 else (2**20, "MiB")
-    return f"{size / unit:.2f} {name}", f"{gradients:,.0f}"
+    return f"{size / unit:.2f} {name}".replace("-", "−"), f"{gradients:,.0f}".replace("-", "−")
 
 
 def _difference(one: Spread | None, other: Spread | None) -> float:
@@ -141,7 +155,7 @@ def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> 
     rows: list[Row] = []
     for one in settings:
         value = final_of(experiment, one)
-        words = criterion_text(value, criterion) if value else "not run"
+        words = criterion_text(value, criterion) if value else one.absent
         seeds = f"{len(one.runs)} of {len(one.setting.folders)}"
         rounds = f"{one.rounds} of {one.setting.rounds}"
         rows.append((case.title, one.title, words, rounds, seeds, _paper(_nth(case.paper.get(one.setting.method), 0))))
@@ -180,7 +194,7 @@ def _score(experiment: Experiment, one: Measured) -> str:
 
 def _reached_text(one: Measured, cost: Reached) -> str:
     if not one.runs:
-        return "not run"
+        return one.absent
     if cost.rounds is None:
         return f"not in {max(run.num_rounds for run in one.runs.values())}"
     words = rounds_text(cost.rounds)

@@ -254,6 +254,9 @@ def test_an_experiment_does_not_mix_code(folder, command):
     done = command(["reproduce", "own.yaml"], folder)
     assert done.returncode == 2
     assert "late.py differs from line 1" in own_line(done.stderr)
+    shown = command(["reproduce", "own.yaml", "--table"], folder).stdout
+    assert "left out" in shown
+    assert "other code: late.py differs from line 1" in " ".join(shown.split())
     assert command(["reproduce", "own.yaml", "--fresh"], folder).returncode == 0
     assert gains(folder / "runs/reproduce/own/sweep/runs/toy.mine.0") == [0.5] * 2
 

@@ -12,6 +12,7 @@ from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.classes import class_counts
 from hpcfed.reproduce.inputs import Places, lacking
 from tests.launch import ROOT, launch
+from tests.mpi.recipes import write_small
 
 TORCHLESS = """
 import sys
@@ -33,7 +34,7 @@ def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(com
     assert first.returncode == 0, first.stderr
     again = command(["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "3"], tmp_path)
     assert "0 done" in again.stdout
-    assert "3 of 3" in again.stdout
+    assert "3 of 20" in again.stdout
     folder = tmp_path / "out" / "fedexp-toy"
     loss = {name: read_run(folder / f"sweep/runs/toy.{name}.0").column("train_loss") for name in ("fedavg", "last")}
     # From (0, 0) by exact projections, F = F_1 + F_2 over 2: FedAvg at (1.2, 0.9), (1.2, 1.05), (1.14, 1.155); FedExP
@@ -60,7 +61,7 @@ def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(com
     assert "not run" not in rest.stdout
     shown = command([*asked, "--table"], tmp_path)
     assert "runs" not in shown.stdout.partition("toy in the plane")[0]
-    assert "2 of 2" in shown.stdout
+    assert "2 of 20" in shown.stdout
 
 
 def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_path):
@@ -151,3 +152,44 @@ def test_data_that_is_not_whole_is_named_and_left_out(command, tmp_path):
     assert "missing data_batch_1.bin" in done.stderr
     for experiment in ("feddyn-mnist", "feddyn-cifar10"):
         assert f"{experiment} is left out: " in done.stdout
+
+
+OWN = """
+paper: fedexp
+name: own
+title: Our hospitals
+shows: {}
+cost: {full: seconds}
+recipe: {rounds: 3, model: {name: logistic}, local: {steps: 2, batch_size: 10, lr: 0.1}, evaluate: {every: 1}}
+cases: {ours: {title: all, data: {file: small.h5}}}
+methods:
+  fedavg: {title: FedAvg, recipe: {algorithm: {name: fedavg}}}
+  fedexp: {title: FedExP, recipe: {algorithm: {name: fedexp}}}
+measure: {kind: final}
+"""
+
+
+def test_an_own_experiment_shows_the_runs_of_its_recipe_alone(command, tmp_path):
+    write_small(tmp_path)
+    (tmp_path / "own.yaml").write_text(OWN)
+    whole = command(["reproduce", "own.yaml"], tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout.count("3 of 3") == 2
+    shorter = command(["reproduce", "own.yaml", "--rounds", "1"], tmp_path)  # at most so many *now*
+    assert shorter.returncode == 0, shorter.stderr
+    assert shorter.stdout.count("3 of 3") == 2
+    (tmp_path / "own.yaml").write_text(OWN.replace("lr: 0.1", "lr: 0.2"))
+    mixed = command(["reproduce", "own.yaml", "--fresh", "--method", "fedexp"], tmp_path)
+    assert mixed.returncode == 0, mixed.stderr
+    assert mixed.stdout.count("3 of 3") == 1
+    assert "FedAvg, all (local.lr 0.1 there and 0.2 here)" in " ".join(mixed.stdout.split())
+    assert "| all | FedAvg | left out | 0 of 3 |" in (tmp_path / "runs/reproduce/own/table.md").read_text()
+
+
+def test_an_own_file_that_is_not_there_is_named(command, tmp_path):
+    (tmp_path / "own.yaml").write_text(OWN)
+    done = command(["reproduce", "own.yaml"], tmp_path)
+    assert done.returncode == 2
+    assert "all waits for small.h5 (no such file)" in done.stdout
+    (tmp_path / "own.yaml").write_text(OWN.replace("small.h5", "small.h5, clients: 3"))
+    assert "got clients, too" in command(["reproduce", "own.yaml"], tmp_path).stderr
