@@ -266,8 +266,8 @@ class Experiment(Section):
             return self.model_copy(update={"small": small, "name": name}).at(scale)
         chosen = {name: self.cases[name] for name in self.small.cases or self.cases}
         cases = {name: self.small.of(case) for name, case in chosen.items()}
-        changes = {"cases": cases, "seeds": self.small.seeds or self.seeds, "note": self.small.says}
-        return self.model_copy(update=changes)
+        seeds, title = self.small.seeds or self.seeds, f"{self.title} (small variant)"
+        return self.model_copy(update={"cases": cases, "seeds": seeds, "note": self.small.says, "title": title})
 
     def limited(self, names: list[str]) -> Experiment:
         """Return the experiment with only the named cases; with all if `names` is empty."""

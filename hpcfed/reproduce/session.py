@@ -140,6 +140,8 @@ class ReproduceSession:
             else:
                 table = make_table(experiment, measured)
             remark = left_out(experiment, measured)
+            if experiment.measure.figures and any(len(one.runs) > 1 for one in measured):
+                remark = f"Figures: mean over seeds, and a band of ± one standard deviation. {remark}"
         table = replace(table, note=f"{table.note} {remark}".strip())
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,8 @@ from hpcfed.sweep.select import Candidate, Rule
 FONT = 10.5
 CELL = 0.78
 """Inches of a cell's side."""
+BROAD = 5
+"""Columns of a heat map from which its title fits on a line."""
 DECADES = 3.0
 """Orders of magnitude that the shades of a heat map tell apart."""
 
@@ -89,7 +91,8 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     axes.set_xlabel(_plain(plan.grids[second].key))
     axes.set_ylabel(_plain(plan.grids[first].key))
     others = ", best over the other grids" if sum(len(grid.values) > 1 for grid in plan.grids) > 2 else ""
-    axes.set_title(_title(rule) + others, fontsize=10, loc="left")
+    title = _title(rule) + others
+    axes.set_title(title.replace(", ", ",\n") if columns < BROAD else title, fontsize=10, loc="left")
     return figure
 
 
