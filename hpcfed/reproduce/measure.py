@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -112,11 +113,19 @@ def left_out(experiment: Experiment, measured: Sequence[Measured]) -> str:
 
 def _other(run: Run, recipe: Recipe) -> str:
     """Return how a run's recipe, data or code differ from those of the experiment; "" if they do not."""
-    changed = differences(run.recipe, to_plain(recipe), FREE)
+    changed = differences(_by_name(run.recipe), _by_name(to_plain(recipe)), FREE)
     if changed:
         return changed[0] + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
     code = CodeRecord(run.folder).changes(recipe)
     return f"other code: {code}" if code else ""
+
+
+def _by_name(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with the initial parameters by the name of their file, which may have moved with the output."""
+    model = dict(recipe.get("model", {}))
+    if model.get("init"):
+        model["init"] = Path(model["init"]).name
+    return {**recipe, "model": model}
 
 
 def _has_rounds(folder: Path) -> bool:

@@ -59,7 +59,9 @@ def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(com
     assert rest.returncode == 0, rest.stderr
     assert "4 runs, 1 done; 2 ranks in 2 groups" in rest.stdout
     assert "not run" not in rest.stdout
-    shown = command([*asked, "--table"], tmp_path)
+    shutil.move(tmp_path / "out", tmp_path / "moved")
+    shown = command(["reproduce", "fedexp-figure2", "--output", "moved", "--table"], tmp_path)
+    assert "left out" not in shown.stdout
     assert "runs" not in shown.stdout.partition("toy in the plane")[0]
     assert "2 of 20" in shown.stdout
 
