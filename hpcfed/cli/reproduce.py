@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from hpcfed.errors import InputError
     from hpcfed.reproduce.experiment import Experiment
     from hpcfed.reproduce.inputs import Places
     from hpcfed.reproduce.session import ReproduceSession
@@ -136,7 +137,7 @@ def _chosen(
     Raises:
         InputError: a name is unknown, or there is no small variant.
     """
-    from hpcfed.errors import InputError, nearest
+    from hpcfed.errors import InputError
     from hpcfed.reproduce.catalogue import find
     from hpcfed.reproduce.inputs import lacking
 
@@ -145,13 +146,28 @@ def _chosen(
         raise InputError(f"--case: the table of {name} is of all its cases", remedy="choose by --method")
     limited = [experiment.limited(list(cases)) for experiment in found]
     kept = [experiment for experiment in limited if experiment.cases]
-    known_cases = [case for experiment in found for case in experiment.cases]
-    known_methods = [method for one in kept for case in one.cases.values() for method in one.methods_of(case)]
-    for what, wanted, known in (("case", cases, known_cases), ("method", methods, known_methods)):
-        for word in wanted:
-            if word not in known:
-                raise InputError(f"{name} has no {what} {word!r}", remedy=nearest(word, known))
+    known = [case for experiment in found for case in experiment.cases]
+    for word in cases:
+        if word not in known:
+            others = [case for one in find(name) for case in one.cases]  # of the full experiment
+            raise _unknown(name, "case", word, known, others, "the small variant")
+    known = [method for one in kept for case in one.cases.values() for method in one.methods_of(case)]
+    for word in methods:
+        if word not in known:
+            others = [method for one in found for method in one.methods]
+            chosen = f"case {' and '.join(cases)}" if cases else f"the {scale} variant"
+            raise _unknown(name, "method", word, known, others, chosen)
     return [one.model_copy(update={"seeds": min(one.seeds, seeds or one.seeds)}) for one in kept]
+
+
+def _unknown(name: str, what: str, word: str, known: Sequence[str], others: Sequence[str], chosen: str) -> InputError:
+    """Return the error for an unknown case or method, or for one of the experiment's `others`, left out by `chosen`."""
+    from hpcfed.errors import InputError, nearest
+
+    if word in others:
+        only = ", ".join(dict.fromkeys(known))
+        return InputError(f"{name}: no {what} {word!r} here", remedy=f"{chosen} has only {only}")
+    return InputError(f"{name} has no {what} {word!r}", remedy=nearest(word, known))
 
 
 def _start(ranks: int) -> None:

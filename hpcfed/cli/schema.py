@@ -61,7 +61,7 @@ def of_experiment() -> Schema:
     from hpcfed.reproduce.experiment import Experiment
 
     schema = Experiment.model_json_schema(ref_template=REFERENCE)
-    schema["required"] = [key for key in schema["required"] if key not in ("name", "paper")]
+    schema["required"] = [key for key in schema["required"] if key != "name"]
     return {"$schema": DIALECT, **schema}
 
 

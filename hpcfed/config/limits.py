@@ -23,10 +23,12 @@ class Section(BaseModel):
     Attributes:
         later: keys added since 0.1.0. A recorded recipe omits them at their default, so that runs and checkpoints of
             earlier versions go on.
+        noun: what a file of this is called in messages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     later: ClassVar[frozenset[str]] = frozenset()
+    noun: ClassVar[str] = "recipe"
 
     @model_serializer(mode="wrap")
     def _later_where_set(self, serialize: Any) -> dict[str, Any]:

@@ -138,23 +138,23 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     missing = [".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing"]
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0]) if missing else errors[0]
     location, found = [str(part) for part in first["loc"]], first["input"]
-    dotted = ".".join(location)
+    dotted, noun = ".".join(location), getattr(kind, "noun", "recipe")
     if first["type"] == "extra_forbidden":
         remedy = for_key(kind, _section(kind, location[:-1]), location)
         return InputError(f"unknown key {dotted!r}", where=where, remedy=remedy)
     if first["type"] == "missing" and len(missing) > 1:
         what = f"keys {', '.join(map(repr, missing))} are missing"
-        return InputError(what, where=where, remedy="add them to the recipe")
+        return InputError(what, where=where, remedy=f"add them to the {noun}")
     if first["type"] == "missing":
         example = ", such as algorithm: {name: fedavg}" if dotted == "algorithm" else ""
-        return InputError(f"key {dotted!r} is missing", where=where, remedy=f"add it to the recipe{example}")
+        return InputError(f"key {dotted!r} is missing", where=where, remedy=f"add it to the {noun}{example}")
     said = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = EXPECTED.get(first["type"], said)
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
     dotted = dotted.removesuffix(KEY)
-    return InputError(dotted or "recipe", where=where, expected=better or expected, got=got[:200], remedy=remedy)
+    return InputError(dotted or noun, where=where, expected=better or expected, got=got[:200], remedy=remedy)
 
 
 def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
@@ -174,8 +174,12 @@ def _checked_seeds(seeds: Any, where: str) -> list[int]:
     return seeds
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file.
+LEAST = "data, model, rounds, local and algorithm"
+"""Keys that every recipe has."""
+
+
+def read_yaml(path: Path, noun: str = "recipe", least: str = LEAST) -> dict[str, Any]:
+    """Return the mapping in a YAML file, a `noun` with at least the keys `least`.
 
     Raises:
         InputError: the file does not exist or cannot be read, or holds no YAML mapping.
@@ -183,7 +187,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, LONGEST, pipes=True)
     except FileNotFoundError:
-        raise InputError("no such recipe", where=str(path), remedy="check the path") from None
+        raise InputError(f"no such {noun}", where=str(path), remedy="check the path") from None
     except (OSError, ValueError) as error:  # ValueError: text that is no path, too
         raise InputError(f"cannot be read as text ({error})", where=str(path)) from None
     try:
@@ -192,11 +196,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         joint = " at" if str(error).startswith("line ") else ":"
         raise InputError(f"not valid YAML{joint} {error}", where=str(path)) from None
     if content is None:
-        remedy = "a recipe has at least data, model, rounds, local and algorithm"
+        remedy = f"{_a(noun)} has at least {least}"
         raise InputError("an empty file", where=str(path), expected="a mapping of keys", remedy=remedy)
     if not isinstance(content, dict):
-        raise InputError("a recipe", where=str(path), expected="a mapping of keys", got=type(content).__name__)
+        raise InputError(_a(noun), where=str(path), expected="a mapping of keys", got=type(content).__name__)
     return content
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _plain(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,8 @@ class Seeds(Section):
     batches: int = Field(0, ge=0, lt=2**63)
 
 
-def _seed_for_all(value: Any) -> Any:
+def seed_for_all(value: Any) -> Any:
+    """Expand ``seed: 7`` to a seed per purpose."""
     if isinstance(value, int) and not isinstance(value, bool):
         return {"model": value, "cohort": value, "batches": value}
     return value
@@ -327,7 +328,7 @@ class Recipe(Section):
     later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits"})
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
-    seed: Annotated[Seeds, BeforeValidator(_seed_for_all)] = Seeds()
+    seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
     data: Path
     data_content: str | None = None
     verify_data: bool = False

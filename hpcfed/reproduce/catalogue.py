@@ -10,9 +10,11 @@ from pathlib import Path
 
 from hpcfed.config.load import read_yaml, validated
 from hpcfed.errors import InputError, nearest
-from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.experiment import OWN, Experiment
 
 FOLDER = "experiments"
+LEAST = "title, cases, methods and measure"
+"""Keys that an experiment's file has."""
 
 
 @cache
@@ -22,31 +24,51 @@ def experiments() -> dict[str, Experiment]:
     Raises:
         InputError: a file does not fit the schema `Experiment`.
     """
+    return {name: read(file, name, paper) for name, (file, paper) in _files().items()}
+
+
+def _files() -> dict[str, tuple[Traversable, str]]:
+    """Return name → file and paper, in the order of papers and files."""
     found = {}
     root = resources.files("hpcfed.reproduce") / FOLDER
     for paper in sorted((entry for entry in root.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
         for file in sorted(paper.iterdir(), key=lambda entry: entry.name):
-            experiment = read(file, paper.name)
-            found[experiment.name] = experiment
+            found[f"{paper.name}-{Path(file.name).stem}"] = file, paper.name
     return found
 
 
-def read(file: Traversable, paper: str) -> Experiment:
-    """Read an experiment's file.
+def read(file: Traversable, name: str, paper: str = OWN) -> Experiment:
+    """Read an experiment's file; `name` and `paper` are defaults.
 
     Raises:
         InputError: the file does not fit; the message names the key, the expected and the actual value.
     """
     with resources.as_file(file) as path:
-        content = {"name": f"{paper}-{path.stem}", "paper": paper, **read_yaml(path)}
+        content = {"name": name, "paper": paper, **read_yaml(path, Experiment.noun, LEAST)}
         return validated(Experiment, content, str(path))
+
+
+def read_own(path: Path) -> Experiment:
+    """Read a user's file and check it whole; by default it is named like the file, or ``own-<file>`` if an experiment
+    here has that name. A file of this catalogue keeps its name.
+
+    Raises:
+        InputError: the file does not fit; the message names the key, the expected and the actual value.
+    """
+    from hpcfed.reproduce.checks import check
+
+    for name, (file, paper) in _files().items():
+        if isinstance(file, Path) and file.resolve() == path.resolve():
+            return read(file, name, paper)
+    experiment = read(path, f"{OWN}-{path.stem}" if path.stem in _files() else path.stem)
+    check(experiment, str(path))
+    return experiment
 
 
 def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool] = lambda _: False) -> list[Experiment]:
     """Return the experiments of a name at a scale: one experiment, a file, or those of a paper's table or figure.
 
-    Those of a table or figure are limited to its cases; a small variant that has none of these stays whole. A file
-    states the ``paper`` it belongs to; the default is the name of its folder.
+    Those of a table or figure are limited to its cases; a small variant that has none of these stays whole.
 
     Args:
         scale: ``full`` or ``small``.
@@ -60,7 +82,7 @@ def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool]
         return one.at(scale, images=images(one.at(scale, images=True)))
 
     if name.endswith((".yaml", ".yml")):
-        return [scaled(read(Path(name), Path(name).resolve().parent.name))]
+        return [scaled(read_own(Path(name)))]
     every = experiments()
     if name in every:
         return [scaled(every[name])]

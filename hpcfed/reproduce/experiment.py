@@ -7,25 +7,47 @@ case's, the method's, and the case's keys for that method, in this order. A file
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from hpcfed.config.limits import Section
+from hpcfed.config.hints import spelled_out
+from hpcfed.config.limits import Count, Section
+from hpcfed.config.load import validated
+from hpcfed.config.recipe import seed_for_all
 from hpcfed.errors import InputError
 
-PAPERS = {
-    "fedexp": "Jhunjhunwala, Wang, Joshi, FedExP, ICLR 2023",
-    "feddyn": "Acar et al., FedDyn, ICLR 2021",
-    "flamby": "Ogier du Terrail et al., FLamby, NeurIPS Datasets and Benchmarks 2022",
-    "gel": "Boukhari et al., GeL, arXiv 2110.11486 v3",
-}
+OWN = "own"
+"""In place of a paper, in a file of the user's."""
 WHOLE = ("model", "algorithm")
 """Sections of a recipe that a new name replaces as a whole, since their keys belong to the name."""
 NO_NUMBERS: dict[str, Any] = {"paper": {}, "paper_beyond": {}}
+AGAINST = " against "
+"""Separates the columns of both axes in a figure's name (default: rounds); against a coordinate, a path is drawn."""
+STEPS_OF_AVERAGE = "average_client"
+"""Value of ``local.steps``: the steps that ``local.epochs`` take on a client of average size."""
 Content = dict[str, Any]
 Number = int | float | str
 """A number of a paper; text for a bound, such as ``1000+``."""
+ELSEWHERE = {
+    "data": "the data of a case are in cases.NAME.data",
+    "name": "a run is named by its case and method",
+    "output": "runs are in the experiment's folder, inside --output",
+    "seeds": "their number is the experiment's 'seeds'",
+}
+"""Keys of a recipe that the experiment sets itself → where."""
+
+
+def part_of_a_recipe(content: Content) -> Content:
+    """Validate the keys of a recipe that an experiment's file sets."""
+    for key, where in ELSEWHERE.items():
+        if key in content:
+            raise ValueError(f"no {key!r} ({where})")
+    return content
+
+
+RecipePart = Annotated[Content, AfterValidator(part_of_a_recipe)]
 
 
 class Data(Section):
@@ -48,7 +70,7 @@ class Data(Section):
     file: str = ""
     raw: str = ""
     partition: str | None = None
-    clients: int | None = None
+    clients: Count | None = None
     options: Content = Field(default_factory=dict)
     seed: int | Literal["run"] | None = None
     test: Literal["own", "training", "solution"] | list[float] = "own"
@@ -68,7 +90,17 @@ class Goal(Section):
     """A target set by a method: the value of `of` at `round`, with the same seed."""
 
     of: str
-    round: int
+    round: Count
+
+
+def _kind_of_target(value: Any) -> str:
+    return "goal" if isinstance(value, Mapping | Goal) else "number"
+
+
+Target = Annotated[
+    Annotated[float, Tag("number")] | Annotated[Goal, Tag("goal")],
+    Discriminator(_kind_of_target),
+]
 
 
 class Case(Section):
@@ -89,11 +121,11 @@ class Case(Section):
 
     title: str
     data: Data
-    recipe: Content = Field(default_factory=dict)
-    methods: dict[str, Content] = Field(default_factory=dict)
+    recipe: RecipePart = Field(default_factory=dict)
+    methods: dict[str, RecipePart] = Field(default_factory=dict)
     grids: dict[str, dict[str, str]] = Field(default_factory=dict)
     only: list[str] = Field(default_factory=list)
-    targets: list[float | Goal] = Field(default_factory=list)
+    targets: list[Target] = Field(default_factory=list)
     paper: dict[str, list[Number | None]] = Field(default_factory=dict)
     paper_beyond: dict[str, float] = Field(default_factory=dict)
 
@@ -110,8 +142,8 @@ class Entry(Section):
     """
 
     title: str
-    recipe: Content = Field(default_factory=dict)
-    models: int = 1
+    recipe: RecipePart = Field(default_factory=dict)
+    models: Count = 1
     reference: str | None = None
     grids: dict[str, str] = Field(default_factory=dict)
 
@@ -140,8 +172,8 @@ class Measure(Section):
 
     kind: Literal["rounds", "final", "best", "tuned", "projections", "sites", "classes", "coefficients", "dynamics"]
     column: str = "test_accuracy"
-    last: int = 1
-    window: int = 1
+    last: Count = 1
+    window: Count = 1
     unit: Literal["rounds", "models"] = "rounds"
     reference: str = ""
     beyond: bool = False
@@ -158,10 +190,10 @@ class Images(Section):
 
     says: str
     cases: list[str] = Field(default_factory=list)
-    seeds: int | None = None
+    seeds: Count | None = None
     data: Content = Field(default_factory=dict)
-    recipe: Content = Field(default_factory=dict)
-    targets: list[float | Goal] = Field(default_factory=list)
+    recipe: RecipePart = Field(default_factory=dict)
+    targets: list[Target] = Field(default_factory=list)
 
 
 class Small(Section):
@@ -179,69 +211,50 @@ class Small(Section):
 
     says: str
     cases: list[str] = Field(default_factory=list)
-    seeds: int | None = None
+    seeds: Count | None = None
     data: Content = Field(default_factory=dict)
-    recipe: Content = Field(default_factory=dict)
-    targets: list[float | Goal] = Field(default_factory=list)
+    recipe: RecipePart = Field(default_factory=dict)
+    targets: list[Target] = Field(default_factory=list)
     images: Images | None = None
 
     def of(self, case: Case) -> Case:
         """Return the small version of a case, without the paper's numbers, which hold for the paper's data."""
-        data = Data.model_validate({**case.data.model_dump(), **self.data})
+        data = validated(Data, {**case.data.model_dump(), **self.data}, "small.data")
         return case.model_copy(update={"data": data, "targets": self.targets or case.targets, **NO_NUMBERS})
 
 
 class Cost(Section):
     """The cost in words, at the paper's scale and at the small one."""
 
-    full: str
+    full: str = ""
     small: str = ""
 
 
 class Experiment(Section):
-    """An experiment, one file in ``experiments/<paper>/``.
+    """An experiment, one file in ``experiments/<paper>/``, or a file of the user's.
 
     Attributes:
-        name: ``<paper>-<file>``.
+        name: also of its folder; ``<paper>-<file>``, or the name of the user's file.
         title, note: what it shows, and how and why it differs from the paper.
+        paper: the name of its paper's folder.
         shows: table or figure of the paper → its cases; all cases if the list is empty.
         seeds: their number; they count from 0.
         small: None if no smaller data preserves the protocol.
     """
 
-    name: str
+    noun: ClassVar[str] = "experiment"
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     title: str
-    paper: str
-    shows: dict[str, list[str]]
+    paper: str = OWN
+    shows: dict[str, list[str]] = Field(default_factory=dict)
     note: str = ""
-    cost: Cost
-    seeds: int = Field(1, ge=1)
-    recipe: Content = Field(default_factory=dict)
+    cost: Cost = Cost()
+    seeds: Count = 1
+    recipe: RecipePart = Field(default_factory=dict)
     cases: dict[str, Case]
     methods: dict[str, Entry] = Field(default_factory=dict)
     measure: Measure
     small: Small | None = None
-
-    @field_validator("paper")
-    @classmethod
-    def _known(cls, paper: str) -> str:
-        if paper not in PAPERS:
-            raise ValueError(f"one of {', '.join(sorted(PAPERS))}")
-        return paper
-
-    @model_validator(mode="after")
-    def _names_exist(self) -> Experiment:
-        named = [case for cases in self.shows.values() for case in cases] + (self.small.cases if self.small else [])
-        unknown = [name for name in named if name not in self.cases]
-        for case in self.cases.values():
-            unknown += [
-                name
-                for name in (*case.methods, *case.grids, *case.only, *case.paper, *case.paper_beyond)
-                if name not in self.methods
-            ]
-        if unknown:
-            raise ValueError(f"names of cases and methods: {', '.join(unknown)} are none")
-        return self
 
     @property
     def trains(self) -> bool:
@@ -284,8 +297,13 @@ class Experiment(Section):
             parts.append(self.small.recipe)
         merged: Content = {}
         for part in parts:
-            merged = merge(merged, part)
+            merged = merge(merged, {key: _whole(key, value) for key, value in part.items()})
         return merged
+
+
+def _whole(key: str, value: Any) -> Any:
+    """Return a recipe's section from its short form."""
+    return seed_for_all(value) if key == "seed" else spelled_out(key, value)
 
 
 def merge(first: Content, second: Content) -> Content:

@@ -13,15 +13,12 @@ from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import PAPER, to_files
-from hpcfed.reproduce.experiment import Case, Experiment, Goal
+from hpcfed.reproduce.experiment import AGAINST, Case, Experiment, Goal
 from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, rounds_apart, tuned_to
 from hpcfed.sweep.figures import draw as draw_sweep
 from hpcfed.sweep.grid import Grid
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.select import Candidate, Rule
-
-AGAINST = " against "
-"""Separates the columns of both axes in a figure's name (default: rounds); against a coordinate, a path is drawn."""
 
 
 def draw(experiment: Experiment, measured: Sequence[Measured], folder: Path) -> list[Path]:

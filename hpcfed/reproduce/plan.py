@@ -10,15 +10,12 @@ from pathlib import Path
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.reproduce.experiment import Case, Content, Entry, Experiment, Goal
+from hpcfed.reproduce.experiment import STEPS_OF_AVERAGE, Case, Content, Entry, Experiment, Goal
 from hpcfed.reproduce.inputs import Places
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Point, parse_grids, points
 from hpcfed.sweep.plan import Plan, Unit
-
-STEPS_OF_AVERAGE = "average_client"
-"""Value of ``local.steps``: the steps that ``local.epochs`` take on a client of average size."""
 
 
 @dataclass(frozen=True)

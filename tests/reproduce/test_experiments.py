@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep import partition
-from data_prep.catalogue import SOURCES
-from data_prep.split import NATURAL, NATURAL_OPTIONS
 from hpcfed import algorithms, models
-from hpcfed.config.load import load_recipe, validated
+from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
 from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.experiment import Data, Experiment, Goal, merge
@@ -55,19 +52,6 @@ def test_every_recipe_is_sound(name, scale):
                 recipe = load_recipe(whole, point.overrides)
                 algorithms.build(recipe.algorithm, [])
                 assert models.spec(recipe.model) is not None
-
-
-@pytest.mark.parametrize(("name", "scale"), SCALES)
-def test_every_source_takes_its_options(name, scale):
-    for case in at(name, scale).cases.values():
-        source, scheme = SOURCES[case.data.source], case.data.partition
-        assert source.takes("raw") == bool(case.data.raw), case.title
-        known = {"min_samples", "test_fraction"}
-        if scheme == NATURAL:
-            known |= set(NATURAL_OPTIONS)
-        elif scheme is not None:
-            known |= set(partition.options(partition.SCHEMES[scheme]))
-        assert [key for key in case.data.options if not source.takes(key) and key not in known] == [], case.title
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES)
@@ -153,13 +137,6 @@ def test_a_new_name_replaces_its_section_and_null_takes_a_key_away():
     second = {"model": {"name": "logistic"}, "local": {"augment": None, "steps": 2}}
     assert merge(first, second) == {"model": {"name": "logistic"}, "local": {"lr": 0.1, "steps": 2}, "rounds": 3}
     assert merge(first, {"model": {"hidden": [9]}})["model"] == {"name": "mlp", "hidden": [9]}
-
-
-def test_a_case_that_names_an_unknown_method_is_refused():
-    content = experiments()["gel-synthetic"].model_dump()
-    content["cases"]["tuned"]["paper"]["fedavgcm-guess"] = [1]
-    with pytest.raises(InputError, match="fedavgcm-guess"):
-        validated(Experiment, content, "gel.yaml")
 
 
 def test_small_numbers_are_not_compared_with_the_papers():
