@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from data_prep import partition
 from data_prep.catalogue import SOURCES
+from data_prep.sources.files import DataSource
 from data_prep.split import NATURAL, NATURAL_OPTIONS
+from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe
 from hpcfed.config.metrics import BUILT_IN, is_matrix
 from hpcfed.config.recipe import Recipe, Seeds
@@ -153,13 +156,27 @@ def _check_data(key: str, data: Data) -> None:
     if scheme is not None and scheme not in (NATURAL, *partition.SCHEMES):
         known = [NATURAL, *partition.SCHEMES]
         raise InputError(f"{key}.partition", expected="a scheme", got=repr(scheme), remedy=nearest(scheme, known))
-    options = ["min_samples", "test_fraction", *inspect.signature(source.load).parameters]
-    options += NATURAL_OPTIONS if scheme in (None, NATURAL) else partition.options(partition.SCHEMES[scheme])
-    options = [option for option in options if option not in ("raw", "seed", "clients")]
-    for option in data.options:
-        if option not in options:
+    kinds = _options(source, scheme)
+    for option, value in data.options.items():
+        if option not in kinds:
             expected = f"an option of {data.source}" + (f" or partition {scheme}" if scheme else "")
-            raise InputError(f"{key}.options", expected=expected, got=repr(option), remedy=nearest(option, options))
+            raise InputError(f"{key}.options", expected=expected, got=repr(option), remedy=nearest(option, kinds))
+        try:
+            TypeAdapter(kinds[option]).validate_python(value, strict=True)
+        except ValidationError as error:
+            expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+            raise InputError(f"{key}.options.{option}", expected=expected, got=shown(value)) from None
+
+
+def _options(source: DataSource, scheme: str | None) -> dict[str, Any]:
+    """Return the types of the options that a source and a partition take."""
+    found = {"min_samples": int, "test_fraction": float, **get_type_hints(source.load)}
+    if scheme in (None, NATURAL):
+        found |= {option: bool if option == "shuffle" else int for option in NATURAL_OPTIONS}
+    else:
+        assign = partition.SCHEMES[scheme]
+        found |= {option: get_type_hints(assign)[option] for option in partition.options(assign)}
+    return {option: kind for option, kind in found.items() if option not in ("raw", "seed", "clients", "return")}
 
 
 def _check_minimum(key: str, data: Data) -> None:
@@ -184,6 +201,9 @@ def _recipe(experiment: Experiment, case: str, method: str, scale: str, where: s
         grid = points(parse_grids([f"{key}={values}" for key, values in grids.items()]))
         recipe, _ = (load_recipe(whole, point.overrides) for point in (grid[0], grid[-1]))
         _check_seeds(experiment, one, whole)
+        models.spec(recipe.model)
+        if recipe.algorithm.factory is None:  # the user's code is not run yet
+            algorithms.build(recipe.algorithm, [])
     except InputError as error:
         raise InputError(str(error).removeprefix("recipe: "), where=where) from None
     for key, expected, has in NEEDS.get(experiment.measure.kind, ()):

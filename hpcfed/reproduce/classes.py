@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
@@ -35,7 +36,11 @@ def class_counts(labels: np.ndarray, offsets: np.ndarray, num_classes: int, shar
 
 
 def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tuple[Table, list[Path]]:
-    """Return the table of all prepared cases, and the figures written into `folder`, one per share."""
+    """Return the table of all prepared cases, and the figures written into `folder`, one per share.
+
+    Raises:
+        InputError: a case's samples have no labels.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     found = {case.title: _of_file(places.federation(case.data, 0)) for case in experiment.cases.values()}
     rows = []
@@ -50,6 +55,9 @@ def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tup
 
 def _of_file(path: Path) -> dict[float, np.ndarray]:
     with Federation.open(path) as federation:
+        if federation.task != "classification":
+            expected = "a label per sample, for kind: classes"
+            raise InputError("data", where=str(path), expected=expected, got=federation.task)
         labels = federation.train()[1]
         return {share: class_counts(labels, federation.offsets, federation.num_classes or 0, share) for share in SHARES}
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.ranks.world import World
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
@@ -48,8 +49,15 @@ class Problem:
 
     @classmethod
     def read(cls, path: Path) -> Problem:
-        """Read the clients of a federation with one real target."""
+        """Read the clients of a federation with one real target.
+
+        Raises:
+            InputError: it has others.
+        """
         with Federation.open(path) as federation:
+            if federation.task != "regression":
+                expected = "a regression, for kind: dynamics"
+                raise InputError("data", where=str(path), expected=expected, got=federation.task)
             clients = [federation.client(k) for k in range(federation.num_clients)]
         pairs = [(x.reshape(len(x), -1).astype(np.float64), y.reshape(-1).astype(np.float64)) for x, y in clients]
         return cls(np.array([x.T @ x for x, _ in pairs]), np.array([x.T @ y for x, y in pairs]))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
+from hpcfed.errors import InputError
 from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.loaded import load
 from hpcfed.models.losses import ACCURACY
@@ -82,6 +83,9 @@ def _tests(experiment: Experiment, places: Places) -> Tests:
         Federation.open(places.federation(experiment.cases[SITES].data, 0)) as sites,
         Federation.open(places.federation(experiment.cases[POOLED].data, 0)) as pooled,
     ):
+        if sites.test_offsets is None or pooled.test_offsets is not None:
+            expected = "clients' test sets in case 'sites' and a common one in case 'pooled', for kind: sites"
+            raise InputError("data", where=experiment.name, expected=expected)
         of_sites, of_all = (Shards(one, torch.float32, torch.device("cpu"), 1 << 30) for one in (sites, pooled))
         found = {name: of_sites.client_test(k) for k, name in enumerate(sites.client_names())}
         found["all sites"] = of_all.test_chunk(0, pooled.num_test)

@@ -137,6 +137,19 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"cases.few.data.options": {"dimensions": 3}},
         ("cases.few.data.options: expected an option of leaf-synthetic", "did you mean 'dimension'"),
     ),
+    "an option's type": (
+        {"cases.few.data.options": {"dimension": "ten"}},
+        ("cases.few.data.options.dimension: expected a valid integer, got 'ten'",),
+    ),
+    "a method's name": (
+        {"methods.fedavg.recipe": {"algorithm": "fedavgg"}},
+        ("recipe of 'fedavg' in case 'tuned': unknown algorithm.name 'fedavgg'; did you mean 'fedavg'",),
+    ),
+    "a method's key": (
+        {"methods.fedavg.recipe": {"algorithm": {"name": "fedavg", "server_lrr": 1.0}}},
+        ("recipe of 'fedavg' in case 'tuned'", "server_lrr", "did you mean 'server_lr'"),
+    ),
+    "a model's name": ({"recipe.model": "logistik"}, ("unknown model.name 'logistik'; did you mean 'logistic'",)),
     "an option of no partition": (
         {"cases.few.data": {"source": "digits", "partition": "iid", "options": {"alpha": 0.3}}},
         ("expected an option of digits or partition iid, got 'alpha'",),
