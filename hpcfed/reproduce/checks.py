@@ -253,6 +253,10 @@ def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mappin
         if goal.round > recipes[goal.of].rounds:
             expected = f"at most the {recipes[goal.of].rounds} rounds of {goal.of!r}"
             raise InputError(f"{key}.targets: round", expected=expected, got=str(goal.round))
+        every = _period(column, recipes[goal.of])
+        if every and goal.round % every and goal.round != recipes[goal.of].rounds:
+            expected = f"a round that is evaluated, one in {every}"
+            raise InputError(f"{key}.targets: round", expected=expected, got=str(goal.round))
     values = [target for target in case.targets if not isinstance(target, Goal)]
     if any(_is_share(column, recipe) for recipe in recipes.values()):
         for value in values:
@@ -266,6 +270,12 @@ def _check_targets(experiment: Experiment, key: str, case: Case, recipes: Mappin
             words = "a number per target" if experiment.measure.kind == "rounds" else "the final value"
             words = f"{words}, {count} in all"
             raise InputError(f"{key}.paper.{method}", expected=words, got=shown(numbers))
+
+
+def _period(column: str, recipe: Recipe) -> int:
+    """Return the rounds from one value of a column to the next; 0 for a column that is not measured."""
+    evaluate = recipe.evaluate
+    return {"test": evaluate.every, "train": evaluate.train.every}.get(column.partition("_")[0], 1)
 
 
 def _is_share(column: str, recipe: Recipe) -> bool:

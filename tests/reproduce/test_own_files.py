@@ -91,6 +91,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"cases.few.targets": [{"of": "fedavg", "round": 300}]},
         ("cases.few.targets: round: expected at most the 30 rounds of 'fedavg', got 300",),
     ),
+    "a goal between evaluations": (
+        {"recipe.evaluate.every": 4, "cases.few.targets": [{"of": "fedavg", "round": 3}]},
+        ("cases.few.targets: round: expected a round that is evaluated, one in 4, got 3",),
+    ),
     "a goal at round 0": ({"cases.few.targets": [{"of": "fedavg", "round": 0}]}, ("round", "equal to 1, got 0")),
     "a goal without round": (
         {"cases.few.targets": [{"of": "fedavg"}]},
