@@ -112,9 +112,8 @@ def _list(places: Places, name: str | None) -> None:
     from hpcfed.reproduce.catalogue import experiments, find
     from hpcfed.reproduce.inputs import lacking
 
-    every = experiments().values()
-    of_paper = [one for one in every if name in (None, one.paper)]
-    for one in of_paper or [one for one in every if one.name in {found.name for found in find(str(name))}]:
+    listed = [one for one in experiments().values() if name in (None, one.paper)]
+    for one in listed or find(str(name)):
         waits = list(dict.fromkeys(lacking(one, places).values()))
         click.echo(f"{one.name:<24} {one.title}")
         if one.shows:

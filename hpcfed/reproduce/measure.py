@@ -113,19 +113,22 @@ def left_out(experiment: Experiment, measured: Sequence[Measured]) -> str:
 
 def _other(run: Run, recipe: Recipe) -> str:
     """Return how a run's recipe, data or code differ from those of the experiment; "" if they do not."""
-    changed = differences(_by_name(run.recipe), _by_name(to_plain(recipe)), FREE)
+    changed = differences(_of_the_numbers(run.recipe), _of_the_numbers(to_plain(recipe)), FREE)
     if changed:
-        return changed[0] + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
+        first = "other data" if changed[0].startswith("data_content ") else changed[0]
+        return first + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
     code = CodeRecord(run.folder).changes(recipe)
     return f"other code: {code}" if code else ""
 
 
-def _by_name(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with the initial parameters by the name of their file, which may have moved with the output."""
-    model = dict(recipe.get("model", {}))
+def _of_the_numbers(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that decide a table's numbers: a recipe's, with the model and metrics that it evaluates, and
+    with the initial parameters by the name of their file, which may have moved with the output.
+    """
+    model, evaluate = dict(recipe.get("model", {})), recipe.get("evaluate", {})
     if model.get("init"):
         model["init"] = Path(model["init"]).name
-    return {**recipe, "model": model}
+    return {**recipe, "model": model, "evaluated": {key: evaluate.get(key) for key in ("model", "metrics")}}
 
 
 def _has_rounds(folder: Path) -> bool:

@@ -57,7 +57,7 @@ def lay_out(
         experiment: at its scale, limited to the cases with data.
         scale: ``full`` or ``small``.
         places: folders of data and runs.
-        rounds: limit for all runs, also those with more by now keep what they have; None for the experiment's own
+        rounds: limit for all runs, but no lower than the rounds that a run has by now; None for the experiment's own
             number.
         to_targets: whether a run ends at its case's highest target of test accuracy.
         methods: the methods to run; all if empty.

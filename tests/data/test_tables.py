@@ -300,7 +300,7 @@ def test_a_long_field_takes_no_memory(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(tmp_path / "a.csv")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
 def test_names_of_any_length_are_cut_where_they_are_printed(tmp_path: Path, prepare: Callable[..., str]) -> None:

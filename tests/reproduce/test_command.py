@@ -175,6 +175,9 @@ def test_an_own_experiment_shows_the_runs_of_its_recipe_alone(command, tmp_path)
     shorter = command(["reproduce", "own.yaml", "--rounds", "1"], tmp_path)  # at most so many *now*
     assert shorter.returncode == 0, shorter.stderr
     assert shorter.stdout.count("3 of 3") == 2
+    (tmp_path / "own.yaml").write_text(OWN.replace("every: 1", "every: 1, model: last-two"))
+    other = " ".join(command(["reproduce", "own.yaml", "--table"], tmp_path).stdout.split())
+    assert "FedExP, all (evaluated.model 'last' there and 'last-two' here)" in other
     (tmp_path / "own.yaml").write_text(OWN.replace("lr: 0.1", "lr: 0.2"))
     mixed = command(["reproduce", "own.yaml", "--fresh", "--method", "fedexp"], tmp_path)
     assert mixed.returncode == 0, mixed.stderr
