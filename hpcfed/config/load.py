@@ -62,10 +62,9 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     content = {key: spelled_out(key, value) for key, value in content.items()}
     for override in overrides:
         _override(content, override)
-    for keys in IN_RECIPE_FOLDER:
-        _resolve_path(content, keys, folder, where)
-    content["python_path"] = _folders(content.get("python_path"), folder, where)
-    content["output"] = _absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
+    content.setdefault("python_path", None)
+    from_folder(content, folder, where)
+    content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
     if "seeds" not in content:
         return [validated(Recipe, content, where)]
     seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
@@ -228,24 +227,41 @@ def _override(content: dict[str, Any], text: str) -> None:
         raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
 
 
+def from_folder(part: dict[str, Any], folder: Path, where: str) -> None:
+    """Make the paths in a recipe, or in some of its keys, absolute from a folder.
+
+    Raises:
+        InputError: a path names a variable that is not set.
+    """
+    for keys in IN_RECIPE_FOLDER:
+        _resolve_path(part, keys, folder, where)
+    if "python_path" in part:
+        part["python_path"] = _folders(part["python_path"], folder, where)
+
+
 def _resolve_path(content: dict[str, Any], keys: Sequence[str], folder: Path, where: str) -> None:
     """Make the path at `keys`, if any, absolute from the recipe's folder."""
     place: Any = content
     for key in keys[:-1]:
         place = place.get(key) if isinstance(place, dict) else None
     if isinstance(place, dict) and isinstance(place.get(keys[-1]), str | Path):
-        place[keys[-1]] = _absolute(place[keys[-1]], folder, where)
+        place[keys[-1]] = absolute(place[keys[-1]], folder, where)
 
 
 def _folders(entries: Any, folder: Path, where: str) -> Any:
     return (
-        [_absolute(entry, folder, where) for entry in entries or [folder]]
+        [absolute(entry, folder, where) for entry in entries or [folder]]
         if isinstance(entries or [], list)
         else entries
     )
 
 
-def _absolute(text: Any, folder: Path, where: str) -> Any:
+def absolute(text: Any, folder: Path, where: str) -> Any:
+    """Return a path from a folder, with ``~`` and variables expanded; anything but text as it is.
+
+    Raises:
+        InputError: it names a variable that is not set.
+    """
     if not isinstance(text, str | Path):
         return text
     there, rest = _as_written(folder, str(text))

@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from hpcfed.config.load import read_yaml, validated
+from hpcfed.config.load import absolute, from_folder, read_yaml, validated
 from hpcfed.errors import InputError, nearest
 from hpcfed.reproduce.experiment import OWN, Experiment
 
@@ -62,7 +62,19 @@ def read_own(path: Path) -> Experiment:
             return read(file, name, paper)
     experiment = read(path, f"{OWN}-{path.stem}" if path.stem in _files() else path.stem)
     check(experiment, str(path))
-    return experiment
+    return _with_paths(experiment, path.resolve().parent, str(path))
+
+
+def _with_paths(experiment: Experiment, folder: Path, where: str) -> Experiment:
+    """Return the experiment with paths that resolve from its folder, as a recipe's do."""
+    experiment.recipe.setdefault("python_path", None)
+    for part in experiment.recipe_parts():
+        from_folder(part, folder, where)
+    cases = {}
+    for name, case in experiment.cases.items():
+        file = str(absolute(case.data.file, folder, where)) if case.data.file else ""
+        cases[name] = case.model_copy(update={"data": case.data.model_copy(update={"file": file})})
+    return experiment.model_copy(update={"cases": cases})
 
 
 def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool] = lambda _: False) -> list[Experiment]:

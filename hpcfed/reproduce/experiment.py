@@ -7,7 +7,7 @@ case's, the method's, and the case's keys for that method, in this order. A file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -55,7 +55,8 @@ class Data(Section):
 
     Attributes:
         source: a name of `data_prep.catalogue.SOURCES`; "" for `file`.
-        file: a federation file of one's own, used as it is; "" for data that are prepared.
+        file: a federation file of one's own, from the experiment's folder, used as it is; "" for data that are
+            prepared.
         raw: the folder of the source's files, inside the folder of all raw data, or ``folder/file`` where one of
             several is meant; "" for a source without files.
         partition, clients: as in the command.
@@ -289,6 +290,17 @@ class Experiment(Section):
     def methods_of(self, case: Case) -> dict[str, Entry]:
         """Return the methods of a case."""
         return {name: entry for name, entry in self.methods.items() if not case.only or name in case.only}
+
+    def recipe_parts(self) -> Iterator[Content]:
+        """Yield all keys of recipes: the experiment's, the cases', the methods' and those of small variants."""
+        yield self.recipe
+        for case in self.cases.values():
+            yield from (case.recipe, *case.methods.values())
+        yield from (entry.recipe for entry in self.methods.values())
+        if self.small is not None:
+            yield self.small.recipe
+            if self.small.images is not None:
+                yield self.small.images.recipe
 
     def recipe_of(self, case: Case, method: str, scale: str) -> Content:
         """Return the recipe of a run, without its data, seed and output."""

@@ -31,7 +31,7 @@ class Places:
     def federation(self, data: Data, seed: int) -> Path:
         """Return the file of a case's federation; one for all seeds, unless each seed draws its own data."""
         if data.file:
-            return Path(data.file).absolute()
+            return Path(data.file)
         wanted = data.model_dump(exclude={"start", "raw", "file"}) | {"seed": seed if data.seed == "run" else data.seed}
         words = [data.source, data.partition, *(str(value) for value in data.options.values())]
         words += [str(data.clients or ""), str(seed) if data.seed == "run" else ""]

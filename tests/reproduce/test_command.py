@@ -169,7 +169,8 @@ measure: {kind: final}
 def test_an_own_experiment_shows_the_runs_of_its_recipe_alone(command, tmp_path):
     write_small(tmp_path)
     (tmp_path / "own.yaml").write_text(OWN)
-    whole = command(["reproduce", "own.yaml"], tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    whole = command(["reproduce", "../own.yaml", "--output", "../runs/reproduce"], tmp_path / "elsewhere")
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout.count("3 of 3") == 2
     shorter = command(["reproduce", "own.yaml", "--rounds", "1"], tmp_path)  # at most so many *now*
@@ -190,6 +191,6 @@ def test_an_own_file_that_is_not_there_is_named(command, tmp_path):
     (tmp_path / "own.yaml").write_text(OWN)
     done = command(["reproduce", "own.yaml"], tmp_path)
     assert done.returncode == 2
-    assert "all waits for small.h5 (no such file)" in done.stdout
+    assert f"all waits for {tmp_path}/small.h5 (no such file)" in done.stdout
     (tmp_path / "own.yaml").write_text(OWN.replace("small.h5", "small.h5, clients: 3"))
     assert "got clients, too" in command(["reproduce", "own.yaml"], tmp_path).stderr
