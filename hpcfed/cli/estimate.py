@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcfed.cli.options import MOST_RANKS, RANKS, Finite
+
 if TYPE_CHECKING:
     from hpcfed.tools.estimate import Estimate
 
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
 @click.command("estimate")
 @click.argument("recipe", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--gpus", type=click.IntRange(0), help="GPUs of all ranks together; default: one for each rank.")
+@click.option("--ranks", type=RANKS, default=1, show_default=True)
 @click.option(
-    "--allreduce", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, metavar="GB/S",
+    "--gpus", type=click.IntRange(0, MOST_RANKS), help="GPUs of all ranks together; default: one for each rank."
+)
+@click.option(
+    "--allreduce", type=Finite(0, min_open=True), default=1.0, show_default=True, metavar="GB/S",
     help="Speed of an Allreduce over those ranks; hpcfed doctor measures it.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcfed.cli.options import MOST_RANKS
 from hpcfed.cli.submit import TIME, job_options
 
 if TYPE_CHECKING:
     from hpcfed.config.recipe import Recipe
     from hpcfed.scaling.measure import RankTimes
     from hpcfed.scaling.network import Network
+
+OVERSUBSCRIBED, LEAST = 4, 8
+"""Ranks a core that may be measured here, and the number of ranks that always may."""
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -27,6 +32,8 @@ def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> t
         raise click.BadParameter(f"{text!r} is not numbers separated by commas") from None
     if any(number < 1 for number in numbers):
         raise click.BadParameter("numbers of ranks are at least 1")
+    if any(number > MOST_RANKS for number in numbers):
+        raise click.BadParameter(f"numbers of ranks are at most {MOST_RANKS:,}")
     return tuple(sorted(numbers))
 
 
@@ -88,11 +95,14 @@ def command(
     found = _found(resolved, mode, rounds, folder, ranks)
     words = ["scale", str(recipe.resolve()), *overrides, "--here", "--mode", mode, "--rounds", str(rounds)]
     words += ["--output", str(folder)]
-    for count in ranks:
-        if count not in found and slurm:
+    left = [count for count in ranks if count not in found]
+    if not slurm:
+        _check_fits(left)
+    for count in left:
+        if slurm:
             _submit(resolved, folder, count, words, **job)
-        elif count not in found:
-            _measure(words, count)
+        else:
+            _measure(words, count, folder)
     found = _found(resolved, mode, rounds, folder, ranks)
     missing = [str(count) for count in ranks if count not in found]
     if missing:
@@ -133,13 +143,35 @@ def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence
     return found
 
 
-def _measure(words: Sequence[str], count: int) -> None:
-    """Measure on ranks of this machine."""
+def _check_fits(ranks: Sequence[int]) -> None:
+    """Refuse more ranks than this machine, or the nodes of this SLURM allocation, can sensibly hold."""
+    from hpcfed.errors import InputError
+    from hpcfed.tools.bench.machine import cores
+
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    most = max(OVERSUBSCRIBED * cores(), LEAST) * (int(nodes) if nodes.isdigit() else 1)
+    if ranks and max(ranks) > most:
+        expected = f"at most {most} ranks on the {cores()} cores here"
+        remedy = "--slurm submits a job for each number of ranks, --predict computes"
+        raise InputError("--ranks", expected=expected, got=str(max(ranks)), remedy=remedy)
+
+
+def _measure(words: Sequence[str], count: int, folder: Path) -> None:
+    """Measure on ranks of this machine.
+
+    Raises:
+        InputError: the ranks refused the recipe.
+        EnvironmentFailure: they failed otherwise, or left no measurement.
+    """
+    from hpcfed.errors import EnvironmentFailure
+    from hpcfed.scaling.measure import path_of
     from hpcfed.tools.bench.timing import mpirun, run_to_end
 
     launch = [mpirun(), "-n", str(count)] if count > 1 else []
     name = f"{count} rank{'s' if count > 1 else ''}"
     done = run_to_end(f"scale on {name}", [*launch, sys.executable, "-m", "hpcfed", *words])
+    if not path_of(folder, count).exists():
+        raise EnvironmentFailure(f"scale on {name} ended without a measurement", remedy="does mpirun start that many?")
     click.echo(f"{name}: measured in {done.seconds:.0f} s")
 
 

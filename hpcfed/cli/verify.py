@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hpcfed.cli.options import Finite
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -26,7 +28,7 @@ import click
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Relative difference of single rounds where this machine computes other bits; default: 1e-3 (float64: 1e-9).",
 )
 def command(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcfed.cli.options import Finite
 from hpcfed.run_folder.progress import QUIET_SECONDS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     "--every",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.1),
+    type=Finite(min=0.1),
     help="Seconds between looks at the folders.",
 )
 def command(runs: tuple[Path, ...], once: bool, every: float) -> None:

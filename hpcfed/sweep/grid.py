@@ -25,6 +25,8 @@ POWER = re.compile(rf"({DECIMAL})\*\*({DECIMAL})")
 NOT_SWEPT = {"seed": "use --seeds", "seeds": "use --seeds", "output": "use --output", "name": "name the recipe"}
 MOST = 1000
 """Maximum number of values of one grid."""
+DIGITS = 20
+"""Maximum number of digits of a seed or a count; all seeds of 64 bits have fewer or as many."""
 SHOWN = 4
 """Significant digits of a number in labels and folder names."""
 
@@ -132,9 +134,13 @@ def parse_seeds(text: str) -> list[int]:
         InputError: neither form, or a seed twice.
     """
     words = [word.strip() for word in text.removesuffix(",").split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words) or not 0 < len(words) <= MOST:
+    if (
+        not all(word.isascii() and word.isdigit() and len(word) <= DIGITS for word in words)
+        or not 0 < len(words) <= MOST
+    ):
         raise InputError("--seeds", expected="how many, or a list such as 0,1,2", got=repr(text))
-    seeds = [int(word) for word in words] if "," in text else list(range(int(text)))
+    numbers = [int(word) for word in words]
+    seeds = numbers if "," in text else list(range(min(numbers[0], MOST + 1)))  # one more than `MOST` is refused
     if not 0 < len(seeds) <= MOST or len(set(seeds)) < len(seeds):
         raise InputError("--seeds", expected=f"1 to {MOST} different seeds", got=repr(text))
     return seeds
@@ -155,7 +161,8 @@ def _split(text: str, where: str) -> list[str]:
 
 def _range(ends: Sequence[str], where: str) -> list[Value]:
     """Return the values of ``low:high:count``: powers of one base, or evenly spaced numbers."""
-    if len(ends) != 3 or not (ends[2].isascii() and ends[2].isdigit()) or not 2 <= int(ends[2]) <= MOST:
+    is_count = len(ends) == 3 and ends[2].isascii() and ends[2].isdigit() and len(ends[2]) <= DIGITS
+    if not is_count or not 2 <= int(ends[2]) <= MOST:
         raise InputError("a range", where=where, expected=f"low:high:count, a count of 2 to {MOST}", got=":".join(ends))
     steps = int(ends[2]) - 1
     powers = [POWER.fullmatch(end) for end in ends[:2]]

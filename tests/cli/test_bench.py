@@ -55,6 +55,9 @@ def test_contenders_take_turns() -> None:
 def test_a_contender_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(EnvironmentFailure, match="mine failed with exit code 3: got broken"):
         run_to_end("mine", [sys.executable, "-S", "-c", "import sys; print('broken', file=sys.stderr); sys.exit(3)"])
+    refused = "import sys; print('hpcfed: the reason\\nmpirun: noise', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(InputError, match=r"mine failed with exit code 2: got the reason$"):
+        run_to_end("mine", [sys.executable, "-S", "-c", refused])
     with pytest.raises(InputError, match="no JSON object"):
         last_json("nothing here")
 

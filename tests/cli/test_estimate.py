@@ -10,12 +10,16 @@ from click.testing import CliRunner, Result
 
 import hpcfed
 from hpcfed.cli.estimate import command
+from hpcfed.cli.verify import command as verify
+from hpcfed.cli.watch import command as watch
 from hpcfed.errors import InputError
 from tests.mpi.recipes import write_recipe
 
 NUM_CLIENTS = 5
 PARAMETERS = 12 * 8 + 16 + 8 * 4 + 16
 """Of the small recipe's model: a bias takes up 64 bytes, 16 numbers."""
+
+NOT_FINITE = ("nan", "inf")
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +75,20 @@ def test_seeds_take_a_run_each() -> None:
     told = estimated("seeds=[1, 2, 3]")
     assert told["seeds"] == 3
     assert told["rounds_per_second"] == pytest.approx(9 / (3600 * told["hours"]))
+
+
+@pytest.mark.parametrize(
+    "options", [("--ranks", "10" * 6), ("--gpus", "10" * 6), *(("--allreduce", x) for x in NOT_FINITE)]
+)
+def test_numbers_out_of_bounds_are_refused(options: tuple[str, str]) -> None:
+    assert CliRunner().invoke(command, ["recipe.yaml", *options]).exit_code == 2
+
+
+@pytest.mark.parametrize("text", NOT_FINITE)
+def test_verify_and_watch_take_finite_numbers_alone(text: str) -> None:
+    for other, option in ((verify, "--tolerance"), (watch, "--every")):
+        done = CliRunner().invoke(other, [".", option, text])
+        assert (done.exit_code, "is not a finite number" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from hpcfed.cli.scale import command
+from hpcfed.cli.scale import _measure, command
 from hpcfed.config.load import load_recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
 from hpcfed.scaling.figure import draw
 from hpcfed.scaling.measure import RankTimes, Sample, measure_here, read
@@ -24,7 +29,7 @@ from hpcfed.scaling.plan import Load, StudySetting, load, settings
 from hpcfed.scaling.result import TOLERATED, study
 from hpcfed.scaling.tables import shown
 from hpcfed.setup import resolve
-from tests.launch import launch
+from tests.launch import HPCFED, HUNG, launch
 from tests.mpi.recipes import small
 
 TRUTH = CostModel(fixed=2e-3, member=3e-6, sample=4e-6, latency=1.5e-6, byte=2e-10)
@@ -293,6 +298,35 @@ def test_jobs_are_written_for_slurm(folder: Path, monkeypatch: pytest.MonkeyPatc
     ):
         refused = CliRunner().invoke(command, ["recipe.yaml", *wrong])
         assert message in str(refused.exception)
+
+
+def test_more_ranks_than_cores_can_bear_are_refused() -> None:
+    for ranks in (99_999, 10**12):
+        refused = CliRunner().invoke(command, ["recipe.yaml", f"--ranks={ranks}"])
+        assert refused.exit_code != 0
+        assert "at most" in f"{refused.exception} {refused.output}"
+    assert (
+        CliRunner().invoke(command, ["recipe.yaml", "--ranks=500", "--slurm", "--time=1", "--dry-run"]).exit_code == 0
+    )
+
+
+def test_ranks_end_with_the_command(folder: Path, environment: dict[str, str]) -> None:
+    words = ["scale", "recipe.yaml", "--ranks=2", "--rounds=1000000", "--output=out"]
+    with subprocess.Popen([sys.executable, *HPCFED, *words], cwd=folder, env=environment) as job:
+        until = time.monotonic() + HUNG
+        while not list((folder / "out").glob("ranks-2/*/metrics.jsonl")) and time.monotonic() < until:
+            time.sleep(0.05)
+        started = psutil.Process(job.pid).children(recursive=True)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(HUNG) == 128 + signal.SIGTERM
+    assert len(started) >= 3
+    assert not [process for process in started if process.is_running()]
+
+
+def test_a_measurement_that_is_not_there_is_not_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(EnvironmentFailure, match="ended without a measurement"):
+        _measure(["--version"], 1, folder / "out")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.soak

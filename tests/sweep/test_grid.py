@@ -83,7 +83,9 @@ def test_seeds(text, seeds):
     assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1,1", "a", "", ",", "1.5", "99999", "٣"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "1,1", "a", "", ",", "1.5", "99999", "٣", "9" * 12, "1" + "0" * 21, "1" * 5000]
+)
 def test_seeds_that_are_refused(text):
     with pytest.raises(InputError, match="--seeds"):
         parse_seeds(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,11 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
+from types import FrameType
 
 import psutil
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
+from hpcfed.ranks.signals import ASKING
 from hpcfed.ranks.threads import start
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.tools.bench.phases import median_ms
@@ -31,6 +35,10 @@ sys.exit(any([process.wait() for process in [subprocess.Popen(command) for comma
 """Program that runs commands at the same time; it succeeds if all of them do."""
 SAMPLED_EVERY = 0.1
 """Seconds between samples of a contender's memory."""
+GRACE = 5.0
+"""Seconds between asking a process to end and killing it."""
+OURS = "hpcfed: "
+"""Start of the line that says why hpcfed ended."""
 
 
 @dataclass(frozen=True)
@@ -184,24 +192,67 @@ def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], 
 
 
 def run_to_end(name: str, command: Sequence[str]) -> Done:
-    """Run a command; return its output, time and memory.
+    """Run a command in a process group of its own, which ends with this process; return output, time and memory.
 
     Raises:
-        EnvironmentFailure: it failed.
+        InputError: it ended with exit code 2.
+        EnvironmentFailure: it failed otherwise.
     """
-    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, _exit_by_signals():
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
-        with _watched_memory(process.pid) as seen:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        with _ended(process), _watched_memory(process.pid) as seen:
             process.wait()
         seconds = time.perf_counter() - started
         stdout.seek(0)
         stderr.seek(0)
         output, errors = stdout.read(), stderr.read()
     if process.returncode != 0:
-        last = (errors.strip() or output.strip() or "no output").splitlines()[-1]
-        raise EnvironmentFailure(f"{name} failed with exit code {process.returncode}", got=last)
+        lines = (errors.strip() or output.strip() or "no output").splitlines()
+        last = next((line for line in reversed(lines) if line.startswith(OURS)), lines[-1])  # launchers add theirs
+        failure = InputError if process.returncode == InputError.exit_code else EnvironmentFailure
+        raise failure(f"{name} failed with exit code {process.returncode}", got=last.removeprefix(OURS))
     return Done(output, seconds, max(seen))
+
+
+@contextmanager
+def _exit_by_signals() -> Iterator[None]:
+    """Let signals that ask to stop raise SystemExit, so that processes started are ended; main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in ASKING}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL:  # SIGINT raises KeyboardInterrupt; under nohup SIGHUP is ignored
+            signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """On an exception, ask the process group to end; kill what is left of it after `GRACE` seconds."""
+    try:
+        yield
+    except BaseException:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            leader = psutil.Process(process.pid)
+            members = [leader, *leader.children(recursive=True)]  # launchers give ranks groups of their own
+            os.killpg(process.pid, signal.SIGTERM)
+            for left in psutil.wait_procs(members, timeout=GRACE)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
+        process.wait()
+        raise
 
 
 @contextmanager
