@@ -116,6 +116,19 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("most", [1, 2, 24, 64])
+@pytest.mark.parametrize("name", ["logistic", "images"])
+def test_a_minibatch_larger_than_any_client(name, most):
+    which, local = MODELS[name], {"batch_size": 65, "steps": 1}
+    engine, model = built(which, local | {"engine": "batched"}, torch.float64, most_samples=most)
+    sequential, _ = built(which, local | {"engine": "sequential"}, torch.float64)
+    tasks = tasks_for(which, model, [most, 1, 0, most], [2, 3, 0, 1], 0.0)
+    found, expected = (solved(kind, model.vector.clone(), tasks) for kind in (engine, sequential))
+    for (delta, loss), (their_delta, their_loss) in zip(found, expected, strict=True):
+        torch.testing.assert_close(delta, their_delta, rtol=1e-10, atol=1e-12)  # rounding of three steps
+        assert loss == pytest.approx(their_loss, rel=1e-10)
+
+
 @pytest.mark.parametrize(("name", "local", "dtype"), CASES)
 def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
     which = MODELS[name]

@@ -200,7 +200,8 @@ class StackedSolver:
         """Try it out, once in a process for networks, shapes and work of a kind."""
         shapes = tuple(stack.shape for stack in self._descent.parameters)
         kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
-        of_a_kind = network.kind, shapes, kinds, str(self._section), self._elsewhere, torch.get_num_threads()
+        work = str(self._section), self._elsewhere, self._most_samples
+        of_a_kind = network.kind, shapes, kinds, work, torch.get_num_threads()
         if of_a_kind not in _GROUP_INVARIANT:
             _GROUP_INVARIANT[of_a_kind] = self._keeps_clients_apart(like)
         return _GROUP_INVARIANT[of_a_kind]
@@ -208,7 +209,8 @@ class StackedSolver:
     def _keeps_clients_apart(self, like: Samples) -> bool:
         """Try out whether a client's bits are the same alone and in groups, on random data of the run's shapes."""
         batch_size, draws = self._section.batch_size, torch.Generator().manual_seed(0)
-        size = TRIED if batch_size == "full" else min(TRIED, int(batch_size))
+        most = TRIED + 2 if self._most_samples is None else self._most_samples
+        size = max(1, min(TRIED, most - 2, TRIED if batch_size == "full" else int(batch_size)))
 
         def drawn(part: Tensor, count: int) -> Tensor:
             if not part.is_floating_point():
@@ -225,7 +227,7 @@ class StackedSolver:
             return True
         w, tasks, tilt = self._model.vector.clone(), [], Tilt(radius=0.1) if self._elsewhere else Tilt()
         for client in range(self.together):
-            count = size + 3 * client // self.together  # three sizes, so that a group falls into several runs
+            count = min(size + 3 * client // self.together, most)  # several, so that a group falls into runs
             tasks.append(Task(client, (drawn(like[0], count), drawn(like[1], count)), tilt, STEPS, 0.0))
         together = solved(tasks)
         for first, last in ((0, 1), (1, 2), (1, self.together), (self.together - 1, self.together)):
