@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hpcfed.errors import Diverged, EnvironmentFailure, InputError
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ __all__ = [
     "ClientRule",
     "Diverged",
     "EnvironmentFailure",
+    "HpcfedError",
     "InputError",
     "LoadedRun",
     "Replay",
     "Result",
     "ServerRule",
+    "Stopped",
     "__version__",
     "load",
     "replay",
@@ -37,27 +40,26 @@ __all__ = [
     "write_federation",
 ]
 
+_MODULES = {
+    "ClientRule": "hpcfed.algorithms._base",
+    "LoadedRun": "hpcfed.loaded",
+    "Replay": "hpcfed.rewind.replay",
+    "Result": "hpcfed.api",
+    "ServerRule": "hpcfed.algorithms._base",
+    "load": "hpcfed.loaded",
+    "replay": "hpcfed.rewind.replay",
+    "run": "hpcfed.api",
+    "run_seeds": "hpcfed.api",
+    "write_federation": "data_prep.own",
+}
+"""What needs torch, or writes data, is imported when it is first asked for."""
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch, or writes data, when it is first asked for."""
-    if name == "write_federation":
-        from data_prep.own import write_federation
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
-        return write_federation
-    if name in ("ClientRule", "ServerRule"):
-        from hpcfed.algorithms import _base
 
-        return getattr(_base, name)
-    if name in ("run", "run_seeds", "Result"):
-        from hpcfed import api
-
-        return getattr(api, name)
-    if name in ("replay", "Replay"):
-        from hpcfed.rewind import replay
-
-        return getattr(replay, name)
-    if name in ("load", "LoadedRun"):
-        from hpcfed import loaded
-
-        return getattr(loaded, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return [*__all__]

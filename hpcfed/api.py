@@ -48,7 +48,12 @@ def run(
         accept_code: whether to go on although the user's code has changed since the run in the folder.
 
     Raises:
-        InputError, Diverged, EnvironmentFailure: the same on every rank. ``seeds`` are for `run_seeds`.
+        InputError: a mistake in the recipe, its data or its code; also ``seeds``, which are for `run_seeds`.
+        Diverged: a number that is not finite.
+        EnvironmentFailure: the machine, e.g. a full disk.
+        Stopped: a signal or ``stop.max_hours`` ended the run early, with a checkpoint; call it again to go on.
+
+    Each of them, an `HpcfedError`, is raised on every rank.
     """
     world = world or connect()
     watchdog = Watchdog(world)
@@ -69,6 +74,12 @@ def run_seeds(
     """Run a recipe once for each of its ``seeds``, one after another, as `run` does; one result a seed.
 
     All are checked before the first one starts.
+
+    Args:
+        source, overrides, world, quiet, fresh, accept_code: as of `run`, for every seed.
+
+    Raises:
+        HpcfedError: as in `run`; the seeds before are finished, and calling it again goes on with this one.
     """
     world = world or connect()
     watchdog = Watchdog(world)

@@ -26,7 +26,7 @@ def load(seed: int) -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise InputError("digits needs scikit-learn", remedy="pip install 'hpcfed[digits]'") from error
+        raise InputError("digits needs scikit-learn", remedy="pip install scikit-learn") from error
     raw = load_digits()
     images = np.rint(raw.images * (255 / DARKEST)).astype(np.uint8)[:, None]
     labels = raw.target.astype(np.uint8)

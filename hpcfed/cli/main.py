@@ -11,6 +11,7 @@ import click
 from hpcfed import registry
 from hpcfed.errors import EnvironmentFailure, HpcfedError, nearest, visible
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
+from hpcfed.version import __version__
 
 SUBCOMMANDS = {
     "prepare": "Turn raw data into a federation file.",
@@ -79,7 +80,7 @@ class _Lazy(click.Group):
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="hpcfed")
+@click.version_option(__version__)
 def cli() -> None:
     """Federated learning on a workstation or a cluster, the same result on any number of ranks."""
 

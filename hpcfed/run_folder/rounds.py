@@ -34,6 +34,9 @@ PHASES = ("local", "wait", "reduce", "server", "evaluate")
 TIMERS = (*PHASES, "total")
 NUMBERS = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
 """Columns that every record has, nan if a round's object lacks them."""
+COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "mean_delta_sq", "seconds.convert",
+           "seconds.cpu")  # fmt: skip
+"""Columns that a record may have with any method and any data; docs/record.md explains them."""
 DEEPEST = 8
 """Levels of objects in a round that become columns."""
 
@@ -149,6 +152,18 @@ def columns_of(rows: Iterable[Mapping[str, Any]], path: Path) -> Columns:
     for row in rows:
         columns.add(numbers_of(row, path))
     return columns
+
+
+def interval_of(name: str, evaluate: Mapping[str, Any]) -> int:
+    """Return every how many rounds ``evaluate`` scores a column; 1 for a column that is no score.
+
+    The last round of a run is scored, too. Where the run went on with more rounds, that score is left out of
+    comparisons: a run without the interruption does not have it.
+    """
+    part, _, _ = name.replace(".", "_").partition("_")
+    section = {"test": evaluate, "train": evaluate.get("train"), "clients": evaluate.get("clients")}.get(part)
+    every = section.get("every") if isinstance(section, Mapping) else None
+    return every if isinstance(every, int) and every > 0 else 1
 
 
 def is_own(name: str) -> bool:

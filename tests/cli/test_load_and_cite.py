@@ -16,6 +16,7 @@ from data_prep.partition import SCHEMES
 from hpcfed import algorithms, cite
 from hpcfed.errors import InputError
 from hpcfed.models import named
+from tests.launch import ROOT
 from tests.mpi.recipes import small, write_small
 
 pytestmark = pytest.mark.one_mpi
@@ -87,6 +88,15 @@ def test_without_pandas_one_line_says_so(finished, monkeypatch):
     with pytest.raises(InputError, match=r"need pandas, which is not installed; pip install pandas"):
         _ = run.metrics
     assert run.module is not None
+
+
+def test_the_version_is_that_of_the_changelog():
+    first = re.search(
+        r"^## (\S+)( \(unreleased\))?$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert first
+    assert hpcfed.__version__ == first[1] + (".dev0" if first[2] else "")
+    assert f"version: {hpcfed.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def keys_of(text: str) -> list[str]:

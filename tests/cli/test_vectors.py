@@ -94,7 +94,7 @@ def test_another_framework_follows_them(method, content):
 
 
 def test_the_shipped_vectors_are_of_every_method_and_agree(content, tmp_path, command):
-    assert list(content["methods"]) == list(names())
+    assert list(content["methods"]) == list(names()), f"hpcfed vectors {SHIPPED.name} adds a method's"
     done = command(["vectors", SHIPPED, "--check"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("agrees") == len(names())

@@ -188,7 +188,7 @@ def test_a_file_per_client(tmp_path: Path, clients: dict[str, Arrays]) -> None:
 
 
 def test_parquet(tmp_path: Path, clients: dict[str, Arrays]) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'hpcfed[parquet]'")
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "raw").mkdir()
     for name, (x, y) in clients.items():

@@ -133,7 +133,7 @@ def test_nothing_is_left_when_the_disk_gives_up(tmp_path: Path) -> None:
 
 
 def test_digits() -> None:
-    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'hpcfed[digits]'")
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
     dataset, again, other = digits.load(0), digits.load(0), digits.load(1)
     assert (dataset.x.shape, dataset.test_x.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
     assert (dataset.x.min(), dataset.x.max()) == (0, 255)
