@@ -15,7 +15,7 @@ KINDS = ("safetensors", "state_dict", "torchscript")
               help="Tensors by name; the same by torch.save; or a traced module.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path),
               help="The model's file [default: the run's name]; its card goes beside it, as .md.")  # fmt: skip
-@click.option("--site", help="Name or number of a client, whose private parts the model then has.")
+@click.option("--site", help="Name of a client, or else its number, whose private parts the model then has.")
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 def command(run: Path, kind: str, output: Path | None, site: str | None, data: Path | None, overwrite: bool) -> None:

@@ -10,7 +10,7 @@ import click
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--round", "number", required=True, type=click.IntRange(min=1), help="Round, counted from 1.")
-@click.option("--client", required=True, help="Number or name of a client of that round's cohort.")
+@click.option("--client", required=True, help="Name of a client of that round's cohort, or else its number.")
 @click.option("--data", type=click.Path(path_type=Path), help="Present place of the federation file.")
 @click.option("--code", type=click.Path(path_type=Path), help="Present folder of the code that the recipe names.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Also draw the steps into this PNG, PDF or SVG.")

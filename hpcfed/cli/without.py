@@ -10,7 +10,9 @@ import click
 
 @click.command("without")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--client", "clients", multiple=True, required=True, help="Number or name of a client; repeatable.")
+@click.option(
+    "--client", "clients", multiple=True, required=True, help="Name of a client, or else its number; repeatable."
+)
 @click.option(
     "--cohorts",
     type=click.Choice(["empty", "redrawn"]),

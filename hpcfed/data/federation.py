@@ -206,19 +206,20 @@ class Federation:
         return [self.client_name(k) for k in range(self.num_clients)]
 
     def client_number(self, client: int | str) -> int:
-        """Return a client's number from its number or name.
+        """Return a client's number from its number, an int, or from text: its name, or else its number.
 
         Raises:
             InputError: there is no such client.
         """
+        names = self.client_names() if isinstance(client, str) else []
+        if client in names:
+            return names.index(str(client))
         text = str(client)
-        if text.isdecimal() and int(text) < self.num_clients:
+        if text.isascii() and text.isdecimal() and int(text) < self.num_clients:
             return int(text)
-        names = self.client_names()
-        if text in names:
-            return names.index(text)
-        expected = f"a number below {self.num_clients}, or a name of the federation"
-        raise InputError(f"no client {text!r}", where=str(self.path), expected=expected)
+        expected = f"a name of the federation, or a number below {self.num_clients}"
+        remedy = nearest(text, names) if names else ""
+        raise InputError(f"no client {text!r}", where=str(self.path), expected=expected, remedy=remedy)
 
     def close(self) -> None:
         """Close the file; arrays returned before stay valid."""

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from hpcfed.data.federation import Federation
-from hpcfed.errors import EnvironmentFailure, InputError, nearest
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.export.card import Exported, card
 from hpcfed.export.formats import FORMATS, content_of
 from hpcfed.io.atomic import write_whole
@@ -68,10 +68,4 @@ def _client(loaded: LoadedRun, site: str) -> int:
         what = f"--site {site}: the model has no private part, so that all sites have the same"
         raise InputError(what, where=str(loaded.folder), remedy="leave it out")
     with Federation.open(loaded.recipe.data) as federation:
-        names = federation.client_names()
-    if site in names:
-        return names.index(site)
-    if site.isascii() and site.isdecimal() and int(site) < len(names):
-        return int(site)
-    remedy = nearest(site, names)
-    raise InputError(f"--site {site!r}", where=str(loaded.recipe.data), expected="a client", remedy=remedy)
+        return federation.client_number(site)

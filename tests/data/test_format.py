@@ -87,6 +87,16 @@ def test_text_as_other_programs_store_it(tmp_path: Path) -> None:
         assert federation.normalization == Standardization((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 
+def test_a_client_by_number_and_by_name_which_comes_first(tmp_path: Path) -> None:
+    with h5py.File(write_minimal(tmp_path / "f.h5"), "r+") as file:
+        file["train/client"] = np.array([b"1", b"b", b"3"])
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert [federation.client_number(client) for client in (1, "1", "b", "2", "3")] == [1, 0, 1, 2, 2]
+        for client in (3, "4", "x", "-1", "²"):
+            with pytest.raises(InputError, match="expected a name of the federation, or a number below 3"):
+                federation.client_number(client)
+
+
 def test_regression_and_per_client_test_sets(tmp_path: Path) -> None:
     path = write_minimal(tmp_path / "f.h5", X, np.linspace(-1, 1, 20).reshape(10, 2))
     with h5py.File(path, "r+") as file:
