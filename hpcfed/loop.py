@@ -169,7 +169,8 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
             # 3. Record the round; notify progress and observers.
             _record(session, round, result, scores, client_scores)
             # 4. End early by scores, a signal or the clock; save where it is due.
-            stopping.add(scores)
+            if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
+                stopping.add(scores)
             is_last = round == recipe.rounds or stopping.reason is not None
             early = Request.NOTHING if is_last else result.requests & ENDING
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))

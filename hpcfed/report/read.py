@@ -18,7 +18,7 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
-from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, is_own, iterate_rounds
+from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds
 
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
@@ -150,7 +150,7 @@ def read_run(folder: Path) -> Run:
     Raises InputError: a file is missing or damaged, or no round is recorded yet.
     """
     recipe = read_recipe(folder / RECIPE)
-    columns = read_record(folder / RECORD)
+    columns = _on_schedule(read_record(folder / RECORD), recipe.get("evaluate"))
     result = read_json(folder / "result.json")
     return Run(
         folder=folder,
@@ -172,6 +172,16 @@ def read_record(path: Path) -> dict[str, np.ndarray]:
     if not columns.rounds:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
     return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
+
+
+def _on_schedule(columns: Mapping[str, np.ndarray], evaluate: Any) -> dict[str, np.ndarray]:
+    """Return the columns without scores of a former last round (`interval_of`)."""
+    found = {}
+    for name, column in columns.items():
+        rounds = np.arange(1, len(column) + 1)
+        due = (rounds % interval_of(name, evaluate or {}) == 0) | (rounds == len(column))
+        found[name] = np.where(due, column, np.nan)
+    return found
 
 
 def run_status(result: Mapping[str, Any], num_rounds: int) -> str:

@@ -21,7 +21,7 @@ from hpcfed.config.metrics import is_matrix, larger_is_better
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.clients import MEASURES
-from hpcfed.run_folder.rounds import METRICS, numbers_of, read_rounds
+from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
 from hpcfed.sweep.plan import Plan, Unit
 
 RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
@@ -104,7 +104,7 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
         raise InputError("a rule", where=where, expected="column:lastK, such as train_loss:last10", got=repr(text))
     column, last, direction = match.groups()
     first = plan.units[0].recipe
-    known = [*METRICS, *_own_columns(first)]
+    known = [*COLUMNS, *_own_columns(first)]
     if column not in known:
         raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
     known_direction = _larger_is_better(column, first)
@@ -150,15 +150,22 @@ def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> 
     return Rule(column, min(LAST, *(unit.recipe.rounds for unit in plan.units)), column.endswith("accuracy"))
 
 
-def read_numbers(path: Path) -> list[dict[str, float]]:
-    """Return each round's recorded numbers by column; empty without a record.
+def read_numbers(path: Path, recipe: Recipe) -> list[dict[str, float]]:
+    """Return each round's recorded numbers by column, without scores of a former last round; empty without a record.
 
     Raises:
         InputError: a line is damaged.
     """
     rows = read_rounds(path) if path.exists() else []
-    found = (numbers_of(row, path) for row in rows)
-    return [{name: value for name, value in row.items() if math.isfinite(value)} for row in found]
+    evaluate = recipe.evaluate.model_dump(include={"every", "train", "clients"})
+    return [
+        {
+            name: value
+            for name, value in numbers_of(row, path).items()
+            if math.isfinite(value) and (number == len(rows) or number % interval_of(name, evaluate) == 0)
+        }
+        for number, row in enumerate(rows, 1)
+    ]
 
 
 def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:

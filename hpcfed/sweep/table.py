@@ -26,9 +26,8 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
         InputError: a run's record is damaged.
     """
     records = {
-        unit.name: read_numbers(unit.recipe.output / RECORD) if standing[unit.name].decided else []
+        unit.name: read_numbers(unit.recipe.output / RECORD, unit.recipe) if standing[unit.name].decided else []
         for unit in plan.units
-        for path in [unit.recipe.output / RECORD]
     }
     chosen = rule or usual_rule(plan, records.values())
     rows = []

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 
 import hpcfed
 from hpcfed.checkpoint.layout import _digest
+from hpcfed.config.load import load_recipe
 from hpcfed.data.content import content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, Stopped
 from hpcfed.ranks.world import World
+from hpcfed.report.read import read_run
 from hpcfed.simulation import Simulation
+from hpcfed.sweep.select import read_numbers
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
 
@@ -485,6 +489,23 @@ def test_patience_is_remembered(world, folder):
     assert len(whole.metrics) == 5
     stopped(recipe, world, 3)
     assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == left_by(whole)
+
+
+def test_a_score_of_a_former_last_round_does_not_count(world, folder):
+    """The last round is scored whatever `evaluate.every`; where more rounds follow, a run at once has no such score."""
+    recipe = of("fedavg", rounds=30, stop={"patience": 2}, evaluate={"every": 5, "batch_size": 64})
+    recipe["local"] = {"steps": 1, "batch_size": 10, "lr": 1e-9}
+    whole = hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True)
+    assert len(whole.metrics) == 15
+    for rounds in (7, 30):
+        found = hpcfed.run({**recipe, "rounds": rounds}, world=world, quiet=True)
+    assert len(found.metrics) == 15
+    scores, expected = (read_run(run.folder).column("test_loss") for run in (found, whole))
+    assert np.array_equal(scores, expected, equal_nan=True)
+    assert np.flatnonzero(np.isfinite(scores)).tolist() == [4, 9, 14]
+    assert [row.get("test_loss") for row in read_numbers(found.folder / "metrics.jsonl", load_recipe(recipe))] == [
+        row.get("test_loss") for row in whole.metrics
+    ]
 
 
 @pytest.fixture
