@@ -70,6 +70,9 @@ def _with_paths(experiment: Experiment, folder: Path, where: str) -> Experiment:
     experiment.recipe.setdefault("python_path", None)
     for part in experiment.recipe_parts():
         from_folder(part, folder, where)
+    for small in experiment.small_sections():
+        if small.data.get("file"):
+            small.data["file"] = str(absolute(small.data["file"], folder, where))
     cases = {}
     for name, case in experiment.cases.items():
         file = str(absolute(case.data.file, folder, where)) if case.data.file else ""

@@ -17,7 +17,7 @@ from hpcfed.config.metrics import BUILT_IN, is_matrix
 from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.errors import InputError, nearest, shown
 from hpcfed.reproduce.experiment import AGAINST, STEPS_OF_AVERAGE, Case, Content, Data, Experiment, Goal
-from hpcfed.run_folder.rounds import NUMBERS
+from hpcfed.run_folder.rounds import COLUMNS
 from hpcfed.sweep.grid import parse_grids, points
 
 UNMEASURED = {
@@ -25,8 +25,7 @@ UNMEASURED = {
     **dict.fromkeys(("test_loss", "test_accuracy"), "set evaluate: {every: 1}"),
 }
 """Columns of evaluations that a recipe may leave out → remedy."""
-ALWAYS = {*NUMBERS, "round", "params", "seconds", "seconds.convert", "seconds.cpu", "attempts", "never_drawn",
-          "delta_sq", "mean_delta_sq"} - UNMEASURED.keys()  # fmt: skip
+ALWAYS = {*COLUMNS, "seconds"} - UNMEASURED.keys()
 """Columns that a record may have whatever its recipe measures."""
 OF_A_METHOD = ("method.", "unit.", "clients.")
 """Beginnings of columns whose names depend on the method and the data."""
@@ -91,6 +90,10 @@ def _check_names(experiment: Experiment) -> None:
         raise InputError("cases", expected="at least one", got="none")
     if experiment.measure.kind != "classes" and not experiment.methods:
         raise InputError("methods", expected="at least one", got="none")
+    for key, entries in (("cases", experiment.cases), ("methods", experiment.methods)):
+        titles = [entry.title for entry in entries.values()]
+        if twice := next((title for title in titles if titles.count(title) > 1), None):
+            raise InputError(key, expected="a title for each", got=f"{shown(twice)} twice")
     for key, what, name, known in _named(experiment):
         if name not in known:
             raise InputError(key, expected=what, got=repr(name), remedy=nearest(name, known))

@@ -10,10 +10,9 @@ import numpy as np
 
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.io.atomic import write_whole
-from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.figures import draw_lines
 from hpcfed.reproduce.inputs import Places
 
 SHARES = (0.4, 0.6, 0.8)
@@ -41,7 +40,6 @@ def compare_classes(experiment: Experiment, places: Places, folder: Path) -> tup
     Raises:
         InputError: a case's samples have no labels.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     found = {case.title: _of_file(places.federation(case.data, 0)) for case in experiment.cases.values()}
     rows = []
     for case in experiment.cases.values():
@@ -63,16 +61,7 @@ def _of_file(path: Path) -> dict[float, np.ndarray]:
 
 
 def _draw(found: Mapping[str, Mapping[float, np.ndarray]], share: float, folder: Path) -> Path:
-    figure, axes = blank(PAPER)
-    for index, (title, counts) in enumerate(found.items()):
-        values, clients = np.unique(counts[share], return_counts=True)
-        axes.plot(
-            values, clients, marker="o", label=title, color=LIGHT.groups[index], linestyle=DASHES[index % len(DASHES)]
-        )
-    axes.set_xlabel(f"classes that hold {share:.0%} of a client's data")
-    axes.set_ylabel("clients")
-    axes.legend(frameon=False)
-    name = f"classes-{share:.0%}".rstrip("%")
-    for suffix, content in to_files(figure).items():
-        write_whole(folder / (name + suffix), content)
-    return folder / f"{name}.png"
+    """Draw how many clients have how many classes, a line per case."""
+    counts = {title: np.unique(counts[share], return_counts=True) for title, counts in found.items()}
+    labels = f"classes that hold {share:.0%} of a client's data", "clients"
+    return draw_lines(folder, f"classes-{share:.0%}".rstrip("%"), counts, labels, marker="o")

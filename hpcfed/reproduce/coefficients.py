@@ -13,17 +13,16 @@ Reference: Boukhari et al., GeL, section 3.3, appendix C.4; after Wang et al., "
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.io.atomic import write_whole
-from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.figures import draw_lines
 from hpcfed.reproduce.plan import ExperimentLayout
 
 
@@ -48,10 +47,16 @@ def constants(cohort: Cohort, momentum: float) -> tuple[float, float, float, flo
 
 
 def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
-    """Return the constants' means over the rounds of each setting, as a table, and a figure per case in `folder`."""
-    rows = []
+    """Return the constants' means over the rounds of each setting, as a table, and a figure per case in `folder`.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    rows: list[tuple[str, ...]] = []
+    first: dict[str, Recipe] = {}
     for number, setting in enumerate(layout.settings):
-        recipe = next(unit.recipe for unit in layout.plan.units if unit.point == number)
+        recipe = layout.recipe_of(number)
+        first.setdefault(setting.case, recipe)
         with Federation.open(recipe.data) as federation:
             cohorts = Cohorts(recipe, federation.sizes, recipe.weights or "samples")
         rounds = [constants(cohorts.round(t), recipe.local.momentum) for t in range(1, recipe.rounds + 1)]
@@ -59,27 +64,19 @@ def compare_coefficients(experiment: Experiment, layout: ExperimentLayout, folde
         rows.append((experiment.cases[setting.case].title, experiment.methods[setting.method].title, *means))
     header = ("Case", "Method", "τ_eff", "A", "B", "C")
     note = f"Means over the cohorts of all rounds. {experiment.note}".strip()
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures = [_draw(name, experiment.recipe_of(case, next(iter(experiment.methods)), "full"), folder)
-                for name, case in experiment.cases.items()]  # fmt: skip
+    pictures = [_draw(f"{case}-coefficients", recipe, folder) for case, recipe in first.items()]
     return Table(experiment.title, header, tuple(rows), note), pictures
 
 
-def _draw(name: str, recipe: dict, folder: Path) -> Path:
+def _draw(name: str, recipe: Recipe, folder: Path) -> Path:
     """Draw the numerators of a client with half the largest budget: without guesses, with them, and with all steps."""
-    momentum, asked, steps = recipe["local"]["momentum"], recipe["local"]["steps"], recipe["budget"]["high"] // 2
-    lines: Sequence[tuple[str, np.ndarray]] = (
-        (f"FedAvgCM, {steps} steps", coefficients(steps, 0, momentum)),
-        (f"GeL, {steps} steps and {asked - steps} guesses", coefficients(steps, asked - steps, momentum)),
-        (f"FedAvgCM, {asked} steps", coefficients(asked, 0, momentum)),
-    )
-    figure, axes = blank(PAPER)
-    for index, (title, values) in enumerate(lines):
-        style = {"color": LIGHT.groups[index], "linestyle": DASHES[index % len(DASHES)]}
-        axes.plot(range(len(values)), values * (1 - momentum), marker="o", label=title, **style)
-    axes.set_xlabel("gradient k")
-    axes.set_ylabel("coefficient, numerator")
-    axes.legend(frameon=False)
-    for suffix, content in to_files(figure).items():
-        write_whole(folder / f"{name}-coefficients{suffix}", content)
-    return folder / f"{name}-coefficients.png"
+    assert recipe.budget is not None and recipe.budget.high is not None  # noqa: PT018 `checks.NEEDS` of the kind
+    assert recipe.local.steps is not None
+    momentum, asked, steps = recipe.local.momentum, recipe.local.steps, recipe.budget.high // 2
+    vectors = {
+        f"FedAvgCM, {steps} steps": coefficients(steps, 0, momentum),
+        f"GeL, {steps} steps and {asked - steps} guesses": coefficients(steps, asked - steps, momentum),
+        f"FedAvgCM, {asked} steps": coefficients(asked, 0, momentum),
+    }
+    lines = {title: (range(len(vector)), vector * (1 - momentum)) for title, vector in vectors.items()}
+    return draw_lines(folder, name, lines, ("gradient k", "coefficient, numerator"), marker="o")

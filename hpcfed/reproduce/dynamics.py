@@ -28,11 +28,10 @@ import numpy as np
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.io.atomic import write_whole
 from hpcfed.ranks.world import World
-from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.figures import draw_lines
 from hpcfed.reproduce.plan import ExperimentLayout
 from hpcfed.setup import assemble
 
@@ -152,11 +151,10 @@ def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float]
 
 def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
     """Train each setting once; return in how many rounds the lemmas hold, and the figures of each case, in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, ...]] = []
     found: dict[str, dict[str, Dynamics]] = {name: {} for name in experiment.cases}
     for number, setting in enumerate(layout.settings):
-        recipe = next(unit.recipe for unit in layout.plan.units if unit.point == number)
+        recipe = layout.recipe_of(number)
         problem = Problem.read(recipe.data)
         one = measure_dynamics(recipe, problem)
         case, method = experiment.cases[setting.case], experiment.methods[setting.method]
@@ -183,15 +181,7 @@ def _draw(name: str, found: Mapping[str, Dynamics], folder: Path) -> list[Path]:
     """Draw C_t and ε_t against rounds, a figure each, a line per method."""
     written = []
     for word, label in (("tracked", "C_t"), ("drift", "ε_t")):
-        figure, axes = blank(PAPER)
-        for index, (title, one) in enumerate(found.items()):
-            values = getattr(one, word)[-len(one.drift) :]
-            style = {"color": LIGHT.groups[index], "linestyle": DASHES[index % len(DASHES)]}
-            axes.semilogy(range(1, len(values) + 1), values, label=title, **style)
-        axes.set_xlabel("round")
-        axes.set_ylabel(label)
-        axes.legend(frameon=False)
-        for suffix, content in to_files(figure).items():
-            write_whole(folder / f"{name}-{word}{suffix}", content)
-        written.append(folder / f"{name}-{word}.png")
+        columns = {title: getattr(one, word)[-len(one.drift) :] for title, one in found.items()}
+        lines = {title: (range(1, len(column) + 1), column) for title, column in columns.items()}
+        written.append(draw_lines(folder, f"{name}-{word}", lines, ("round", label), logarithmic=True))
     return written

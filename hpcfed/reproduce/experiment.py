@@ -21,7 +21,7 @@ from hpcfed.errors import InputError
 OWN = "own"
 """In place of a paper, in a file of the user's."""
 WHOLE = ("model", "algorithm")
-"""Sections of a recipe that a new name replaces as a whole, since their keys belong to the name."""
+"""Sections of a recipe that a new name or factory replaces as a whole, since their keys belong to it."""
 NO_NUMBERS: dict[str, Any] = {"paper": {}, "paper_beyond": {}}
 AGAINST = " against "
 """Separates the columns of both axes in a figure's name (default: rounds); against a coordinate, a path is drawn."""
@@ -297,10 +297,11 @@ class Experiment(Section):
         for case in self.cases.values():
             yield from (case.recipe, *case.methods.values())
         yield from (entry.recipe for entry in self.methods.values())
-        if self.small is not None:
-            yield self.small.recipe
-            if self.small.images is not None:
-                yield self.small.images.recipe
+        yield from (small.recipe for small in self.small_sections())
+
+    def small_sections(self) -> list[Small | Images]:
+        """Return the sections of the small variants: none, one, or with a second one on images."""
+        return [section for section in (self.small, self.small and self.small.images) if section is not None]
 
     def recipe_of(self, case: Case, method: str, scale: str) -> Content:
         """Return the recipe of a run, without its data, seed and output."""
@@ -321,15 +322,19 @@ def _whole(key: str, value: Any) -> Any:
 def merge(first: Content, second: Content) -> Content:
     """Return `first` overridden by `second`, section by section; null removes a key.
 
-    A section of `WHOLE` is replaced as a whole if `second` gives it a name.
+    A section of `WHOLE` is replaced as a whole if `second` gives it a name or a factory.
     """
     merged = dict(first)
     for key, value in second.items():
         section = merged.get(key)
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, dict) and isinstance(section, dict) and not (key in WHOLE and "name" in value):
+        elif isinstance(value, dict) and isinstance(section, dict) and not (key in WHOLE and _is_another(value)):
             merged[key] = merge(section, value)
         else:
             merged[key] = value
     return merged
+
+
+def _is_another(section: Content) -> bool:
+    return "name" in section or "factory" in section

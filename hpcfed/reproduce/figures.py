@@ -9,10 +9,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from numpy.typing import ArrayLike
+
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
-from hpcfed.report.style import PAPER, to_files
+from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.reproduce.experiment import AGAINST, Case, Experiment, Goal
 from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, rounds_apart, tuned_to
 from hpcfed.sweep.figures import draw as draw_sweep
@@ -30,13 +32,57 @@ def draw(experiment: Experiment, measured: Sequence[Measured], folder: Path) -> 
     written = []
     for name, (case, settings) in by_case(experiment, measured).items():
         for file, content in _figures(experiment, name, case, settings):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / file, content)
-            except OSError as error:
-                raise EnvironmentFailure(error.strerror or "cannot be written", where=str(folder)) from None
+            _write(folder, file, content)
             written.append(folder / file)
     return [path for path in written if path.suffix == ".png"]
+
+
+def draw_lines(
+    folder: Path,
+    name: str,
+    lines: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    *,
+    marker: str = "",
+    logarithmic: bool = False,
+    level: float | None = None,
+) -> Path:
+    """Write a figure of lines as PNG and PDF, and return the PNG file.
+
+    Args:
+        folder, name: of the files, without suffix.
+        lines: title → x and y.
+        labels: of both axes.
+        marker: matplotlib's, at each point.
+        logarithmic: whether the vertical axis is.
+        level: of a horizontal line, if any.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    figure, axes = blank(PAPER)
+    for index, (title, (x, y)) in enumerate(lines.items()):
+        colour, dashes = LIGHT.groups[index % len(LIGHT.groups)], DASHES[index % len(DASHES)]
+        axes.plot(x, y, label=title, color=colour, linestyle=dashes, marker=marker)
+    if level is not None:
+        axes.axhline(level, color=LIGHT.helper, linewidth=1)
+    if logarithmic:
+        axes.set_yscale("log")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    if lines:
+        axes.legend(frameon=False)
+    for suffix, content in to_files(figure).items():
+        _write(folder, name + suffix, content)
+    return folder / f"{name}.png"
+
+
+def _write(folder: Path, file: str, content: bytes) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / file, content)
+    except OSError as error:
+        raise EnvironmentFailure(error.strerror or "cannot be written", where=str(folder)) from None
 
 
 def _figures(

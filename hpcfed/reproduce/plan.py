@@ -36,6 +36,10 @@ class ExperimentLayout:
     plan: Plan
     settings: tuple[Setting, ...]
 
+    def recipe_of(self, number: int) -> Recipe:
+        """Return the recipe of a setting's first run."""
+        return next(unit.recipe for unit in self.plan.units if unit.point == number)
+
 
 def folder_of(experiment: Experiment, scale: str, places: Places) -> Path:
     """Return the folder of an experiment's runs, tables and figures."""

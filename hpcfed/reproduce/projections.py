@@ -23,11 +23,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hpcfed.data.federation import Federation
-from hpcfed.io.atomic import write_whole
 from hpcfed.report.read import Run
-from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
+from hpcfed.reproduce.figures import draw_lines
 from hpcfed.reproduce.inputs import Places
 from hpcfed.reproduce.measure import Measured
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -88,7 +87,6 @@ def compare_projections(
     experiment: Experiment, measured: Sequence[Measured], places: Places, folder: Path
 ) -> tuple[Table, list[Path]]:
     """Return the number of rounds in which each statement held, and each case's figure of residuals, in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     rows, pictures = [], []
     for name, case in experiment.cases.items():
         first, dimension, largest = _problem(places.federation(case.data, 0), places.start(case.data, 0))
@@ -129,15 +127,6 @@ def _of_run(run: Run, first: float, dimension: int) -> Projections:
 
 
 def _draw(name: str, found: Mapping[str, Projections], folder: Path) -> Path:
-    figure, axes = blank(PAPER)
-    for index, (title, one) in enumerate(found.items()):
-        style = {"color": LIGHT.groups[index], "linestyle": DASHES[index % len(DASHES)]}
-        axes.plot(range(1, len(one.residual) + 1), one.residual, label=title, **style)
-    axes.axhline(1, color=LIGHT.helper, linewidth=1)
-    axes.set_xlabel("round")
-    axes.set_ylabel("mean squared distance of clients' models over the model's")
-    if found:
-        axes.legend(frameon=False)
-    for suffix, content in to_files(figure).items():
-        write_whole(folder / f"{name}-residuals{suffix}", content)
-    return folder / f"{name}-residuals.png"
+    lines = {title: (range(1, len(one.residual) + 1), one.residual) for title, one in found.items()}
+    labels = "round", "mean squared distance of clients' models over the model's"
+    return draw_lines(folder, f"{name}-residuals", lines, labels, level=1)

@@ -224,6 +224,8 @@ def _nth(numbers: Sequence[Number | None] | None, index: int) -> Number | None:
 
 def markdown(table: Table) -> str:
     """Return a table in Markdown, its title above and its note below."""
-    head, *body = (f"| {' | '.join(row)} |" for row in (table.header, *table.rows))
+    head, *body = (
+        f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in (table.header, *table.rows)
+    )
     rule = "|" + " --- |" * len(table.header)
     return "\n".join([f"**{table.title}**", "", head, rule, *body, "", table.note, ""])

@@ -13,6 +13,7 @@ from hpcfed.cli.reproduce import _chosen
 from hpcfed.errors import InputError
 from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.checks import check
+from hpcfed.reproduce.experiment import merge
 from hpcfed.reproduce.inputs import Places
 from tests.launch import ROOT
 
@@ -173,6 +174,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"title": ABSENT, "measure": ABSENT},
         ("keys 'title', 'measure' are missing; add them to the experiment",),
     ),
+    "equal titles": ({"methods.mine.title": "FedAvg"}, ("methods: expected a title for each, got 'FedAvg' twice",)),
     "name": ({"name": "a/b"}, ("name: expected letters, digits", "got 'a/b'")),
 }  # fmt: skip
 
@@ -196,6 +198,27 @@ def test_without_mistakes_a_file_is_named_like_itself_unless_an_experiment_is(tm
     path = written(tmp_path, {}).rename(tmp_path / "fedexp-toy.yaml")
     assert find(str(path))[0].name == "own-fedexp-toy"
     assert find(str(ROOT / "jobs" / "recipes" / "fedexp" / "toy.yaml"))[0] == experiments()["fedexp-toy"]
+
+
+def test_paths_are_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    file = {"data": {"file": "few.h5"}}
+    small = {"says": "fewer", "data": {"source": "", "file": "small.h5", "clients": None}}
+    content = {
+        "cases.few.data": file["data"],
+        "small": small,
+        "methods.mine.recipe.cohort": {"schedule": "cohorts.json"},
+    }
+    path = written(tmp_path, content)
+    full, fewer = (find(str(path), scale)[0] for scale in ("full", "small"))
+    assert full.cases["few"].data.file == str(tmp_path / "few.h5")
+    assert full.methods["mine"].recipe["cohort"] == {"schedule": tmp_path / "cohorts.json"}
+    assert {case.data.file for case in fewer.cases.values()} == {str(tmp_path / "small.h5")}
+
+
+def test_a_factory_replaces_a_named_method() -> None:
+    named, built = {"algorithm": {"name": "fedprox", "mu": 1.0}}, {"algorithm": {"factory": "mine:Mine"}}
+    assert merge(named, built) == built
+    assert merge(named, {"algorithm": {"mu": 2.0}}) == {"algorithm": {"name": "fedprox", "mu": 2.0}}
 
 
 def test_a_seed_means_all_streams_and_a_method_may_be_a_name(tmp_path: Path) -> None:
