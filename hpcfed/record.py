@@ -225,28 +225,30 @@ def _round_off(value: float) -> float:
 
 def environment(world: World, device: torch.device, reduction: str, bits: str = "native") -> dict[str, Any]:
     """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
-    exact = reduction == "exact"
+    described = world.describe()
     here = {
         "host": platform.node(),
         "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),
+        "versions": _versions(described["mpi"]),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
     everywhere = world.gather(here)
     kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}
-    alike = bits == "portable" or len(kinds) == 1
-    doubts = (
-        "reduction: fast adds in an order of its own",
-        "the ranks differ in device, instruction set or library settings",
-    )
-    why_not = "; ".join(doubt for doubt, ruled_out in zip(doubts, (exact, alike), strict=True) if not ruled_out)
+    hosts = {str(entry["versions"]): str(entry["host"]) for entry in reversed(everywhere)}
+    doubts = {
+        "reduction: fast adds in an order of its own": reduction != "exact",
+        "the ranks differ in device, instruction set or library settings": bits != "portable" and len(kinds) > 1,
+        f"the ranks differ in versions: {_on_hosts(hosts)}": len(hosts) > 1,
+    }
+    why_not = "; ".join(doubt for doubt, holds in doubts.items() if holds)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hpcfed": __version__,
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        **world.describe(),
+        **described,
         "per_rank": everywhere,
         "cpu": cpu_model(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -256,6 +258,16 @@ def environment(world: World, device: torch.device, reduction: str, bits: str = 
         "bitwise": not why_not,
         "bitwise_why_not": why_not or None,
     }
+
+
+def _versions(mpi: str | None) -> str:
+    """Return the versions that decide this rank's bits, in one line."""
+    packages = [f"{name} {_version(name)}" for name in ("torch", "numpy")]
+    return ", ".join([f"Python {platform.python_version()}", *packages, mpi or "no MPI"])
+
+
+def _on_hosts(hosts: Mapping[str, str]) -> str:
+    return "; ".join(f"{versions} on {host}" for versions, host in sorted(hosts.items()))
 
 
 @cache

@@ -43,7 +43,8 @@ class Rank:
     """Facts of one rank.
 
     `versions` maps hpcfed, Python and packages to versions; `threads` maps torch and each thread pool of the process
-    to its size; `cores` are the numbers of the logical cores that the rank may use, `host_cores` counts its host's.
+    to its size; `cores` are the numbers of the logical cores that the rank may use, `host_cores` counts its host's;
+    `code` is the digest of its copy of hpcfed, empty in a world of one.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class Rank:
     gpu_driver: bool = False
     mps: bool = False
     cuda_visible_devices: str | None = None
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
         gpu_driver=DRIVER.exists(),
         mps=Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)).exists(),
         cuda_visible_devices=os.environ.get(VISIBLE),
+        code=world.code[world.rank],
     )
 
 

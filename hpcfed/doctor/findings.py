@@ -132,6 +132,7 @@ def _mixed(facts: Facts) -> Iterator[Found]:
         "GPU models": lambda rank: rank.gpu.name if rank.gpu else "none",
         "torch builds": lambda rank: f"{rank.versions['torch']} ({rank.torch_build})",
         "numpy versions": lambda rank: rank.versions["numpy"],
+        "Python versions": lambda rank: rank.versions["python"],
         "hpcfed versions": lambda rank: rank.versions["hpcfed"],
     }
     for kind, value_of in kinds.items():
@@ -140,6 +141,14 @@ def _mixed(facts: Facts) -> Iterator[Found]:
             values = ", ".join(f"{value} ({host})" for value, host in sorted(hosts.items()))
             remedy = "use hosts of one kind (sbatch --constraint=…) and one environment"
             yield f"ranks have different {kind}: {values}, so bits depend on which rank trains which client", remedy
+
+
+def _mixed_code(facts: Facts) -> Iterator[Found]:
+    copies = {rank.code: rank for rank in reversed(facts.ranks)}
+    if len(copies) > 1:
+        ranks = sorted((rank.rank, code, rank.host) for code, rank in copies.items())
+        found = ", ".join(f"{code} (rank {number} on {host})" for number, code, host in ranks)
+        yield f"ranks run different code of hpcfed: {found}, and runs refuse to start", "unpack one copy on every node"
 
 
 def _mpi(facts: Facts) -> Iterator[Found]:
@@ -239,6 +248,7 @@ def _shortened(names: Sequence[str], shown: int = 4) -> str:
 HOST_CHECKS: tuple[Callable[[Host], Iterator[Found]], ...] = (_crowded_cores, _too_many_threads, _little_memory, _gpus)
 JOB_CHECKS: tuple[tuple[str, Callable[[Facts], Iterator[Found]]], ...] = (
     ("ranks", _mixed),
+    ("ranks", _mixed_code),
     ("MPI", _mpi),
     ("files", _folders),
     ("SLURM", _job),

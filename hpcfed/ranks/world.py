@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
+from hpcfed.ranks.code import digest
 from hpcfed.ranks.pulse import Pulse
 from hpcfed.ranks.threads import start
 
@@ -50,6 +51,8 @@ class World:
     size: int = 1
     hosts: tuple[str, ...] = (socket.gethostname(),)
     """Host name of each rank."""
+    code: tuple[str, ...] = ("",)
+    """Digest of each rank's copy of hpcfed (`hpcfed.ranks.code`); empty in a world of one, which compares none."""
 
     @property
     def is_root(self) -> bool:
@@ -166,7 +169,8 @@ class MpiWorld(World):
         self.rank, self.size = comm.rank, comm.size
         with self.ends_within(MEETING, self._unmet()):
             self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
-            self.hosts = tuple(comm.allgather(socket.gethostname()))
+            everywhere = comm.allgather((socket.gethostname(), digest() if comm.size > 1 else ""))
+            self.hosts, self.code = (tuple(column) for column in zip(*everywhere, strict=True))
             if MPI.Query_thread() == MPI.THREAD_MULTIPLE and comm.size > 1:
                 self.pulse = Pulse(MPI, comm.Dup(), self._control)
         self.reads_gpu_memory = _reads_gpu_memory(MPI)
@@ -201,7 +205,7 @@ class MpiWorld(World):
 
     def split(self, groups: int) -> World:
         super().split(groups)
-        return world_over(self._comm.Split(self.rank * groups // self.size, self.rank))
+        return MpiWorld(self._comm.Split(self.rank * groups // self.size, self.rank))
 
     def exchange(
         self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]
@@ -307,30 +311,58 @@ def _say(message: str) -> None:
 _world: World | None = None
 
 
-def connect() -> World:
+def connect(*, mixed: bool = False) -> World:
     """Return the world this process belongs to: MPI's where a launcher or mpi4py started it, else a world of one.
 
+    Args:
+        mixed: whether ranks may run different code of hpcfed, as they may to be examined, and to leave.
+
     Raises:
-        EnvironmentFailure: a launcher started several ranks, but MPI sees only this one.
+        EnvironmentFailure: a launcher started several ranks, but MPI sees only this one; or, on all ranks, they run
+            different code.
     """
     global _world
     if _world is None:
         _world = _find_world()
+    if not mixed:
+        refuse_mixed_code(_world)
     return _world
+
+
+def refuse_mixed_code(world: World) -> None:
+    """Refuse ranks that run different code of hpcfed; no collective, and the same on all ranks.
+
+    Raises:
+        EnvironmentFailure: naming a rank and its host for each copy.
+    """
+    first = {code: rank for rank, code in reversed(list(enumerate(world.code)))}
+    if len(first) > 1:
+        copies = sorted((rank, code) for code, rank in first.items())
+        raise EnvironmentFailure(
+            "the ranks run different code of hpcfed",
+            got=", ".join(f"{code} on {world.hosts[rank]} (rank {rank})" for rank, code in copies),
+            remedy="unpack the same copy on every node",
+        )
 
 
 def leave(code: int, message: str) -> int:
     """Leave the world of this process (see `World.leave`)."""
     try:
-        return connect().leave(code, message)
+        return connect(mixed=True).leave(code, message)
     except EnvironmentFailure as alone:
         _say(message or f"hpcfed: {alone}")
         return code or alone.exit_code
 
 
 def world_over(comm: MPI.Comm) -> World:
-    """Return the world of the caller's communicator."""
-    return MpiWorld(comm)
+    """Return the world of the caller's communicator.
+
+    Raises:
+        EnvironmentFailure: on all ranks, they run different code of hpcfed.
+    """
+    world = MpiWorld(comm)
+    refuse_mixed_code(world)
+    return world
 
 
 def _find_world() -> World:
