@@ -19,7 +19,7 @@ SUBCOMMANDS = {
     "run": "Run a recipe, alone or under mpirun or srun.",
     "sweep": "Run a recipe over a grid of settings and seeds, and compare.",
     "study": "Compare methods and baselines at a few sites, over splits of their samples.",
-    "reproduce": "Run an experiment of a paper, and set its table beside ours.",
+    "reproduce": "Run an experiment of a paper, and print the results beside the paper's.",
     "report": "Draw figures and one HTML page from finished or running runs.",
     "watch": "Show curves, progress and the time left of runs that go on, or have ended.",
     "certify": "Check a run's certificate, and sign it with an SSH key.",

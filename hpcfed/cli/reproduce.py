@@ -61,7 +61,7 @@ def command(
     fresh: bool,
     accept_code: bool,
 ) -> None:
-    """Run the experiment NAME of a paper, and print its table with ours beside it: fedexp-table1, feddyn-figure8, or
+    """Run the experiment NAME of a paper, and print the results beside the paper's: fedexp-table1, feddyn-figure8, or
     a file of your own like those in jobs/recipes.
 
     It prepares the data, does the missing runs, and draws the figures. After a stop or a kill the same command goes

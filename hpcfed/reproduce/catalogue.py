@@ -102,6 +102,9 @@ def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool]
     if name in every:
         return [scaled(every[name])]
     items = {f"{one.paper}-{item}": None for one in every.values() for item in one.shows}
+    if name in {one.paper for one in every.values()}:
+        expected = "one of its experiments, tables or figures"
+        raise InputError(f"{name} is a paper", expected=expected, remedy=f"see --list {name}")
     if name not in items:
         raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
     paper, _, item = name.partition("-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from hpcfed.report.group import ABSENT
 from hpcfed.report.measure import Spread
 from hpcfed.report.tables import Table
 from hpcfed.report.text import count_text, criterion_text, difference_text, rounds_text, target_text
-from hpcfed.reproduce.experiment import Case, Experiment, Goal, Number
+from hpcfed.reproduce.experiment import OWN, Case, Experiment, Goal, Number
 from hpcfed.reproduce.measure import (
     Measured,
     Reached,
@@ -34,8 +35,19 @@ def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
     rows: list[Row] = []
     for case, settings in by_case(experiment, measured).values():
         rows += rows_of(experiment, case, settings)
+    if experiment.paper == OWN and not any(case.paper or case.paper_beyond for case in experiment.cases.values()):
+        header, *rows = _without_papers([header, *rows])
     remarks = [words, _so_far(measured) if experiment.measure.kind == "tuned" else "", experiment.note]
     return Table(experiment.title, header, tuple(rows), " ".join(filter(None, remarks)))
+
+
+def _without_papers(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without the columns of a paper's numbers; a "Ratio" belongs to the column before it."""
+    titles = [
+        f"{before}, {title}" if title == "Ratio" else title for before, title in itertools.pairwise(("", *rows[0]))
+    ]
+    kept = [place for place, title in enumerate(titles) if not title.startswith(("Paper", "Its score", "Place"))]
+    return [tuple(row[place] for place in kept) for row in rows]
 
 
 def _so_far(grid: Sequence[Measured]) -> str:

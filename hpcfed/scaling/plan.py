@@ -16,8 +16,6 @@ from hpcfed.config.recipe import CohortSection, Recipe
 from hpcfed.errors import InputError
 from hpcfed.ranks.placement import homes, spread
 
-MODES = ("strong", "weak")
-"""``strong``: the same cohort on all numbers of ranks; ``weak``: a cohort that grows with the ranks."""
 DRAWN = 10
 """Rounds whose cohorts are drawn and placed to compute the slowest rank's load."""
 

@@ -84,6 +84,7 @@ def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_
     [
         ([], "no NAME"),
         (["fedexp-tabel1"], "did you mean 'fedexp-table1'"),
+        (["fedexp"], "fedexp is a paper: expected one of its experiments, tables or figures; see --list fedexp"),
         (["fedexp-table3", "--case", "cifar"], "did you mean 'cifar10'"),
         (["fedexp-figure2", "--method", "fedexp"], "no method 'fedexp'; did you mean 'fedavg'"),
         (["feddyn-table5", "--case", "iid-1"], "no data"),
@@ -152,7 +153,7 @@ def test_data_that_is_not_whole_is_named_and_left_out(command, tmp_path):
 
 
 OWN = """
-paper: fedexp
+paper: own
 name: own
 title: Our hospitals
 shows: {}
@@ -173,6 +174,7 @@ def test_an_own_experiment_shows_the_runs_of_its_recipe_alone(command, tmp_path)
     whole = command(["reproduce", "../own.yaml", "--output", "../runs/reproduce"], tmp_path / "elsewhere")
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout.count("3 of 3") == 2
+    assert "aper" not in whole.stdout
     shorter = command(["reproduce", "own.yaml", "--rounds", "1"], tmp_path)  # at most so many *now*
     assert shorter.returncode == 0, shorter.stderr
     assert shorter.stdout.count("3 of 3") == 2
