@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +39,20 @@ def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
     return np.minimum(1 + (held < share * held[:, -1:]).sum(axis=1), counts.shape[1])
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names of at most `MAX_NAME` characters: longer ones lose their middle, and stay different.
+
+    Those that would be alike, or like a shorter name, end in their number in the list.
+    """
+    half = MAX_NAME // 2
+    cut = [name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[-half:]}" for name in names]
+    counts = Counter(cut)
+    return [
+        f"{name[: MAX_NAME - 2 - len(str(number))]}… {number}" if short != name and counts[short] > 1 else short
+        for number, (name, short) in enumerate(zip(names, cut, strict=True))
+    ]
+
+
 def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = ()) -> list[Text]:
     """Return lines of text: clients down, classes across, the share of a client's samples as a shade.
 
@@ -48,9 +63,10 @@ def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = ()) -> list[
     cells = cells.T
     shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
     merged = len(cells) < len(counts)
-    names = [
-        _span(clients, row) if merged or not client_names else client_names[row][:MAX_NAME] for row in range(len(cells))
-    ]
+    if merged or not client_names:
+        names = [_span(clients, row) for row in range(len(cells))]
+    else:
+        names = short_names(client_names)
     margin, width = max(6, *map(len, names)), max(2, len(str(counts.shape[1] - 1)) + 1)
     if width * len(classes[:-1]) > MAX_TEXT_COLUMNS:
         width = 1
@@ -107,7 +123,7 @@ def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigu
         axes[0].set_xlabel("class")
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         if labels is not None and len(labels.names) <= MOST_LABELS:
-            axes[0].set_xticks(range(len(labels.names)), [name[:MAX_NAME] for name in labels.names])
+            axes[0].set_xticks(range(len(labels.names)), short_names(labels.names))
         if counts.size <= MOST_CELLS:
             for (row, column), share in np.ndenumerate(shares):
                 colour = "white" if share > 0.6 else "black"
@@ -121,7 +137,7 @@ def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigu
     axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
     if federation.num_clients <= MOST_SITES:
-        axes[0].set_yticks(range(federation.num_clients), [name[:MAX_NAME] for name in site_names(federation)])
+        axes[0].set_yticks(range(federation.num_clients), short_names(site_names(federation)))
     axes[0].set_ylim(top, -0.5)
 
 

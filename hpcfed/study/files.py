@@ -14,8 +14,11 @@ from hpcfed.report.tables import Table
 ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "±": r"$\pm$", "−": "$-$", "–": "--", "·": r"$\cdot$", "\u00a0": "~", "…": r"\dots{}", "×": r"$\times$",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
 }  # fmt: skip
-"""Signs of a table's text that LaTeX writes otherwise."""
+"""Signs of a table's text that LaTeX writes otherwise; \\textquotedbl would need another font encoding."""
+LONG = 32
+"""Characters of a cell beyond which it is set in lines."""
 
 
 def csv_of_table(table: Table) -> str:
@@ -53,7 +56,11 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(ESCAPED.get(sign, sign) for sign in text)
+    """Return a cell's text for LaTeX; a long one in lines, which may also end behind the signs of a path."""
+    if len(text) <= LONG:
+        return "".join(ESCAPED.get(sign, sign) for sign in text)
+    words = "".join(ESCAPED.get(sign, sign) + r"\allowbreak{}" * (sign in "_-./,:") for sign in text)
+    return rf"\parbox[t]{{4cm}}{{\raggedright\hspace{{0pt}}{words}}}"
 
 
 def _cell(value: Any) -> str:

@@ -12,11 +12,13 @@ import pytest
 
 from data_prep.own import write_federation
 from hpcfed.data.federation import Federation
+from hpcfed.data.picture import short_names
 from hpcfed.data.samples import text_of
 from tests.data.raw import write_idx_folder
 from tests.launch import Completed
 
 Command = Callable[..., Completed]
+LONG = [f"university hospital of the north, ward {k}, northern wing" for k in range(3)]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -169,3 +171,16 @@ def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path) ->
         assert float(cell.replace("−", "-")) == pytest.approx(expected, abs=0.006)
     assert "from 0.8 large: 1 of 2 features" in said
     assert (tmp_path / "own.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a", "b" * 24], ["a", "b" * 24]),
+        (["north hospital of the city, ward 1", "b"], ["north hospi…city, ward 1", "b"]),
+        (LONG, [f"university hospital o… {k}" for k in range(3)]),
+    ],
+)
+def test_names_in_pictures_stay_different(names: list[str], shown: list[str]) -> None:
+    assert short_names(names) == shown
+    assert max(map(len, shown)) <= 24

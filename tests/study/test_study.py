@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from hpcfed.errors import InputError
+from hpcfed.report.tables import Table
+from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
 from tests.launch import launch
 from tests.report import browser
@@ -94,6 +96,14 @@ def test_each_arm_takes_its_steps(made):
     assert steps == dict(zip(last, (30, 10, 30, 10, 30, 10), strict=True))
     assert last["alone-2"]["cohort"] == [2]
     assert [row["cohort"] for row in record("travelling-long")] == [[k] for k in (0, 1, 2)] * 2
+
+
+def test_names_stay_as_they_are_in_latex():
+    """OT1 fonts print < and > as other signs, and long names would stand unbroken."""
+    long = "hospital_" * 11
+    text = latex_of_table(Table("t", ("Method", 'a<b>"c"'), ((long, "–"),)))
+    assert r"a\textless{}b\textgreater{}''c''" in text
+    assert r"\parbox[t]{4cm}{\raggedright\hspace{0pt}hospital\_\allowbreak{}hospital" in text
 
 
 def test_the_page_needs_nothing_else(made):
