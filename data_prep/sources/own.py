@@ -203,12 +203,16 @@ def _ending(path: Path) -> str:
 
 
 def _one_ending(raw: Path, paths: list[Path]) -> str:
+    """Return the ending of all files, the first of `TABLES` for tables of several formats."""
     endings = {_ending(path) for path in paths}
     if len(endings) == 1:
         return endings.pop()
+    if endings and endings <= set(TABLES):
+        return TABLES[0]
     if endings:
         got = ", ".join(sorted(ending or "folders" for ending in endings))
-        raise InputError("files of several kinds", where=str(raw), got=got, remedy="keep one kind")
+        remedy = f"keep one kind; tables ({', '.join(TABLES)}) may be mixed"
+        raise InputError("files of several kinds", where=str(raw), got=got, remedy=remedy)
     expected = "CLIENT.npz, CLIENT.x.npy and CLIENT.y.npy, CLIENT.csv, CLIENT.parquet, or CLIENT/CLASS/*.png"
     raise InputError("no client's file is here", where=str(raw), expected=expected)
 

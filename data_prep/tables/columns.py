@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.tables.read import header
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, alike, cut
 
 OBVIOUS = ("y", "target", "label", "class", "outcome")
 """Column names taken as the target without --target, if a table has exactly one of them."""
 FEW = 6
+SIMILAR = 0.7
+"""Similarity from which a column counts as misspelt rather than absent: 'patient' and 'time' have 0.55."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
     for option, columns in (*named.items(), ("--categorical", asked.categorical)):
         for column in columns:
             if column not in names:
-                raise InputError(f"{option}: no column {column!r}", where=str(first), remedy=nearest(column, names))
+                raise InputError(f"{option}: no column {column!r}", where=str(first), remedy=_column(column, names))
             if column in taken:
                 raise InputError(f"column {column!r} is named by {taken[column]} and {option}", remedy="choose one")
             taken[column] = option
@@ -75,6 +77,11 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
     if not features:
         raise InputError("no column is left for x", where=str(first), got=", ".join(names)[:80])
     return Roles(targets, asked.client, asked.group, features)
+
+
+def _column(wanted: str, names: Sequence[str]) -> str:
+    """Return a remedy for an unknown column: one that is spelt alike, or the list of all."""
+    return alike(wanted, names, SIMILAR) or f"columns: {cut(', '.join(names), 200)}"
 
 
 def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:

@@ -31,17 +31,17 @@ class Classes:
     remarks: tuple[str, ...] = ()
 
 
-def classes(paths: Sequence[Path], column: str, facts: ColumnFacts) -> Classes:
-    """Return the classes of a column of labels.
+def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
+    """Return the classes of a column of labels, which `path`, the first table with a row, may name.
 
     Raises:
         InputError: no cell has a label; labels are fractions; or a label is beyond the class names that a file defines.
     """
     if facts.strange or facts.image:
-        raise InputError(f"target {column!r}", where=str(paths[0]), expected="labels", got=facts.strange or "images")
+        raise InputError(f"target {column!r}", where=str(path), expected="labels", got=facts.strange or "images")
     if not facts.levels:
-        raise InputError(f"target {column!r} has no value in any row", where=str(paths[0]), remedy="see --target")
-    known = class_names(paths[0], column)
+        raise InputError(f"target {column!r} has no value in any row", where=str(path), remedy="see --target")
+    known = class_names(path, column)
     names, codes = cells.names(facts.levels)
     numeric = cells.are_numbers(facts.levels)
     whole = numeric and all(float(name).is_integer() for name in names)
@@ -49,12 +49,12 @@ def classes(paths: Sequence[Path], column: str, facts: ColumnFacts) -> Classes:
         beyond = [name for name in names if not 0 <= int(name) < len(known)]
         if beyond:
             expected, got = f"labels 0 … {len(known) - 1}", beyond[0]
-            raise InputError(f"target {column!r}", where=str(paths[0]), expected=expected, got=got)
+            raise InputError(f"target {column!r}", where=str(path), expected=expected, got=got)
         return Classes(known, {text: int(names[k]) for text, k in codes.items()}, len(known))
     if numeric and not whole and len(names) > MANY_NUMBERS:
         remedy = "use --task regression, or name another --target"
         got = f"{len(names)} different fractions"
-        raise InputError(f"target {column!r}", where=str(paths[0]), expected="labels", got=got, remedy=remedy)
+        raise InputError(f"target {column!r}", where=str(path), expected="labels", got=got, remedy=remedy)
     return of_texts(column, facts.levels)
 
 

@@ -12,7 +12,7 @@ from data_prep.spool import Spool
 from data_prep.tables.columns import Asked, Roles
 from data_prep.tables.survey import Survey
 from hpcfed.data.content import rows_per_block
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, alike
 
 REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
 MOST_BYTES = 64 << 20
@@ -26,7 +26,7 @@ def check_way(missing: str) -> None:
         InputError: naming the nearest.
     """
     if missing not in WAYS:
-        raise InputError(f"missing {missing!r}", expected="refuse, drop, mean or median", remedy=nearest(missing, WAYS))
+        raise InputError(f"missing {missing!r}", expected="refuse, drop, mean or median", remedy=alike(missing, WAYS))
 
 
 def counts(found: Survey, roles: Roles, features: Sequence[str]) -> dict[str, int]:

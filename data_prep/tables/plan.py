@@ -138,19 +138,20 @@ def plan(paths: Files, asked: Asked, tests: Files = ()) -> TablePlan:
     """
     columns = roles(paths, asked)
     found = survey(paths, columns, asked, frozenset(tests))
-    if not found.rows:
+    where = found.first
+    if where is None:
         raise InputError("no table has a row", where=str(paths[0].parent))
-    listed = features(found, columns, asked, paths[0])
+    listed = features(found, columns, asked, where)
     absent = missing.counts(found, columns, [feature.column for feature in listed])
     missing.refuse(found, absent, asked)
     classes = None
     if asked.task == "classification":
-        classes = labels.classes(paths, columns.targets[0], found.facts[columns.targets[0]])
+        classes = labels.classes(where, columns.targets[0], found.facts[columns.targets[0]])
     else:
         for name in columns.targets:
-            _check_numbers(name, found, paths[0])
-    clients = set() if asked.client is None else _names("--client", asked.client, found, paths[0])
-    groups = [] if asked.group is None else sorted(_names("--group", asked.group, found, paths[0]))
+            _check_numbers(name, found, where)
+    clients = set() if asked.client is None else _names("--client", asked.client, found, where)
+    groups = [] if asked.group is None else sorted(_names("--group", asked.group, found, where))
     numbers = {name: number for number, name in enumerate(groups)}
     image = found.facts[listed[0].column].image
     deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))

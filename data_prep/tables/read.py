@@ -65,7 +65,7 @@ def header(path: Path) -> list[str]:
             with _parquet(path) as table:
                 names = list(table.schema_arrow.names)
         else:
-            names = _split(_first_lines(path)[0], separator(path))
+            names = _split(_heading(path), separator(path))
     names = [name.strip() for name in names]
     if "" in names:
         remedy = "give it a name, or write the table without its index (pandas: index=False)"
@@ -74,6 +74,19 @@ def header(path: Path) -> list[str]:
         got = ", ".join(names)[:80] or "none"
         raise InputError("no header", where=str(path), expected="a first line of different names", got=got)
     return names
+
+
+def _heading(path: Path) -> str:
+    """Return the first line of a CSV; refuse one that ends inside quotes."""
+    line = _first_lines(path)[0]
+    try:
+        next(csv.reader([line], delimiter=separator(path), strict=True), None)
+    except csv.Error as error:
+        if "end of data" not in str(error):
+            return line
+        what, remedy = "the header has a line break in quotes", "write each name in one line"
+        raise InputError(what, where=str(path), got=line[:80], remedy=remedy) from None
+    return line
 
 
 def separator(path: Path) -> str:

@@ -66,12 +66,14 @@ class Survey:
         facts: column → its contents, for the columns that have a role.
         rows: number of rows of all tables, of which `test_rows` are in test sets.
         comma: the first file with a comma read as the decimal point, "" for none.
+        first: the first file that has a row, None for none.
     """
 
     facts: dict[str, ColumnFacts]
     rows: int
     comma: str
     test_rows: int = 0
+    first: Path | None = None
 
 
 def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[Path] = ()) -> Survey:
@@ -89,10 +91,12 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[
     facts = {name: ColumnFacts() for name in (*roles.features, *roles.targets, *limits)}
     quantities = [name for name in (*roles.features, *roles.targets) if name not in limits]
     rows, test_rows, comma = 0, 0, ""
+    first: Path | None = None
     for path in paths:
         has_comma, point = False, ""
         for block in blocks(path):
             rows += len(block)
+            first = first or (path if len(block) else None)
             test_rows += len(block) * (path in tests)
             for name, found in facts.items():
                 _look(found, block, name, limits.get(name))
@@ -105,7 +109,7 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[
             remedy = "write it without the point, or with a comma"
             raise InputError(f"{point}: thousands or a fraction? Other cells have decimal commas", remedy=remedy)
         comma = comma or (path.name if has_comma else "")
-    return Survey(facts, rows, comma, test_rows)
+    return Survey(facts, rows, comma, test_rows, first)
 
 
 def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Feature]:

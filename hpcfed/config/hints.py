@@ -44,8 +44,9 @@ def spelled_out(key: str, value: Any) -> Any:
 def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[str]) -> str:
     """Return a remedy for an unknown key: the places of this key elsewhere, else the section's most similar key."""
     key = location[-1]
-    if difflib.get_close_matches(key, section.model_fields, n=1, cutoff=LIKELY):  # a slip of the pen, not of the place
-        return nearest(key, section.model_fields)
+    known = [field.alias or name for name, field in section.model_fields.items()]
+    if difflib.get_close_matches(key, known, n=1, cutoff=LIKELY):  # a slip of the pen, not of the place
+        return nearest(key, known)
     places = [path for path in _paths(root) if path[-1] == key]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
     if {"algorithm", "model"} <= root.model_fields.keys():
@@ -53,7 +54,7 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
         found += [f"{section}.{key}" for section, kinds in entries if any(key in kind.model_fields for kind in kinds)]
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
-    return nearest(key, section.model_fields)
+    return nearest(key, known)
 
 
 def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None) -> tuple[str, str]:
@@ -76,6 +77,8 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
     if kind == "string_pattern_mismatch" and (path.endswith("factory") or path == "local.step"):
         return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
+    if path == "loss.weights" and kind == "literal_error":
+        return "'balanced', 'balanced-by-site' or a list of numbers, one for each class", ""
     if section is not None and not isinstance(value, Mapping):
         keys = [field.alias or name for name, field in section.model_fields.items()]
         return "a mapping of keys", f"{path}.{keys[0]}=…; its keys: {', '.join(keys)}"

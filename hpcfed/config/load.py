@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
@@ -20,6 +20,11 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+KINDS = ("literal[", "list[")
+"""Beginnings of what pydantic puts behind a key that takes values of several kinds."""
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 """A variable in the syntax of `os.path.expandvars`."""
@@ -136,7 +141,8 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     errors = error.errors()
     missing = [".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing"]
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0]) if missing else errors[0]
-    location, found = [str(part) for part in first["loc"]], first["input"]
+    first = _of_the_list(first, errors)
+    location, found = [str(part) for part in first["loc"] if not str(part).startswith(KINDS)], first["input"]
     dotted, noun = ".".join(location), getattr(kind, "noun", "recipe")
     if first["type"] == "extra_forbidden":
         remedy = for_key(kind, _section(kind, location[:-1]), location)
@@ -154,6 +160,15 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     better, remedy = for_value(dotted, first["type"], found, inner)
     dotted = dotted.removesuffix(KEY)
     return InputError(dotted or noun, where=where, expected=better or expected, got=got[:200], remedy=remedy)
+
+
+def _of_the_list(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> ErrorDetails:
+    """Return the complaint about a list's entry, where a key takes a word or a list and has a list."""
+    if first["type"] != "literal_error" or not isinstance(first["input"], list):
+        return first
+    key = first["loc"][:-1]
+    inner = (one for one in errors if one["loc"][: len(key)] == key and isinstance(one["loc"][-1], int))
+    return next(inner, first)
 
 
 def _section(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:

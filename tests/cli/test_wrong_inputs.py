@@ -111,6 +111,11 @@ MORE: Mapping[str, Wrong] = {
     "pattern-without-a-match": Wrong(
         RUN + 'parameters.frozen=["head.*"]', ("parameters.frozen", "'head.*' matches no parameter")
     ),
+    "alias-of-a-key": Wrong(RUN + 'stop={"test_loss":1}', ("'stop.test_loss'; known: for, max_hours, ",)),
+    "entry-of-a-list": Wrong(
+        RUN + 'loss={"weights":[1,1,1,1,-1]}', ("loss.weights.4: expected greater than 0, got -1",)
+    ),
+    "word-for-a-list": Wrong(RUN + "loss.weights=even", ("loss.weights: expected", "or a list of numbers")),
     "number-for-a-section": Wrong(RUN + "stop=0.9", ("stop: expected a mapping of keys, got 0.9", "test_accuracy")),
     "empty-recipe": Wrong("run empty.yaml", ("empty.yaml: an empty file", "data, model, rounds, local and algorithm")),
     "missing-keys": Wrong("run little.yaml", ("keys 'data', 'model', 'local', 'algorithm' are missing",)),

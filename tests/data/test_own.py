@@ -383,6 +383,8 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
         ("u,u,y\n1,2,0\n", {}, r"a.csv: no header"),
         ("", {}, r"a.csv: no header"),
         ("u,v,y\n1,2,0\n", {"target": "z"}, r"no column 'z'"),
+        ("patient_id,time,y\n1,2,0\n", {"target": "weight"}, r"no column 'weight'; columns: patient_id, time, y"),
+        ('u,"v\n1",y\n1,2,0\n', {}, r"the header has a line break in quotes: got u,\"v; write each name in one line"),
         ("y\n1\n", {}, r"no column is left for x"),
     ):
         (raw / "a.csv").write_text(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import pyarrow
 import pytest
 import torch
 from PIL import Image
+from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 import hpcfed
@@ -191,6 +193,36 @@ def test_classes_and_levels_that_lack_training_are_told(prepare: Callable[..., s
 CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
 
 
+def test_sites_send_tables_in_several_formats(sites: Path, tmp_path: Path) -> None:
+    """The federation is that of one format: names, order, features and labels."""
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    one = own.load(sites, missing="mean")
+    convert = arrow_csv.ConvertOptions(null_values=["", "NA", "?"], strings_can_be_null=True)
+    for number, path in enumerate(sorted(sites.glob("*.csv"))):
+        table = arrow_csv.read_csv(
+            path, parse_options=arrow_csv.ParseOptions(delimiter=read.separator(path)), convert_options=convert
+        )
+        if number % 3 == 0 and path.stem != "berlin":
+            parquet.write_table(table, mixed / f"{path.stem}.parquet")
+        elif read.separator(path) == "\t":
+            shutil.copy(path, mixed / f"{path.stem}.tsv")
+        else:
+            shutil.copy(path, mixed)
+    assert {path.suffix for path in mixed.iterdir()} == {".csv", ".tsv", ".parquet"}
+    other = own.load(mixed, missing="mean")
+    for array in ("x", "y", "owner"):
+        assert np.array_equal(getattr(one, array), getattr(other, array), equal_nan=array == "x")
+    assert (one.clients, one.source.get("categories")) == (other.clients, other.source.get("categories"))
+
+
+def test_no_table_without_rows_is_blamed(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", [])
+    write(tmp_path / "b.csv", [(str(k), "2", f"word {k}", str(k % 2)) for k in range(101)])
+    with pytest.raises(InputError, match=r"b\.csv: column 'sex' has more than 100 different words"):
+        own.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
@@ -213,6 +245,7 @@ CELLS = [("1", "2", "f", "a"), ("3", "4", "m", "b")]
          "a.csv: row 2: column 'bp': expected numbers, got dates such as '2024-01-01'; leave it out by --exclude 'bp'"),
         ({"a": [("1", "31.12.99", "f", "a")]}, {}, "expected numbers, got dates such as '31.12.99'"),
         ({"a": [("1", "01JAN2024", "f", "a")]}, {}, "expected numbers, got dates such as '01JAN2024'"),
+        ({"a": CELLS}, {"missing": "avg"}, "missing 'avg': expected refuse, drop, mean or median$"),
         ({"a": CELLS}, {"missing": "men"}, "missing 'men': expected refuse, drop, mean or median; did you mean 'mean'"),
         ({"a": (("age", "bp", "", "outcome"), CELLS)}, {}, r"column 3 has no name; .*index=False"),
     ],
