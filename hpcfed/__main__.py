@@ -1,5 +1,17 @@
-"""``python -m hpcfed`` is ``hpcfed``."""
+"""``hpcfed``, the console script, and ``python -m hpcfed``."""
 
-from hpcfed.cli.main import main
+from __future__ import annotations
 
-main()
+from hpcfed.ranks.early import note_signals
+
+
+def main() -> None:
+    """Run the command; a signal that comes during the imports is noted."""
+    note_signals()
+    from hpcfed.cli.main import main as call
+
+    call()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,6 @@ def command(
     Groups of ranks take subsets until none is left. After a stop or a kill the same command goes on; when all is done,
     it only reports: contributions.csv, values.csv, and contributions.html, what each client brings and takes.
     """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.ranks.world import connect
     from hpcfed.sweep.grid import parse_seeds
     from hpcfed.sweep.run import Redo

@@ -10,6 +10,7 @@ import click
 
 from hpcfed import registry
 from hpcfed.errors import EnvironmentFailure, HpcfedError, nearest, visible
+from hpcfed.ranks.early import end_noting, ignore_signals, note_signals
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
 from hpcfed.version import __version__
 
@@ -55,6 +56,9 @@ LEAVE_FILES = (
 )
 """Commands whose result is files; the result of the others is their output."""
 
+STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
+"""Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
+
 
 class _Lazy(click.Group):
     """A group whose subcommands live in ``hpcfed.cli.<name>.command``; `hpcfed --help` imports none of them."""
@@ -91,8 +95,14 @@ def main(args: list[str] | None = None) -> None:
 
     words = sys.argv[1:] if args is None else args
     name = next((word for word in words if not word.startswith("-")), "")
+    if name in STOP_ON_SIGNAL:
+        note_signals()
+    else:
+        end_noting()
     with streams(matters=name not in LEAVE_FILES):
         code = _call(args)
+    if name in STOP_ON_SIGNAL:
+        ignore_signals()
     gc.freeze()  # the process ends: a search for garbage among torch's modules takes half a second
     sys.exit(code)
 

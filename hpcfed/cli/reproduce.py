@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -78,7 +77,6 @@ def command(
     wanted = _chosen(name, scale, cases, methods, seeds, places)
     if ranks is not None and not table:
         _start(ranks)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.errors import InputError, Stopped
     from hpcfed.ranks.world import connect
     from hpcfed.reproduce.session import ReproduceSession

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import click
 
@@ -19,8 +18,6 @@ def command(recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: b
 
     Alone it uses one core or GPU; under mpirun -n P or srun it uses P, with the same result.
     """
-    # Outside of training SIGUSR1 must not end the process: SLURM may send it just as the run ends by itself.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from hpcfed.errors import Stopped
     from hpcfed.vendor.collector import uncollected
 

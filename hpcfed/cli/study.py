@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +72,6 @@ def command(
     split anew, and filled and scaled by the training samples of each split. Groups of ranks take runs until none is
     left. After a stop or a kill the same command goes on; when all is done, it only writes the page.
     """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.errors import Stopped
     from hpcfed.ranks.world import connect
     from hpcfed.study.options import Asked

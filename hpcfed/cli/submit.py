@@ -25,7 +25,7 @@ JOB_OPTIONS = (
     click.option(
         "--option", "-o", "more", multiple=True, metavar="KEY=VALUE", help="Of sbatch: -o qos=long -o exclusive."
     ),
-    click.option("--notice", type=click.IntRange(1), default=120, show_default=True, help="Seconds to stop in."),
+    click.option("--notice", type=click.IntRange(1), help="Seconds to stop in; default: 120, or less below 5 min."),
     click.option("--site", type=click.Path(), help="Site file; default: ~/.config/hpcfed/site.yaml, if there is one."),
     click.option("--dry-run", is_flag=True, help="Show the script and leave it at that."),
 )
@@ -96,7 +96,7 @@ def submit_job(
     account: str | None,
     partition: str | None,
     more: Sequence[str],
-    notice: int,
+    notice: int | None,
     site: str | None,
     dry_run: bool,
     chain: int | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +62,6 @@ def command(
     Groups of ranks take runs until none is left. After a stop or a kill the same command goes on; when all is done, it
     only reports. With --array, N SLURM jobs share the runs, each of the size that the options listed after it set.
     """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of runs it must not end the process
     from hpcfed.ranks.world import connect
     from hpcfed.sweep.grid import parse_grids, parse_seeds
     from hpcfed.sweep.plan import make_plan

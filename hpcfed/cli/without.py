@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import click
@@ -42,7 +41,6 @@ def command(
     The others keep their numbers, the initial model and their random streams; weights and N are theirs alone. It
     begins from the last kept state before the first round that is another. After a kill the same command goes on.
     """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # outside of training it must not end the process
     from hpcfed.ranks.world import connect
     from hpcfed.whatif.without import Request, run_without
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.ranks.early import take_noted
 from hpcfed.ranks.threads import start
 from hpcfed.ranks.world import World
 
@@ -39,7 +40,8 @@ _heeding: list[Signals] = []
 def catch_signals(world: World) -> Iterator[Signals]:
     """Record the first signal that asks to stop; end all ranks at the second. No effect outside the main thread.
 
-    A nested block shares the outer block's signals, past ones included.
+    A nested block shares the outer block's signals, past ones included; the outermost takes over those that were noted
+    before it (`hpcfed.ranks.early`).
     """
     caught = _heeding[0] if _heeding else Signals()
     if _heeding or threading.current_thread() is not threading.main_thread():
@@ -54,9 +56,11 @@ def catch_signals(world: World) -> Iterator[Signals]:
         os.close(writing)
         raise
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING if number not in ignored}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING if number not in ignored}
     _heeding.append(caught)
+    if early := bytes(take_noted()):
+        os.write(writing, early[:1])
     try:
         yield caught
     finally:

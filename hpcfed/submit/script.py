@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shlex
 import sys
@@ -20,8 +21,18 @@ PMI = {"MPICH": "pmi2", "MVAPICH": "pmi2", "Open MPI": "pmix"}
 """The `srun --mpi` plugin of each MPI; under another one every rank would be a world of one."""
 TOGETHER = "--wait=60"
 """Ends a step 60 s after its first rank: all leave together, and srun lets the others of a rank that died wait."""
-LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-"""Time limits that sbatch takes."""
+PART = r"[0-5]?\d"
+LIMIT = re.compile(
+    rf"(?P<m>\d+)(:(?P<s>{PART}))?|(?P<h>\d+):(?P<hm>{PART}):(?P<hs>{PART})"
+    rf"|(?P<d>\d+)-(?P<dh>[01]?\d|2[0-3])(:(?P<dm>{PART})(:(?P<ds>{PART}))?)?|UNLIMITED|INFINITE",
+    re.IGNORECASE,
+)
+"""Time limits that sbatch takes; the last letter of a group is its unit."""
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+NOTICE, SHORTEST = 120, 10
+"""Seconds of notice of a long job, and of the shortest."""
+EARLY = 60
+"""Seconds by which SLURM may send its signal before the notice."""
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 """Characters that sbatch cannot take in a path."""
 
@@ -35,7 +46,7 @@ class Job:
         words: the command's arguments to ``hpcfed``.
         nodes, ranks_per_node, threads: its size; threads are cores per rank.
         time: its time limit, in sbatch's format.
-        notice: seconds before the limit at which the run gets the signal to stop.
+        notice: seconds before the limit at which the run gets the signal to stop; None for the default.
         options: more options of sbatch; a value of None makes a flag.
         requeue: whether the job requeues itself until the run is done.
         chained: whether jobs of the same script wait to resume the run.
@@ -49,7 +60,7 @@ class Job:
     ranks_per_node: int
     threads: int
     time: str
-    notice: int
+    notice: int | None
     options: Mapping[str, str | int | None]
     requeue: bool
     chained: bool = False
@@ -94,11 +105,12 @@ def render(job: Job, site: Site) -> str:
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     """Return the options of sbatch; the job's override the site's."""
-    if not LIMIT.fullmatch(job.time):
-        raise InputError("--time", expected="minutes, 4:00:00 for hours, or 2-12 for days-hours", got=repr(job.time))
     options = {**site.options, "time": job.time, **job.options}
+    notice = _notice(str(options["time"]), job.notice)
     if "job-name" in options:
         raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
+    if "wrap" in options:
+        raise InputError("option wrap", expected="none, since the job's commands are those of its script")
     for key, value in options.items():
         for word in (key, value):
             if word is not None and not SAFE.fullmatch(str(word)):
@@ -111,13 +123,32 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
         "nodes": job.nodes,
         "ntasks-per-node": job.ranks_per_node,
         "cpus-per-task": job.threads,
-        "signal": f"B:USR1@{job.notice}",
+        "signal": f"B:USR1@{notice}",
         ("requeue" if job.requeue else "no-requeue"): None,
         "open-mode": "append",
         "output": f'"{log}-{"%j" if job.array is None else "%A_%a"}.log"',
         **({} if job.array is None else {"array": f"1-{job.array}"}),
         **options,
     }
+
+
+def _notice(limit: str, notice: int | None) -> int:
+    """Return the seconds before a time limit at which SLURM signals: `notice`, or without it 120, less for a short job.
+
+    Raises:
+        InputError: sbatch does not take the limit, or no time is left before the notice.
+    """
+    found = LIMIT.fullmatch(limit)
+    parts = {name: int(value) for name, value in found.groupdict().items() if value is not None} if found else {}
+    seconds = sum(SECONDS[name[-1]] * value for name, value in parts.items()) if parts else math.inf
+    if found is None or not seconds:
+        raise InputError("--time", expected="minutes, 4:00:00 for hours, or 2-12 for days-hours", got=repr(limit))
+    if notice is None:
+        return int(min(NOTICE, max(SHORTEST, (seconds - EARLY) / 2)))
+    if seconds <= notice + EARLY:
+        least = f"more than {notice + EARLY} s, the notice of {notice} s and {EARLY} s by which SLURM may be early"
+        raise InputError("--time", expected=least, got=f"{limit!r}, {seconds} s", remedy="or give less --notice")
+    return notice
 
 
 def _srun() -> list[str]:

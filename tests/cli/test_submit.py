@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from tests.launch import ROOT, launcher
 
 COMMON = (ROOT / "hpcfed" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
 SCRIPTS = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
+JOB = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "1"}
+"""Variables of a script that is started without SLURM."""
 REQUEUED = [script for script in SCRIPTS if script.stem != "scaling"]
 
 
@@ -115,7 +118,11 @@ def test_the_site_file_is_read_from_its_place_or_from_anywhere(folder: Path, sit
     site_file.write_text(SITE)
     (folder / "other.yaml").write_text("{requeue: false, launch: srun}")
     script = shown("--account", "p7")
-    assert "module load gcc/13\nmodule load openmpi/5.0\nsource ~/env/bin/activate\n" in script
+    assert re.findall(r"^(?:module load \S+|source .*)", script, flags=re.MULTILINE) == [
+        "module load gcc/13",
+        "module load openmpi/5.0",
+        "source ~/env/bin/activate",
+    ]
     assert words(script)[:8] == ["mpirun", "-x", "A B", "--map-by", "core", "python3", "-m", "hpcfed"]
     assert {"partition=milan", "account=p7", "exclusive", "mem=0"} <= set(directives(script))
     assert "no-requeue" in directives(shown("--site", "other.yaml"))
@@ -173,6 +180,64 @@ def test_a_time_limit_is_one_that_sbatch_takes() -> None:
         InputError, match="--time: expected minutes, 4:00:00 for hours, or 2-12 for days-hours, got '4h'"
     ):
         shown("--time=4h")
+
+
+@pytest.mark.parametrize("limit", ["0", "0:00", "0-0", "1:99", "1:99:99", "1-24", "1-2:60", "", "1:2:3:4"])
+def test_a_time_limit_out_of_range_is_refused(limit: str) -> None:
+    with pytest.raises(InputError, match="--time: expected"):
+        shown(f"--time={limit}")
+
+
+def test_a_time_limit_leaves_time_before_the_notice() -> None:
+    """SLURM may send its signal a minute early; a job with less would stop as it starts, again and again."""
+    least = "--time: expected more than 180 s, the notice of 120 s and 60 s by which SLURM may be early, got '3', 180 s"
+    with pytest.raises(InputError, match=least):
+        shown("--time=3", "--notice=120")
+    with pytest.raises(InputError, match="got '1', 60 s"):
+        shown("--time=60", "--notice=10", "-o", "time=1")
+    for limit in ("3:01", "0:3:1", "0-0:4", "UNLIMITED", "90"):
+        shown(f"--time={limit}", "--notice=120")
+    for limit, notice in (("INFINITE", 120), ("5", 120), ("3", 60), ("1", 10)):
+        assert f"signal=B:USR1@{notice}" in directives(shown(f"--time={limit}"))
+
+
+def test_an_option_does_not_replace_the_script() -> None:
+    with pytest.raises(InputError, match="option wrap: expected none"):
+        shown("-o", "wrap=ls")
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ({"modules": ["gcc/13"]}, "module load gcc/13"),
+        ({"setup": "cd /nowhere/at/all"}, "setup: cd /nowhere/at/all"),
+        ({"setup": ": $UNSET\nsource ./env.sh"}, None),
+    ],
+)
+def test_a_job_whose_start_fails_does_not_run(folder: Path, site_file: Path, site: dict, said: str | None) -> None:
+    """Scripts that the site's lines source may use unset variables, and have commands that fail."""
+    site_file.write_text(json.dumps({**site, "launch": "env", "python": "bash -c 'touch began'"}))
+    (folder / "env.sh").write_text(": $UNSET\nfalse\ntrue\n")
+    (folder / "job.sh").write_text(shown())
+    done = subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60)
+    assert (folder / "began").exists() == (said is None)
+    if said is not None:
+        assert done.returncode == 4
+        assert done.stderr.splitlines()[-1] == f"hpcfed: the job ends, since its start failed: {said}"
+
+
+def test_a_signal_before_the_step_is_forwarded_to_it(folder: Path, site_file: Path) -> None:
+    """SLURM's signal comes while the site's own lines are at work."""
+    (folder / "step.py").write_text(
+        "import signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "print(signal.sigwait([signal.SIGUSR1]).name)\n"
+    )
+    site = {"setup": "kill -USR1 $$", "launch": "env", "python": f"{sys.executable} step.py"}
+    site_file.write_text(json.dumps(site))
+    (folder / "job.sh").write_text(shown())
+    done = subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "SIGUSR1\n"), done.stderr
 
 
 def test_a_recipe_that_cannot_run_is_not_submitted() -> None:

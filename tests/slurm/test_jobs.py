@@ -59,7 +59,7 @@ class Started(NamedTuple):
 
 def submit(cluster: Cluster, place: Path, *more: str) -> str:
     """Call ``hpcfed submit`` and return what it says."""
-    size = ("--nodes", "2", "--time", "1", "--notice", "10")
+    size = ("--nodes", "2", "--time", "1")
     done = cluster.call(*HPCFED, "submit", "recipe.yaml", *size, *more, cwd=place)
     assert done.returncode == 0, done.stderr
     return done.stdout
