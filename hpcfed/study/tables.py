@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 CONFIDENCE = "95 %"
 MEAN = "Mean of sites"
+MOST_COUNTED = 12
+"""Most sites whose numbers of tested samples stand below each table; the table of the sites has all."""
+FEW_UNITS = 10
+"""Patients below which a percentile interval over patients is far too narrow."""
 CORRECTED = "Student's t; variance corrected for training samples that splits share: Nadeau and Bengio, 2003"
 
 
@@ -75,7 +79,8 @@ def results_table(view: View, metric: StudyMetric) -> Table:
         (row.title, row.steps, *_texts(view, _estimates(view, view.site_values(row, metric), measured), metric))
         for row in view.rows
     ]
-    return Table("By site", _header(view, "Gradient steps"), tuple(rows), _note(view, metric))
+    note = _note(view, metric) + tested_note(view.study)
+    return Table("By site", _header(view, "Gradient steps"), tuple(rows), note)
 
 
 def differences_table(view: View, metric: StudyMetric) -> Table:
@@ -117,7 +122,7 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
         "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits. All "
         "samples together: the metric of the sites' test samples as one set, mean over splits; – where sites have "
         "models of their own."
-    )
+    ) + tested_note(view.study)
     return Table("Over sites", header, tuple(rows), note)
 
 
@@ -174,18 +179,64 @@ def raw(view: View) -> list[dict[str, Any]]:
 
 def splits_table(study: Study) -> Table:
     """A row a site: samples, the labels among them, and how many are tested on in each split."""
-    samples = study.samples
-    tests = np.array([split.tests for split in study.splits.each])
+    samples, held = study.samples, _held(study)
     labels = [] if samples.label is None else list(samples.labels)
     rows = []
     for k, name in enumerate(samples.sites):
         own = samples.owner == k
         counts = [] if samples.label is None else np.bincount(samples.label[own], minlength=len(labels)).tolist()
-        held = tests[:, own].sum(axis=1)
-        tested = str(held.max()) if study.leaves_out or np.ptp(held) == 0 else f"{held.min()} to {held.max()}"
-        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), tested))
+        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), _range(held[:, k])))
     header = ("Site", "Samples", *labels, "Tested in a split")
     return Table("Sites", header, tuple(rows))
+
+
+def tested_note(study: Study) -> str:
+    """Return a sentence on how many samples of each site are tested on, and which sites have one class among them.
+
+    Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
+    """
+    held, alone = _held(study), _one_class(study)
+    said = [
+        f"{name} {_range(held[:, k])}" + (f" (one class in {alone[k]} of {(held[:, k] > 0).sum()})" if alone[k] else "")
+        for k, name in enumerate(study.samples.sites)
+        if alone[k] or len(study.samples.sites) <= MOST_COUNTED
+    ]
+    if not said:
+        return ""
+    doubt = (
+        " Of one class, a model that always says it is right in all; means count each site alike." if any(alone) else ""
+    )
+    return f" Tested samples of a split: {', '.join(said)}.{doubt}"
+
+
+def _held(study: Study) -> np.ndarray:
+    """Return how many samples of each site each split tests on, (J, N)."""
+    sites = len(study.samples.sites)
+    return np.array([np.bincount(study.samples.owner[one.tests], minlength=sites) for one in study.splits.each])
+
+
+def _range(counts: np.ndarray) -> str:
+    """Return the numbers of tested samples of a site, (J,), as text; splits that leave it out do not count."""
+    some = counts[counts > 0]
+    low, high = (some.min(), some.max()) if len(some) else (0, 0)
+    return f"{high:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _one_class(study: Study) -> list[int]:
+    """Return in how many splits each site's tested samples are of one class, (N,); zeros for other tasks."""
+    samples, sites = study.samples, range(len(study.samples.sites))
+    if samples.label is None or samples.dataset.task != "classification":
+        return [0 for _ in sites]
+    of_sites = [[samples.label[one.tests & (samples.owner == k)] for one in study.splits.each] for k in sites]
+    return [sum(len(np.unique(labels)) == 1 for labels in each) for each in of_sites]
+
+
+def _few_units(study: Study) -> list[str]:
+    """Return the sites with fewer than `FEW_UNITS` patients, or samples, to resample, with their numbers."""
+    tested = np.any([split.tests for split in study.splits.each], axis=0)
+    group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
+    counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]
+    return [f"{name} ({n})" for name, n in zip(study.samples.sites, counts, strict=True) if n < FEW_UNITS]
 
 
 def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
@@ -208,8 +259,11 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
     note = (
         f"Mean over splits, and 95 % percentile interval over {view.study.asked.bootstrap:,} resamples of the {unit} "
         "that each site is tested on, with the models as they are: other test samples are in it, other training "
-        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference."
+        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference. "
+        f"[{ABSENT}]: all resamples have one value, which says nothing of other {unit}."
     ) + _unmeasured(view, metric)
+    if few := _few_units(view.study):
+        note += f" Fewer than {FEW_UNITS} {unit} are tested on at {', '.join(few)}: intervals there are too narrow."
     header = (*_header(view), f"{MEAN}, minus {reference.title}")
     return Table("Bootstrap over patients", header, tuple(rows), note)
 
@@ -235,10 +289,12 @@ def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[s
 
 
 def _ranged(mean: float | None, found: tuple[float, float] | None, metric: StudyMetric) -> str:
-    """Return a mean and its interval as text: ``0.81 [0.70, 0.90]``."""
+    """Return a mean and its interval as text: ``0.81 [0.70, 0.90]``; ``0.00 [–]`` if all resamples have one value."""
     if found is None or (mean is not None and not math.isfinite(mean)):
         return ABSENT
     form = _signed if mean is None else _plain
+    if mean is not None and found[0] == found[1]:
+        return f"{_plain(mean, metric)} [{ABSENT}]"
     ends = f"[{form(found[0], metric)},\u00a0{form(found[1], metric)}]"
     return ends if mean is None else f"{_plain(mean, metric)} {ends}"
 

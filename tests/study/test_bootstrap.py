@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -117,6 +118,29 @@ def test_auroc_of_many_samples_is_scikit_learns_in_little_memory():
     assert found[1:] == pytest.approx(wanted, abs=1e-12)
     output[0, 1] = torch.inf
     assert np.isnan(auroc(output, target)(times)).all()
+
+
+def test_intervals_that_say_nothing_are_marked(folder):
+    """A site of one class whose few samples are all right or all wrong; the table by site says that it is one."""
+    with h5py.File(folder / "sites.h5", "a") as file:
+        for part in ("train", "test"):
+            offsets = file[f"{part}/offsets"][:]
+            keep = np.r_[0 : offsets[2], offsets[2] : offsets[2] + 4]
+            y = file[f"{part}/y"][:][keep]
+            y[offsets[2] :] = 0
+            x = file[f"{part}/x"][:][keep]
+            x[offsets[2] :] = 0
+            for name, value in (("x", x), ("y", y), ("offsets", np.array([*offsets[:3], len(y)]))):
+                del file[f"{part}/{name}"]
+                file[f"{part}/{name}"] = value
+    recipe(folder, rounds=1, evaluate={"metrics": {}})
+    place = done(planned(folder, "fedavg", splits=2, baselines="none", fraction=0.4, bootstrap=100))
+    tested = "west 3 (one class in 2 of 2)"
+    assert tested in (place / "tables/accuracy-by-site.tex").read_text()
+    assert tested in (place / "tables/accuracy-over-sites.tex").read_text()
+    text = (place / "tables/accuracy-bootstrap-over-patients.tex").read_text()
+    assert re.search(r"& (0|100)\.0 \[--\] &", text)
+    assert "Fewer than 10 samples are tested on at west (" in text
 
 
 def test_too_few_resamples_are_refused(folder):
