@@ -14,6 +14,7 @@ there.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -45,6 +46,8 @@ EVENTS = "event 0 or 1, and a time of at least 0"
 LABELS_CHECKED_AT_OPEN = 10_000_000
 # More are treated as damage: counting or predicting classes allocates memory for all of them.
 MOST_CLASSES = 1 << 20
+COMPARED = 10_000
+"""Most clients' names that are searched for the one nearest to a wrong one."""
 
 
 def flaw_of_events(targets: np.ndarray) -> str:
@@ -218,7 +221,8 @@ class Federation:
         if text.isascii() and text.isdecimal() and int(text) < self.num_clients:
             return int(text)
         expected = f"a name of the federation, or a number below {self.num_clients}"
-        remedy = nearest(text, names) if names else ""
+        close = difflib.get_close_matches(text, names[:COMPARED], n=1)
+        remedy = f"did you mean {close[0]!r}?" if close else ""
         raise InputError(f"no client {text!r}", where=str(self.path), expected=expected, remedy=remedy)
 
     def close(self) -> None:

@@ -173,7 +173,7 @@ def test_what_cannot_be_replayed_is_named(world, folder):
     for round, client, told in (
         (7, 0, r"round: expected 1 to 6, which are recorded, got 7"),
         (1, absent, rf"client {absent} .* took no part in round 1: got a cohort of"),
-        (1, "nobody", r"no client 'nobody': expected a number below 5, or a name of the federation"),
+        (1, "nobody", r"no client 'nobody': expected a name of the federation, or a number below 5"),
     ):
         with pytest.raises(InputError, match=told):
             hpcfed.replay("run", round, client)

@@ -225,7 +225,7 @@ def test_it_goes_on_as_it_began(world, folder):
 @pytest.mark.parametrize(
     ("clients", "options", "expected"),
     [
-        (["nobody"], {}, "no client 'nobody': expected a number below 5, or a name"),
+        (["nobody"], {}, "no client 'nobody': expected a name of the federation, or a number below 5"),
         (["5"], {}, "no client '5'"),
         (["0", "1", "2", "3", "4"], {}, "at least one client left, got all 5 left out"),
         (["0", "1", "2"], {"cohorts": "redrawn"}, "at most the 2 clients left of small.h5, got 3"),
