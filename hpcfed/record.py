@@ -27,7 +27,7 @@ from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
-from hpcfed.ranks.cpu import cpu_model
+from hpcfed.ranks.cpu import cores, cpu_model
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
@@ -232,7 +232,7 @@ def environment(world: World, device: torch.device, reduction: str, bits: str = 
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),
         "versions": _versions(described["mpi"]),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(cores()),
     }
     everywhere = world.gather(here)
     kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}

@@ -146,12 +146,13 @@ def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence
 def _check_fits(ranks: Sequence[int]) -> None:
     """Refuse more ranks than this machine, or the nodes of this SLURM allocation, can sensibly hold."""
     from hpcfed.errors import InputError
-    from hpcfed.tools.bench.machine import cores
+    from hpcfed.ranks.cpu import cores
 
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    most = max(OVERSUBSCRIBED * cores(), LEAST) * (int(nodes) if nodes.isdigit() else 1)
+    here = len(cores())
+    most = max(OVERSUBSCRIBED * here, LEAST) * (int(nodes) if nodes.isdigit() else 1)
     if ranks and max(ranks) > most:
-        expected = f"at most {most} ranks on the {cores()} cores here"
+        expected = f"at most {most} ranks on the {here} cores here"
         remedy = "--slurm submits a job for each number of ranks, --predict computes"
         raise InputError("--ranks", expected=expected, got=str(max(ranks)), remedy=remedy)
 

@@ -14,7 +14,6 @@ there.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ import numpy as np
 from hpcfed.data.attributes import Attributes, text
 from hpcfed.data.heaps import heaps_are_sound
 from hpcfed.data.storage import Elsewhere, Storage, StoredRows, flaw, is_numbers, member
-from hpcfed.errors import EnvironmentFailure, InputError, nearest
+from hpcfed.errors import EnvironmentFailure, InputError, alike, nearest
 
 FORMAT = "hpcfed-federation"
 VERSION = 1
@@ -221,8 +220,7 @@ class Federation:
         if text.isascii() and text.isdecimal() and int(text) < self.num_clients:
             return int(text)
         expected = f"a name of the federation, or a number below {self.num_clients}"
-        close = difflib.get_close_matches(text, names[:COMPARED], n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else ""
+        remedy = alike(text, names[:COMPARED], cutoff=0.6)
         raise InputError(f"no client {text!r}", where=str(self.path), expected=expected, remedy=remedy)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
 from hpcfed.doctor.launch import LauncherJob, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.accelerators import VISIBLE, accelerator, build
+from hpcfed.ranks.cpu import cores
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot, visible_devices
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
         torch_build=build(),
         cpu=recorded["cpu"],
         instructions=recorded["per_rank"][world.rank]["instructions"],
-        cores=_cores(),
+        cores=cores(),
         host_cores=os.cpu_count() or 1,
         threads=_threads(),
         memory_bytes=memory.total,
@@ -190,12 +191,6 @@ def _gpu(device_slot: DeviceSlot) -> Gpu | None:
     device, visible = device_slot.device, visible_devices(device_slot.kind)
     kind = accelerator(device)
     return Gpu(kind.name(device), visible[device_slot.index], kind.total_bytes(device), len(visible))
-
-
-def _cores() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def _threads() -> dict[str, int]:
