@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from hpcfed.cli.array import array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.errors import InputError
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     "--fresh", is_flag=True, help="Start runs of another recipe or other code anew; the old ones are kept aside."
 )
 @click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
+@array_options
 def command(
     name: str | None,
     scale: str,
@@ -59,12 +62,15 @@ def command(
     retry: bool,
     fresh: bool,
     accept_code: bool,
+    array: int | None,
+    **job: Any,
 ) -> None:
     """Run the experiment NAME of a paper, and print the results beside the paper's: fedexp-table1, feddyn-figure8, or
     a file of your own like those in jobs/recipes.
 
     It prepares the data, does the missing runs, and draws the figures. After a stop or a kill the same command goes
-    on, and several jobs may share one experiment.
+    on, and several jobs may share one experiment. With --array the data are prepared here, and N SLURM jobs share the
+    runs, each of the size that the options listed after it set.
     """
     from hpcfed.reproduce.inputs import Places
 
@@ -75,6 +81,10 @@ def command(
     if name is None:
         raise click.UsageError("no NAME: --list shows all", click.get_current_context())
     wanted = _chosen(name, scale, cases, methods, seeds, places)
+    submits = is_asked_for(array, job)
+    if submits and (ranks is not None or table):
+        what = "--table" if table else "--ranks"
+        raise click.UsageError(f"{what} does not go with --array", click.get_current_context())
     if ranks is not None and not table:
         _start(ranks)
     from hpcfed.errors import InputError, Stopped
@@ -86,6 +96,19 @@ def command(
     session = ReproduceSession(connect(), places, scale, rounds, to_targets, methods, groups, redo)
     world = session.world
     present = world.on_root(lambda: session.available(wanted, prepared=table))
+    if submits:
+        own = Path(name).resolve() if name.endswith((".yaml", ".yml")) else name
+        raws = [raw.resolve()] if raw else []
+        words = ["reproduce", str(own), f"--scale={scale}", f"--output={places.output}"]
+        words += [
+            f"--{key}={word}"
+            for key, chosen in (("raw", raws), ("case", cases), ("method", methods))
+            for word in chosen
+        ]
+        counts = (("rounds", rounds), ("seeds", seeds), ("groups", groups))
+        words += [f"--{key}={count}" for key, count in counts if count is not None] + ["--to-targets"] * to_targets
+        world.on_root(lambda: _submit(session, present, words, array, job))
+        return
     left_out = []
     for experiment in present:
         if table:
@@ -179,6 +202,39 @@ def _start(ranks: int) -> None:
         place = words.index("--ranks")
         del words[place : place + 2]
     os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-m", "hpcfed", *words])
+
+
+class _Work(NamedTuple):
+    """What a job of an experiment needs: see `hpcfed.cli.submit.Work`."""
+
+    name: str
+    threads: int
+    device: str
+
+
+def _submit(
+    session: ReproduceSession,
+    present: Sequence[Experiment],
+    words: Sequence[str],
+    array: int | None,
+    job: Mapping[str, Any],
+) -> None:
+    """Submit an experiment as an array of jobs, its data prepared before."""
+    from hpcfed.errors import InputError
+
+    training = [experiment for experiment in present if experiment.trains]
+    if len(training) != 1:
+        names, what = ", ".join(one.name for one in training or present), f"--array: {words[1]}"
+        if not training:
+            raise InputError(f"{what} trains nothing", got=names, remedy="leave --array out")
+        raise InputError(what, expected="one experiment", got=names, remedy="submit one after another")
+    (experiment,) = training
+    parts = list(experiment.recipe_parts())
+    threads = max(int(part.get("threads", 1)) for part in parts)
+    device = next((str(part["device"]) for part in parts if "device" in part), "auto")
+    work = _Work(experiment.name, threads, device)
+    folder = session.folder(experiment)
+    submit_array(work, folder, lambda: session.plan(session.prepare(experiment)), words, array, session.redo, job)
 
 
 def _show(session: ReproduceSession, experiment: Experiment) -> None:

@@ -6,12 +6,9 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from hpcfed.config.recipe import Recipe
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIME = "Limit of each job, as sbatch takes it: 4:00:00, or 2-12 for days-hours."
@@ -30,6 +27,19 @@ JOB_OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Show the script and leave it at that."),
 )
 """Options of every command that submits a job, besides ``--time``."""
+
+
+class Work(Protocol):
+    """What a job needs of a recipe: its name, the cores of a rank, and the device."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
 
 
 def job_options(function: F) -> F:
@@ -83,7 +93,7 @@ def command(
 
 
 def submit_job(
-    recipe: Recipe,
+    work: Work,
     output: Path,
     words: Sequence[str],
     is_done: Callable[[], bool],
@@ -105,7 +115,7 @@ def submit_job(
     """Show the batch script of a command, and submit it unless it waits or runs already, or there is nothing to do.
 
     Args:
-        recipe: resolved; its name, threads and device are the job's.
+        work: a recipe, resolved, or what stands for several.
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it.
         is_done: whether there is nothing to do.
@@ -121,16 +131,16 @@ def submit_job(
     cluster = read_site(Path(site) if site else None)
     options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
     asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in {**cluster.options, **options})
-    if recipe.device not in ("auto", "cpu") and not asks_for_gpus:
-        what, remedy = f"device: {recipe.device}", "add --gpus-per-node"
+    if work.device not in ("auto", "cpu") and not asks_for_gpus:
+        what, remedy = f"device: {work.device}", "add --gpus-per-node"
         raise InputError(what, where=words[1], expected="GPUs", got="none", remedy=remedy)
     job = Job(
-        name=recipe.name,
+        name=work.name,
         output=output,
         words=words,
         nodes=nodes,
         ranks_per_node=ranks_per_node or gpus_per_node or 1,
-        threads=recipe.threads,
+        threads=work.threads,
         time=time,
         notice=notice,
         options=options,

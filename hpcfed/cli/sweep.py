@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.submit import TIME, job_options
+from hpcfed.cli.array import array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.sweep.plan import Plan
-    from hpcfed.sweep.run import Redo
     from hpcfed.sweep.select import Rule
 
 
@@ -35,9 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
-@click.option("--array", type=click.IntRange(1), metavar="N", help="Submit to SLURM as N jobs that share the runs.")
-@click.option("--time", help=TIME)
-@job_options
+@array_options
 def command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -78,33 +74,15 @@ def command(
     world = connect()
     plan, rule = world.on_root(plan_it)
     redo = Redo(retry, fresh, accept_code)
-    if array is not None or job["time"] is not None or job["dry_run"]:
+    if is_asked_for(array, job):
         own = [text for text in overrides if not text.startswith("output=")]
         words = ["sweep", str(Path(recipe).resolve()), *own, *(f"--grid={text}" for text in grids)]
         words += [f"--{name}={value}" for name, value in (("seeds", seeds), ("select", select)) if value is not None]
         words += [f"--groups={groups}"] * (groups is not None) + ["--parquet"] * parquet + [f"--output={plan.folder}"]
-        world.on_root(lambda: _submit(plan, words, array, redo, job))
+        world.on_root(lambda: submit_array(plan.units[0].recipe, plan.folder, lambda: plan, words, array, redo, job))
         return
     stopped = run_sweep(plan, world, groups, quiet=quiet, redo=redo)
     world.on_root(lambda: _report(plan, rule, stopped, parquet))
-
-
-def _submit(plan: Plan, words: Sequence[str], array: int | None, redo: Redo, job: Mapping[str, Any]) -> None:
-    """Submit the sweep as an array of jobs that share its folder."""
-    from hpcfed.cli.submit import submit_job
-    from hpcfed.errors import InputError
-    from hpcfed.sweep.claims import Claims
-    from hpcfed.sweep.run import prepare, stand
-
-    if array is None or job["time"] is None:
-        raise InputError("an array of jobs", expected="--array and --time", remedy="give both, or neither to run here")
-    claims = Claims(plan.folder, "submit")
-
-    def is_done() -> bool:
-        prepare(plan, claims, redo)
-        return all(one.decided for one in stand(plan, claims).values())
-
-    submit_job(plan.units[0].recipe, plan.folder, words, is_done, array=array, **job)
 
 
 def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None:

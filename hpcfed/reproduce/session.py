@@ -22,6 +22,7 @@ from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.sites import compare_sites
 from hpcfed.reproduce.table import make_table, markdown
 from hpcfed.sweep.claims import AGAIN, Claims
+from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import Redo, run_sweep, stand
 
 
@@ -116,13 +117,25 @@ class ReproduceSession:
         self.world.on_root(lambda: _check(layout))
         return stopped
 
+    def folder(self, experiment: Experiment) -> Path:
+        """Return the folder of an experiment's runs, tables and figures."""
+        return folder_of(experiment, self.scale, self.places)
+
+    def plan(self, experiment: Experiment) -> Plan:
+        """Return the runs of an experiment with prepared data, on rank 0 only.
+
+        Raises:
+            InputError: a recipe cannot be run.
+        """
+        return self._layout(experiment, self.methods).plan
+
     def show(self, experiment: Experiment) -> Shown:
         """Write the table and the figures into the experiment's folder, on rank 0 only.
 
         Raises:
             EnvironmentFailure: the disk refuses.
         """
-        folder, remark = folder_of(experiment, self.scale, self.places), ""
+        folder, remark = self.folder(experiment), ""
         if experiment.measure.kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
         elif experiment.measure.kind == "coefficients":

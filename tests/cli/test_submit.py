@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hpcfed.cli.reproduce import command as reproduce
 from hpcfed.cli.submit import command
 from hpcfed.errors import InputError
 from tests.launch import ROOT, launcher
@@ -85,6 +86,30 @@ def test_chained_jobs_do_not_requeue_themselves() -> None:
     assert "\nrequeue=no\n" in script
     assert "scancel" in script
     assert "scancel" not in shown()
+
+
+def test_an_experiment_is_submitted_as_an_array(folder: Path) -> None:
+    toy = (ROOT / "jobs" / "recipes" / "fedexp" / "toy.yaml").read_text()
+    (folder / "own.yaml").write_text(toy.replace("\nrecipe:\n", "\nrecipe:\n  threads: 2\n"))
+
+    def asked(name: str, *options: str, output: str = "out") -> str:
+        array = ["--array", "3", "--time", "4:00:00", "--dry-run", "--output", output]
+        done = CliRunner().invoke(reproduce, [name, *array, *options])
+        if done.exception is not None:
+            raise done.exception
+        return done.output
+
+    script = asked("own.yaml", "--method", "fedavg", "--seeds", "2", "--to-targets", "--gpus-per-node", "4")
+    assert {"array=1-3", "cpus-per-task=2", "ntasks-per-node=4"} <= set(directives(script))
+    assert f'output="{folder}/out/own-%A_%a.log"' in directives(script)
+    assert words(script)[-7:] == ["reproduce", f"{folder}/own.yaml", "--scale=full", f"--output={folder}/out",
+                                  "--method=fedavg", "--seeds=2", "--to-targets"]  # fmt: skip
+    assert not (folder / "out").exists()
+    assert words(asked("fedexp-figure2"))[-3] == "fedexp-figure2"
+    with pytest.raises(InputError, match="gel-figure3 trains nothing: got gel-coefficients; leave --array out"):
+        asked("gel-figure3")
+    with pytest.raises(InputError, match=r"fedexp-figure12: expected one experiment, got fedexp-\S+, fedexp-\S+"):
+        asked("fedexp-figure12")
 
 
 def test_the_name_is_not_for_the_taking() -> None:

@@ -69,6 +69,21 @@ def test_the_jobs_of_an_array_share_the_runs(cluster: Cluster, place: Path) -> N
     assert "6 runs, 6 done" in here.stdout
 
 
+def test_an_experiment_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
+    asked = (*HPCFED, "reproduce", "fedexp-figure2", "--rounds", "3", "--output", "out")
+    size = ("--array", "2", "--time", "5", "--notice", "10")
+    said = cluster.call(*asked, *size, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "out" / "data").is_dir()  # prepared before the jobs
+    for task in ("1", "2"):
+        assert cluster.wait(f"{number_of(said.stdout)}_{task}", JobState="COMPLETED")["ExitCode"] == "0:0"
+    assert all(len(claims) == 1 for claims in read_claims(tmp_path / "out" / "fedexp-toy" / "sweep").values())
+    table = (tmp_path / "out" / "fedexp-toy" / "table.md").read_text()
+    assert "not run" not in table
+    assert "3 of 20" in table
+    assert "fedexp-toy: finished already" in cluster.call(*asked, *size, cwd=tmp_path).stdout
+
+
 def test_the_ready_made_script(cluster: Cluster, place: Path, pmi: str) -> None:
     program = place / "bin" / "hpcfed"
     program.parent.mkdir()

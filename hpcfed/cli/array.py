@@ -1,0 +1,73 @@
+"""Arrays of SLURM jobs that share a sweep's runs: the options of the commands that submit one, and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcfed.cli.submit import TIME, F, job_options
+
+if TYPE_CHECKING:
+    from hpcfed.cli.submit import Work
+    from hpcfed.sweep.plan import Plan
+    from hpcfed.sweep.run import Redo
+
+ARRAY = click.option(
+    "--array", type=click.IntRange(1), metavar="N", help="Submit to SLURM as N jobs that share the runs."
+)
+
+
+def array_options(function: F) -> F:
+    """Give a command ``--array``, ``--time``, and the options of a job."""
+    return ARRAY(click.option("--time", help=TIME)(job_options(function)))
+
+
+def is_asked_for(array: int | None, job: Mapping[str, Any]) -> bool:
+    """Whether the options of `array_options` ask for jobs, and not for runs here.
+
+    Raises:
+        InputError: they are incomplete.
+    """
+    from hpcfed.errors import InputError
+
+    if array is None and job["time"] is None and not job["dry_run"]:
+        return False
+    if array is None or job["time"] is None:
+        raise InputError("an array of jobs", expected="--array and --time", remedy="give both, or neither to run here")
+    return True
+
+
+def submit_array(
+    work: Work,
+    folder: Path,
+    plan: Callable[[], Plan],
+    words: Sequence[str],
+    array: int | None,
+    redo: Redo,
+    job: Mapping[str, Any],
+) -> None:
+    """Submit an array of jobs that share the runs of a plan, on rank 0 only.
+
+    Args:
+        work: what a job needs.
+        folder: the folder that the command fills.
+        plan: returns the runs; not called where the script is only shown.
+        words: the command of every job, as ``hpcfed`` takes it.
+        array: number of jobs; `is_asked_for` has checked it.
+        redo: treatment of existing runs, now; the jobs go on.
+        job: the other options of the command line.
+    """
+    from hpcfed.cli.submit import submit_job
+    from hpcfed.sweep.claims import Claims
+    from hpcfed.sweep.run import prepare, stand
+
+    def is_done() -> bool:
+        planned = plan()
+        claims = Claims(planned.folder, "submit")
+        prepare(planned, claims, redo)
+        return all(one.decided for one in stand(planned, claims).values())
+
+    submit_job(work, folder, words, is_done, array=array, **job)
