@@ -86,7 +86,9 @@ def train(
                 world.on_root(lambda: folder.write("environment.json", facts))
                 for remark in _remarks(recipe, parts):
                     reporter.say(f"{recipe.name}: {remark}")
-                if done:
+                if done >= recipe.rounds:
+                    reporter.say(f"{recipe.name}: all {done} rounds are done; to measure anything else, raise rounds")
+                elif done:
                     reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
                 with (

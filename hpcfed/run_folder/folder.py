@@ -106,6 +106,9 @@ class RunFolder:
         if self.fresh or not self._has_rounds() or not references(recipe):
             return ""
         if not self.code.exists():
+            before = json.dumps(files.read_recipe(self.path))
+            if not any(reference in before for reference in references(recipe)):  # a metric that is new here
+                return ""
             return "hpcfed 0.1 kept no record of your code: whether it has changed is not known"
         changed = "" if self._goes_on() else self.code.changes(recipe)
         return f"starts again, without a checkpoint, with other code: {changed}" if changed else ""

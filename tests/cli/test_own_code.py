@@ -206,6 +206,22 @@ def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
     assert recorded(folder / "run")["since"] == 4
 
 
+def test_a_metric_that_is_new_to_a_finished_run_needs_more_rounds(folder, command):
+    write_recipe(folder)
+    command(["run", "recipe.yaml", "-q"], folder)
+    (folder / "late.py").write_text("def mine(z, y):\n    return float(len(y)), len(y)\n")
+    asked = ["run", "recipe.yaml", "evaluate.metrics={mine: 'late:mine'}"]
+    done = command(asked, folder)
+    assert done.returncode == 0, done.stderr
+    assert "rounds are done; to measure anything else, raise rounds" in done.stdout
+    assert "no record of your code" not in done.stdout  # it had none
+    more = command([*asked, "rounds=20"], folder)
+    assert "goes on after round" in more.stdout
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "mine" not in lines[0]
+    assert "mine" in lines[-1]
+
+
 def test_an_observers_own_module_may_change(folder, command):
     """Observers change no result: their code and their names do not count."""
     (folder / "diary.py").write_text("class Diary:\n    def end(self, status):\n        pass\n")
