@@ -78,6 +78,8 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
         _duration(costs.hours),
         f"{computed}: {costs.rounds} rounds{each} at most, without start and checkpoints",
     )
+    if costs.evaluation_hours:
+        yield "evaluations, of it", _duration(costs.evaluation_hours), f"{computed}: of test set, training set, clients"
     yield "core-hours", f"{costs.core_hours:.3g}", computed
     if costs.gpu_hours is None:
         yield "GPU-hours", "unknown", "not measured on a GPU: none is here, or the recipe says device: cpu"
@@ -93,6 +95,7 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
     yield "clients' states", decimal(costs.state_bytes), f"{computed}, over all ranks"
     yield "a checkpoint", decimal(costs.checkpoint_bytes), f"{computed}, at most"
     yield "checkpoints on disk", decimal(costs.checkpoints_bytes), f"{computed}, at most"
+    yield "record on disk", decimal(costs.record_bytes), f"{computed}, roughly"
 
 
 def _duration(hours: float) -> str:

@@ -35,6 +35,10 @@ ENOUGH = 5.0
 """Seconds after which no further round is measured."""
 DRAWN = 100
 """Rounds whose cohorts are drawn and placed."""
+FORWARD = 3
+"""A sample's time in a training step over that of its forward pass, where no test set says what this takes."""
+A_ROUND, A_LINE, A_NUMBER = 1000, 60, 20
+"""Bytes, roughly: a round's line without its cohort, a client's line in ``clients.csv``, a number more there."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,14 @@ class Estimate:
 
     Attributes:
         round_seconds: training, reduction and server step of the slowest rank, averaged over rounds.
-        hours: of all rounds with their evaluations, for all seeds.
+        hours: of all rounds with their evaluations, for all seeds; `evaluation_hours`: of these alone.
         gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
         imbalance: the slowest rank's work over the average.
         idle: how many ranks have nothing to train, in words; "" if none.
         reduced_bytes: of one round's Allreduce, on each rank.
         state_bytes: of clients' states after all possible participants have taken part.
         checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
+        record_bytes: of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
     """
 
     measured: StepTimes
@@ -77,6 +82,7 @@ class Estimate:
     imbalance: float
     idle: str
     hours: float
+    evaluation_hours: float
     core_hours: float
     gpu_hours: float | None
     host_bytes_per_rank: int
@@ -85,6 +91,7 @@ class Estimate:
     state_bytes: int
     checkpoint_bytes: int
     checkpoints_bytes: int
+    record_bytes: int
 
     @property
     def rounds_per_second(self) -> float:
@@ -133,8 +140,8 @@ def estimate(
     round_seconds = slowest * measured.sample_seconds + measured.server_seconds
     if ranks > 1:
         round_seconds += reduced / (1e9 * allreduce)
-    seconds = recipe.rounds * round_seconds + _evaluations(recipe, parts) * measured.evaluate_seconds / ranks
-    hours = seeds * seconds / 3600
+    evaluations = _evaluation_seconds(recipe, parts, measured) / ranks
+    hours = seeds * (recipe.rounds * round_seconds + evaluations) / 3600
     on_gpu = measured.device_bytes is not None
     states = (whole.most_participants if parts.method.local.stateful else 0) * state
     share = (states + _data_bytes(recipe, parts)) // ranks
@@ -147,6 +154,7 @@ def estimate(
         round_seconds=round_seconds,
         imbalance=slowest / average if average else 1.0,
         idle=whole.idle(ranks),
+        evaluation_hours=seeds * evaluations / 3600,
         hours=hours,
         core_hours=hours * ranks * recipe.threads,
         gpu_hours=hours * (gpus if gpus is not None else ranks) if on_gpu else None if gpus else 0.0,
@@ -158,6 +166,7 @@ def estimate(
         checkpoints_bytes=checkpoint * (recipe.checkpoint.most_kept(recipe.rounds) + 1)
         if recipe.checkpoint.every
         else 0,
+        record_bytes=seeds * _record_bytes(recipe, parts),
     )
 
 
@@ -212,13 +221,39 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
     return float(np.mean(slowest)), float(np.mean(average))
 
 
-def _evaluations(recipe: Recipe, parts: Parts) -> float:
-    """Return the number of evaluations in units of the test set's size, those of training sets included."""
-    every, train = recipe.evaluate.every, recipe.evaluate.train.every
-    tests = recipe.rounds / every if every else 0.0
-    if not train or not parts.federation.num_test:
-        return tests
-    return tests + recipe.rounds / train * float(parts.federation.sizes.sum()) / parts.federation.num_test
+def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
+    """Return the seconds of all evaluations on one rank: of the test set, of the training set, and of each client."""
+    section, federation = recipe.evaluate, parts.federation
+    tested, trained = federation.num_test, int(federation.sizes.sum())
+    a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD
+    total = recipe.rounds / section.every * measured.evaluate_seconds if section.every else 0.0
+    if section.train.every:
+        total += recipe.rounds / section.train.every * trained * a_sample
+    if section.clients.every:
+        own = tested if federation.test_offsets is not None else 0
+        each = len(section.clients.models) * (trained + own) * a_sample
+        if "fine-tuned" in section.clients.models and (tune := section.clients.fine_tune) is not None:
+            batch = trained / max(federation.num_clients, 1)
+            if recipe.local.batch_size != "full":
+                batch = min(batch, int(recipe.local.batch_size))
+            each += federation.num_clients * tune.steps * batch * measured.sample_seconds
+        total += recipe.rounds / section.clients.every * each
+    return total
+
+
+def _record_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Return the bytes of a run's record: a line a round, and a line for each client, model and split measured."""
+    federation, clients = parts.federation, recipe.evaluate.clients
+    digits = len(str(federation.num_clients))
+    drawn = np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist()
+    members = fmean(len(parts.cohorts.round(round).clients) for round in drawn)
+    total = recipe.rounds * (A_ROUND + members * (digits + 2))
+    if clients.every:
+        splits = 1 + (federation.test_offsets is not None)
+        lines = int(np.count_nonzero(federation.sizes)) * len(clients.models) * splits
+        a_line = A_LINE + digits + A_NUMBER * len(recipe.evaluate.metrics)
+        total += recipe.rounds / clients.every * lines * a_line
+    return int(total)
 
 
 def _data_bytes(recipe: Recipe, parts: Parts) -> int:

@@ -104,6 +104,21 @@ def test_a_checkpoint_is_no_larger(folder: Path, name: str) -> None:
     assert 0.5 * told["checkpoint_bytes"] < left <= told["checkpoint_bytes"] + headers
 
 
+def test_clients_that_are_evaluated_take_time_and_disk(folder: Path) -> None:
+    evaluate = {
+        "every": 1,
+        "clients": {"every": 2, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 3, "lr": 0.1}},
+    }
+    write_recipe(folder, rounds=40, evaluate=evaluate)
+    told, without = estimated(), estimated("evaluate.clients.every=0")
+    assert told["evaluation_hours"] > 1.5 * without["evaluation_hours"] > 0
+    hpcfed.run("recipe.yaml", quiet=True)
+    written = sum((folder / "run" / name).stat().st_size for name in ("metrics.jsonl", "clients.csv"))
+    assert 0.5 < told["record_bytes"] / written < 2
+    assert without["record_bytes"] < told["record_bytes"]
+    assert estimated("seeds=[1, 2]")["record_bytes"] == 2 * told["record_bytes"]
+
+
 def test_each_line_of_the_table_says_where_it_is_from() -> None:
     lines = call("--ranks", "2", "rounds=100000").output.splitlines()
     assert all(any(word in line for word in ("measured", "computed", "trained")) for line in lines)
