@@ -97,16 +97,7 @@ def command(
     world = session.world
     present = world.on_root(lambda: session.available(wanted, prepared=table))
     if submits:
-        own = Path(name).resolve() if name.endswith((".yaml", ".yml")) else name
-        raws = [raw.resolve()] if raw else []
-        words = ["reproduce", str(own), f"--scale={scale}", f"--output={places.output}"]
-        words += [
-            f"--{key}={word}"
-            for key, chosen in (("raw", raws), ("case", cases), ("method", methods))
-            for word in chosen
-        ]
-        counts = (("rounds", rounds), ("seeds", seeds), ("groups", groups))
-        words += [f"--{key}={count}" for key, count in counts if count is not None] + ["--to-targets"] * to_targets
+        words = _words(click.get_current_context().params)
         world.on_root(lambda: _submit(session, present, words, array, job))
         return
     left_out = []
@@ -202,6 +193,17 @@ def _start(ranks: int) -> None:
         place = words.index("--ranks")
         del words[place : place + 2]
     os.execv(launcher, [launcher, "-n", str(ranks), sys.executable, "-m", "hpcfed", *words])
+
+
+def _words(asked: Mapping[str, Any]) -> list[str]:
+    """Return the command of every job of an array, as ``hpcfed`` takes it, from this command's parameters."""
+    name, output = asked["name"], asked["output"].absolute()
+    own = name.endswith((".yaml", ".yml"))
+    words = ["reproduce", str(Path(name).resolve()) if own else name, f"--scale={asked['scale']}", f"--output={output}"]
+    words += [f"--raw={asked['raw'].resolve()}"] if asked["raw"] else []
+    words += [f"--{key}={word}" for key in ("case", "method") for word in asked[f"{key}s"]]
+    words += [f"--{key}={asked[key]}" for key in ("rounds", "seeds", "groups") if asked[key] is not None]
+    return words + ["--to-targets"] * asked["to_targets"]
 
 
 class _Work(NamedTuple):
