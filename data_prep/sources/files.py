@@ -87,6 +87,12 @@ class DataSource:
     origin: Origin
     seed: int = 0
 
+    @property
+    def options(self) -> list[str]:
+        """The names of `load`'s options."""
+        parameters = inspect.signature(self.load).parameters.values()
+        return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
     def takes(self, what: str) -> bool:
         """Tell whether `load` has a parameter of that name."""
         return what in inspect.signature(self.load).parameters

@@ -25,11 +25,6 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, cut, nearest
 
-# Options of sources; the others belong to partitions, except the number of clients, which belongs to both, and alpha,
-# which belongs to a source that takes one.
-OF_SOURCES = ("type", "gamma", "beta", "iid", "dimension", "classes", "normalization", "valid", "incomplete",
-              "first", "tiles", "task", "target", "client_column", "group", "categorical", "exclude",
-              "missing")  # fmt: skip
 NAMES = {"client_column": "client"}
 FEW = 8
 OWN = """\b
@@ -147,8 +142,11 @@ def command(
         raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
     seed = SOURCES[source].seed if seed is None else seed
     wanted = {key: value for key, value in options.items() if value is not None}
-    own = (*OF_SOURCES, "alpha") if SOURCES[source].takes("alpha") else OF_SOURCES
-    of_source = {key: wanted.pop(key) for key in own if key in wanted}
+    # The others are the partition's: the number of clients, and alpha where the source takes none, too.
+    of_sources = {key for one in SOURCES.values() for key in one.options} - {"clients", "partition"}
+    if not SOURCES[source].takes("alpha"):
+        of_sources.discard("alpha")
+    of_source = {key: wanted.pop(key) for key in sorted(of_sources) if key in wanted}
     with reading(raw or Path()):
         dataset = _load(source, raw, seed, clients, {**of_source, "partition": scheme})
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
