@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.samples import draw_samples, has_pictures, samples_height
 from hpcfed.data.sites import MOST_LABELS, MOST_SITES, Labels, site_names
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.console import short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
@@ -23,8 +23,6 @@ MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
 MAX_FIGURE_ROWS = 1000
 MOST_CELLS = 60
 """Most cells of the picture that show their number of samples."""
-MAX_NAME = 24
-"""Characters shown of a name."""
 LEVELS = (0.0, 0.05, 0.15, 0.35, 0.60)
 """Exclusive lower bounds of the shares of a client's samples shown by `SHADES`; a blank stands for no samples."""
 SHADES = "·░▒▓█"
@@ -37,20 +35,6 @@ def classes_for_share(counts: np.ndarray, share: float = 0.8) -> np.ndarray:
     """Return how many of each client's largest classes hold `share` of its samples, (N,) int64, from counts (N, K)."""
     held = np.cumsum(np.sort(counts, axis=1)[:, ::-1], axis=1)
     return np.minimum(1 + (held < share * held[:, -1:]).sum(axis=1), counts.shape[1])
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return names of at most `MAX_NAME` characters: longer ones lose their middle, and stay different.
-
-    Those that would be alike, or like a shorter name, end in their number in the list.
-    """
-    half = MAX_NAME // 2
-    cut = [name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[-half:]}" for name in names]
-    counts = Counter(cut)
-    return [
-        f"{name[: MAX_NAME - 2 - len(str(number))]}… {number}" if short != name and counts[short] > 1 else short
-        for number, (name, short) in enumerate(zip(names, cut, strict=True))
-    ]
 
 
 def text_heat_map(counts: np.ndarray, client_names: Sequence[str] = ()) -> list[Text]:

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.io.console import short_names
 from hpcfed.run_folder.progress import clock
 from hpcfed.run_folder.rounds import PHASES
 from hpcfed.watch.canvas import Series, chart
@@ -24,8 +25,8 @@ CELLS = {"round": 0, "accuracy": 0, "loss": 72, "η_g": 90, "per round": 72, "im
 SIDE_BY_SIDE = 100
 """Width from which two charts stand side by side."""
 CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("train_loss", "training loss"))
-MOST_SITES, MAX_NAME = 12, 20
-"""Most clients that are shown by name, and most characters of a name."""
+MOST_SITES = 12
+"""Most clients that are shown by name."""
 LOCAL = ("local_loss", "local training loss")
 
 
@@ -126,9 +127,9 @@ def _sites(run: Followed) -> Text | None:
     if clients is None or len(clients.names) > MOST_SITES:
         return None
     words = Text().append("clients  ", "dim")
-    for name, value in zip(clients.names, clients.main.tolist(), strict=True):
+    for name, value in zip(short_names(clients.names), clients.main.tolist(), strict=True):
         text = f"{100 * value:.1f} %" if clients.measure == "accuracy" else f"{value:.4g}"
-        words.append(f"{name[:MAX_NAME]} ").append(f"{text}  ", "bold")
+        words.append(f"{name} ").append(f"{text}  ", "bold")
     return words
 
 

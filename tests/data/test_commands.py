@@ -12,8 +12,8 @@ import pytest
 
 from data_prep.own import write_federation
 from hpcfed.data.federation import Federation
-from hpcfed.data.picture import short_names
 from hpcfed.data.samples import text_of
+from hpcfed.io.console import short_names
 from tests.data.raw import write_idx_folder
 from tests.launch import Completed
 
