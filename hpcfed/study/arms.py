@@ -87,8 +87,13 @@ def work_of(recipe: Recipe, sizes: np.ndarray) -> Work:
     """Return the work of a recipe on N sites with `sizes` training samples; epochs are those of a site of mean size.
 
     Raises:
-        InputError: the recipe has a schedule of cohorts, or a rule to stop early.
+        InputError: the recipe has a schedule of cohorts, leaves clients out, or has a rule to stop early.
     """
+    if recipe.cohort.without is not None:
+        remedy = (
+            "leave it out; --kind leave-one-site-out, or a federation file without the site, does that for every arm"
+        )
+        raise InputError("cohort.without in a study", expected="none: all sites train every arm", remedy=remedy)
     if recipe.cohort.schedule is not None:
         raise InputError(
             "cohort.schedule in a study", expected="a size or fraction of the sites", remedy="leave it out"
@@ -140,7 +145,13 @@ def make_arms(
 
 
 def recipe_of(
-    arm: Arm, recipe: Recipe, work: Work, shared: Content, clients: Sequence[int], run: Mapping[str, Any]
+    arm: Arm,
+    recipe: Recipe,
+    work: Work,
+    shared: Content,
+    clients: Sequence[int],
+    run: Mapping[str, Any],
+    weights: list[float] | None = None,
 ) -> Recipe:
     """Return an arm's recipe on one split.
 
@@ -151,6 +162,7 @@ def recipe_of(
         shared: the baselines' ``parameters``, none of them private.
         clients: the sites that are clients of the split's file, in their order.
         run: name, seed, data and output.
+        weights: of the classes, in place of ``balanced``, which are those of all sites; None for these.
 
     Raises:
         InputError: a key is unknown or out of range.
@@ -159,6 +171,8 @@ def recipe_of(
     of_all = arm.kind == FEDERATED
     own = _federated(content, len(clients)) if of_all else _plain(content, arm, work, shared, clients)
     content = {**own, **run}
+    if weights is not None and content["loss"].get("weights") == "balanced":
+        content["loss"] = {**content["loss"], "weights": weights}
     content["rounds"] = arm.rounds
     content["evaluate"] = _evaluate(content, arm, work)
     return load_recipe(content)

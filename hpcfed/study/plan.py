@@ -12,9 +12,10 @@ import numpy as np
 
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe, Seeds
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.setup import resolve
-from hpcfed.study.arms import PERSONALISED, Arm, Work, make_arms, recipe_of, shared_parameters, work_of
+from hpcfed.setup import build_loss, resolve
+from hpcfed.study.arms import PERSONALISED, TRAVELLING, Arm, Work, make_arms, recipe_of, shared_parameters, work_of
 from hpcfed.study.federations import files_of
 from hpcfed.study.measures import with_metrics
 from hpcfed.study.methods import Methods, parse_methods
@@ -97,6 +98,12 @@ class Study:
         found = [*self.methods.remarks, *self.samples.remarks, *self.splits.remarks]
         if self.leaves_out and PERSONALISED in self.baselines:
             found.append("personalised models are left out: a site that is left out has no training samples")
+        sites = len(self.trainers(0))
+        for arm in self.arms:
+            if arm.kind == TRAVELLING and arm.rounds < sites:
+                found.append(
+                    f"{arm.title}: visits {arm.rounds} of {sites} sites, since it has fewer rounds than there are sites"
+                )
         return found
 
     def trainers(self, split: int) -> list[int]:
@@ -178,10 +185,21 @@ class Study:
         if self.tuned is not None:
             arm = replace(arm, overrides=(*arm.overrides, *self.tuned.overrides(arm.key, split)))
         try:
-            recipe = resolve(recipe_of(arm, self.recipe, self.work, self.shared, trainers, run))
+            weights = None if arm.site is None else self._weights(arm.site, split)
+            recipe = resolve(recipe_of(arm, self.recipe, self.work, self.shared, trainers, run, weights))
         except InputError as error:
             raise InputError(str(error), where=arm.title) from None
         return Unit(self.run_name(arm, split, seed), point, str(seed.model), recipe)
+
+    def _weights(self, site: int, split: int) -> list[float] | None:
+        """Return n / (C · n_c) of a site's training samples, 1 for a class that it lacks; None without classes."""
+        samples = self.samples
+        if samples.label is None:
+            return None
+        labels = samples.label[self.splits.each[split].training & (samples.owner == site)]
+        count = max(2, samples.dataset.num_classes or 0)
+        found = np.bincount(labels, minlength=count)
+        return np.where(found, len(labels) / (count * np.maximum(found, 1)), 1.0).tolist()
 
 
 def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> Study:
@@ -211,6 +229,7 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
+    _check_loss(recipe)
     training = splits.each[0].training
     sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
     folder = asked.output or first.output.with_name(f"{first.output.name}-study")
@@ -227,3 +246,16 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         shared=shared_parameters(recipe),
         tuning=parse_tuning(asked.tune, methods.each),
     )
+
+
+def _check_loss(recipe: Recipe) -> None:
+    """Check that the loss and the metrics fit the federation's task and targets, before any file is written.
+
+    Raises:
+        InputError: they do not.
+    """
+    import torch
+
+    resolved = resolve(recipe)
+    with Federation.open(resolved.data) as federation:
+        build_loss(resolved, federation, getattr(torch, resolved.dtype), torch.device("cpu"))

@@ -173,6 +173,30 @@ def test_a_site_of_one_class_is_in_no_mean(folder):
     assert page.index("<h2>AUROC") < page.index("<h2>Accuracy")
 
 
+def test_a_site_alone_weighs_classes_by_its_own_samples(folder):
+    """`balanced` is of all sites in the other arms; a class that a site lacks has weight 1."""
+    with h5py.File(folder / "sites.h5", "a") as file:
+        file["train/y"][-20:] = 1
+        file["test/y"][-8:] = 1
+    recipe(folder, rounds=1, loss={"weights": "balanced"}, evaluate={})
+    study = planned(folder, "fedavg", splits=1, baselines="pooled,alone")
+    prepare(study, fresh=False)
+    weights = {unit.recipe.name: unit.recipe.loss.weights for unit in study.plan().units}
+    assert weights["fedavg"] == weights["pooled"] == "balanced"
+    with h5py.File(study.folder / "data/split-0.sites.h5") as file:
+        ends, y = file["train/offsets"][:], file["train/y"][:]
+    for k in (0, 1):
+        counts = np.bincount(y[ends[k] : ends[k + 1]])
+        np.testing.assert_allclose(weights[f"alone-{k}"], counts.sum() / (2 * counts), rtol=1e-12)
+    assert weights["alone-2"] == [1.0, 0.5]
+
+
+def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
+    recipe(folder, rounds=2)
+    (line,) = [line for line in planned(folder, "fedavg", baselines="travelling").remarks if "visits" in line]
+    assert line == "Travelling, 10 steps: visits 2 of 3 sites, since it has fewer rounds than there are sites"
+
+
 def test_private_parameters(folder):
     """Those of methods; the baselines share theirs."""
     recipe(folder, rounds=1, parameters={"private": ["*bias"]}, evaluate={})
@@ -255,6 +279,11 @@ def test_other_splits_are_refused_or_set_aside(folder):
         ({"kind": "k-fold", "splits": 40}, "site 'west' is too small"),
         ({"overrides": ["stop={patience: 3}"]}, "stop in a study"),
         ({"overrides": ["cohort={schedule: [[0]]}"]}, "cohort.schedule in a study"),
+        (
+            {"overrides": ["cohort.without=[west]"]},
+            "cohort.without in a study: expected none: all sites train every arm",
+        ),
+        ({"overrides": ["loss=squared"]}, "loss.name 'squared' does not fit a classification federation"),
     ],
 )
 def test_wrong_inputs(folder, options, message):
