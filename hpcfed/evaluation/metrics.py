@@ -3,7 +3,8 @@
 They take the gathered outputs and targets of n samples in the data set's order. Outputs are logits, as the losses take
 them. Scores for ranking are the logit, or with two outputs their difference: unlike probabilities they never saturate.
 
-    auroc, average-precision   of two classes; of more, one against the rest, unweighted mean over the classes
+    auroc, average-precision   of two classes, the second being the positive one; of more, one against the rest,
+                               unweighted mean over the classes
     f1-macro                   unweighted mean over the classes that are there or predicted
     balanced-accuracy          unweighted mean of the recall over the classes that are there
     calibration-error          Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the largest probability: Guo,
