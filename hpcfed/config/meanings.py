@@ -82,8 +82,9 @@ MEANINGS = {
         "`cohort-average`, `client-average`, or `step-average` of all iterates by η_g; `statistics: training` "
         "estimates its averaged running statistics anew on all training samples; `metrics: [auroc, "
         "f1-macro]` on the test set, the training sets and each client: `auroc`, `average-precision` (of two "
-        "classes, of the second), `f1-macro`, `balanced-accuracy`, `confusion-matrix`, `calibration-error`, `dice`, `mae`, `rmse`, "
-        '`r2`, `concordance`; and your own, `{top3: "module:function", brier: {whole: "module:function"}}`:'
+        "classes, of the second), `f1-macro`, `balanced-accuracy`, `confusion-matrix`, `calibration-error`, "
+        "`dice`, `mae`, `rmse`, `r2`, `concordance`; and your own, "
+        '`{top3: "module:function", brier: {whole: "module:function"}}`:'
         " functions (output, target) → (sum, count) of a batch, or → a number of all samples; recorded as "
         "`test_auroc`, `test_top3`"
     ),

@@ -175,6 +175,24 @@ class Study:
         points = tuple(Point((), ()) for _ in arms)
         return StudyPlan(self.folder.name, self.folder / SWEEP, (), points, tuple(units), len(self.splits.each))
 
+    def check(self) -> None:
+        """Check every arm on the federation's own file, before the splits' files are written.
+
+        Raises:
+            InputError: a recipe cannot be run; naming its arm.
+        """
+        import torch
+
+        trainers = self.trainers(0)
+        with Federation.open(self.recipe.data) as federation:
+            for arm in self.arms:
+                if arm.site is None or arm.site in trainers:
+                    recipe = self._unit(arm, 0, 0, self.seeds[0], trainers, self.recipe.data).recipe
+                    try:
+                        build_loss(recipe, federation, torch.float32, torch.device("cpu"))
+                    except InputError as error:
+                        raise InputError(str(error), where=arm.title) from None
+
     def _unit(self, arm: Arm, point: int, split: int, seed: Seeds, trainers: Sequence[int], data: Path) -> Unit:
         run = {
             "name": arm.key,
@@ -229,11 +247,10 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
-    _check_loss(recipe)
     training = splits.each[0].training
     sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
     folder = asked.output or first.output.with_name(f"{first.output.name}-study")
-    return Study(
+    study = Study(
         folder=Path(os.path.normpath(Path.cwd() / folder)),
         recipe=recipe,
         samples=samples,
@@ -246,16 +263,5 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         shared=shared_parameters(recipe),
         tuning=parse_tuning(asked.tune, methods.each),
     )
-
-
-def _check_loss(recipe: Recipe) -> None:
-    """Check that the loss and the metrics fit the federation's task and targets, before any file is written.
-
-    Raises:
-        InputError: they do not.
-    """
-    import torch
-
-    resolved = resolve(recipe)
-    with Federation.open(resolved.data) as federation:
-        build_loss(resolved, federation, getattr(torch, resolved.dtype), torch.device("cpu"))
+    study.check()
+    return study

@@ -283,7 +283,7 @@ def test_other_splits_are_refused_or_set_aside(folder):
             {"overrides": ["cohort.without=[west]"]},
             "cohort.without in a study: expected none: all sites train every arm",
         ),
-        ({"overrides": ["loss=squared"]}, "loss.name 'squared' does not fit a classification federation"),
+        ({"overrides": ["loss=squared"]}, "FedAvg: loss.name 'squared' does not fit a classification federation"),
     ],
 )
 def test_wrong_inputs(folder, options, message):
@@ -293,11 +293,9 @@ def test_wrong_inputs(folder, options, message):
 
 
 def test_a_wrong_key_names_its_method(folder):
-    """Before any run starts; and the command ends with one line and exit code 2."""
-    study = planned(folder, "fedavg,fedexp:epss=1", splits=2)
-    prepare(study, fresh=False)
+    """Before any file is written; and the command ends with one line and exit code 2."""
     with pytest.raises(InputError, match=r"FedExP \(epss 1\): .*unknown key 'algorithm.epss'"):
-        study.plan()
+        planned(folder, "fedavg,fedexp:epss=1", splits=2)
 
 
 def test_the_command_refuses_in_one_line(folder, command):
