@@ -98,8 +98,8 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or a sweep's
-    runs. A folder counts as a run as soon as it has a recipe.
+    """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or the runs of
+    a sweep, of a study or of a paper's experiment. A folder counts as a run as soon as it has a recipe.
 
     Raises InputError: it is missing, or the folder cannot be read.
     """
@@ -109,7 +109,8 @@ def run_folders(folder: Path) -> list[Path]:
             raise InputError(what, where=str(folder), remedy="name the output folder of a run")
         if (folder / RECIPE).exists() or (folder / RECORD).exists():
             return [folder]
-        place = folder / "runs" if (folder / SWEEP).is_file() else folder
+        sweeps = [place for place in (folder, folder / "sweep") if (place / SWEEP).is_file()]
+        place = sweeps[0] / "runs" if sweeps else folder
         inside = [run for child in _folders_in(place) for run in ([child] if _is_run(child) else _seeds_in(child))]
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(folder)) from error

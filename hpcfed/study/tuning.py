@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcfed.config.hints import section_of
+from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
 from hpcfed.study.methods import OF_ALL, MethodChoice
 from hpcfed.sweep.grid import Grid, Point, parse_grid, points
@@ -86,7 +88,8 @@ def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tunin
         if grid.key.startswith(OF_ALL):
             raise InputError(f"{grid.key!r} cannot be tuned", where=f"{OPTION} {text}", remedy="set it for all arms")
         if not colon and not grid.key.startswith(COMMON):
-            remedy = f"name its method: {OPTION} feddyn:alpha=0.1,1"
+            meant = [f"{section}{key}" for section in COMMON if key in _keys_of(section.rstrip("."))]
+            remedy = f"did you mean {meant[0]!r}?" if meant else f"name its method: {OPTION} feddyn:alpha=0.1,1"
             raise InputError(f"not every arm has {grid.key!r}", where=f"{OPTION} {text}", remedy=remedy)
         known = [method.key for method in methods if method.name == name]
         if colon and not known:
@@ -100,6 +103,12 @@ def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tunin
         return None
     examples = {method.key: method.examples for method in methods}
     return Tuning(tuple(common), {name: tuple(grids) for name, grids in own.items()}, examples)
+
+
+def _keys_of(name: str) -> list[str]:
+    """Return the keys of a recipe's section."""
+    section = section_of(Recipe.model_fields[name].annotation)
+    return [] if section is None else list(section.model_fields)
 
 
 @contextmanager

@@ -124,6 +124,7 @@ def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path)
     ]  # fmt: skip
     assert [run.name for run in waiting] == ["lr=0.3"]
     assert find_runs([tmp_path / "sweep" / "runs"])[0] == runs
+    assert find_runs([tmp_path])[0] == runs  # as a study and a paper's experiment have it
     with pytest.raises(InputError, match=r"lr=0\.3/metrics\.jsonl: no rounds yet"):
         read_runs(waiting)
 

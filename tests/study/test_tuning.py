@@ -78,6 +78,7 @@ def test_values_are_chosen_on_the_training_part_alone(folder, kind):
     [
         ("local.steps=1,2", "--tune local.steps=1,2: 'local.steps' cannot be tuned"),
         ("algorithm.alpha=1,2", "not every arm has 'algorithm.alpha'; name its method"),
+        ("lr=0.1,1", "not every arm has 'lr'; did you mean 'local.lr'?"),
         ("fedexq:eps=1,2", "no method 'fedexq' in the study; did you mean 'fedexp'?"),
         ("local.lr", "--tune local.lr: a grid: expected section.key=values"),
     ],
