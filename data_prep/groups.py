@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, counted, nearest
 
 
 def names_of(kept: Sequence[tuple[str, np.ndarray]], groups: Mapping[str, Any]) -> list[str]:
@@ -51,13 +51,17 @@ def numbered(*parts: Sequence[str]) -> Iterator[np.ndarray]:
 def described(owner: np.ndarray | None, group: np.ndarray, tests: np.ndarray) -> Iterator[str]:
     """Yield lines on the groups of training samples: their number, those of several clients, and those of tests."""
     sizes = np.bincount(group)
-    yield f"{np.count_nonzero(sizes):,} groups, the largest of {sizes.max():,} rows"
+    yield f"{counted(int(np.count_nonzero(sizes)), 'group')}, the largest of {counted(int(sizes.max()), 'row')}"
     if owner is not None:
         pairs = np.unique(np.stack([group, owner], axis=1), axis=0)
         if several := int((np.bincount(pairs[:, 0]) > 1).sum()):
-            yield f"{several:,} groups are of several clients; where each client numbers its own, make the names unique"
+            yield f"{_are(several)} of several clients; where each client numbers its own, make the names unique"
     if both := len(np.intersect1d(group, tests)):
-        yield f"{both:,} groups are in training and in test rows"
+        yield f"{_are(both)} in training and in test rows"
+
+
+def _are(number: int) -> str:
+    return f"{counted(number, 'group')} {'is' if number == 1 else 'are'}"
 
 
 def divide(

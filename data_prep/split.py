@@ -13,7 +13,7 @@ from data_prep.dataset import Dataset
 from data_prep.groups import divide
 from data_prep.partition._sizes import enough
 from data_prep.streams import stream
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, counted, nearest
 
 NATURAL = "natural"
 NUM_CLIENTS = 100
@@ -115,9 +115,8 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, left: dict[st
         raise InputError("no client has that many samples", expected=f"at least {least}", got=f"at most {sizes.max()}")
     if num_clients is not None and num_clients > len(fitting):
         rest = " that have so many samples" if least or least_test else ""
-        raise InputError(
-            "--clients", expected=f"at most the {len(fitting)} clients of {dataset.name}{rest}", got=str(num_clients)
-        )
+        expected = f"at most the {counted(len(fitting), 'client')} of {dataset.name}{rest}"
+        raise InputError("--clients", expected=expected, got=str(num_clients))
     chosen = fitting
     if num_clients is not None and num_clients < len(fitting):
         chosen = np.sort(stream(seed, "natural clients").choice(fitting, num_clients, replace=False))
@@ -215,7 +214,7 @@ def in_source_order(rows: np.ndarray | None) -> np.ndarray | None:
 def _check_sizes(owner: np.ndarray, num_clients: int, least: int) -> None:
     sizes = np.bincount(owner, minlength=num_clients)
     if sizes.min() < least:
-        expected = f"at least {least} samples a client"
+        expected = f"at least {counted(least, 'sample')} a client"
         raise InputError("min-samples", expected=expected, got=str(sizes.min()), remedy="ask for fewer clients")
 
 

@@ -49,6 +49,11 @@ def cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def counted(number: int, what: str) -> str:
+    """Return the number with its noun, in the singular or plural."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def shown(value: Any) -> str:
     """Return a value as text of at most 200 characters for a message; a large one is cut before it is converted."""
     writer = reprlib.Repr()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, counted, nearest
 
 SIZES = ("equal", "lognormal")
 SIGMA = 0.3
@@ -62,7 +62,7 @@ def enough(num_samples: int, num_clients: int, min_samples: int) -> None:
     """
     if num_clients * min_samples > num_samples:
         least = f" of at least {min_samples}" if min_samples > 1 else ""
-        got = f"{num_clients} clients{least} for {num_samples} samples"
+        got = f"{counted(num_clients, 'client')}{least} for {counted(num_samples, 'sample')}"
         raise InputError("more clients than samples", got=got, remedy="ask for fewer clients")
 
 

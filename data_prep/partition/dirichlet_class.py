@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from data_prep.partition._sizes import enough, positive
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 
 DRAWS = 1000
 
@@ -35,7 +35,7 @@ def assign(
             break
     else:
         raise InputError(
-            f"none of {DRAWS} draws gave each of {num_clients} clients {min_samples} samples",
+            f"none of {DRAWS} draws gave each of {counted(num_clients, 'client')} {counted(min_samples, 'sample')}",
             remedy="ask for a larger alpha, fewer clients, or a smaller min-samples",
         )
     owner = np.empty(len(labels), np.int64)

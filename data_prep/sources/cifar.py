@@ -30,7 +30,7 @@ from data_prep.sources.files import (
 from data_prep.sources.pickled import read_pickle
 from data_prep.spool import Spool
 from hpcfed.data.federation import Standardization
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, counted, nearest
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
@@ -202,7 +202,7 @@ def _any_binary(folder: Path, version: Version) -> tuple[list[Path], Reader]:
     train_stem, test_stem = (version.binary[i].split(".")[0].rstrip("_12345") for i in (0, -1))
     train, test = (sorted(folder.glob(f"{stem}*.bin")) for stem in (train_stem, test_stem))
     if not train or len(test) != 1:
-        expected, got = f"{train_stem}*.bin and one {test_stem}*.bin", f"{len(train)} and {len(test)} files"
+        expected, got = f"{train_stem}*.bin and one {test_stem}*.bin", f"{len(train)} and {counted(len(test), 'file')}"
         raise InputError("too little to read", where=str(folder), expected=expected, got=got)
     return train + test, _read_binary
 

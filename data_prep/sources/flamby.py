@@ -19,7 +19,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin, Published, damaged, examine, locate, reading
 from hpcfed.data.federation import Standardization
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, counted, nearest
 
 URL = "https://github.com/owkin/FLamby"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -122,7 +122,7 @@ def _site(path: Path) -> _Site:
     found, rows = [], []
     for number, row in enumerate(_rows(path)):
         if len(row) != len(COLUMNS):
-            what = f"row {number + 1} has {len(row)} columns, not {len(COLUMNS)}"
+            what = f"row {number + 1} has {counted(len(row), 'column')}, not {len(COLUMNS)}"
             raise damaged(path, what)
         cells = [row[place].strip() for place in kept]
         if MISSING not in cells:

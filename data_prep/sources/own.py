@@ -31,7 +31,7 @@ from data_prep.tables import labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import Asked
 from data_prep.tables.read import TABLES
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 
 TEST = "test"
 CHANNELS = (1, 3, 4)
@@ -280,7 +280,7 @@ def _source(files: Sequence[Path], root: Path) -> dict[str, Any]:
             digest.update(f"{file.relative_to(root)}\n".encode())
             while piece := opened.read(1 << 20):
                 digest.update(piece)
-    return {"files": [{"name": f"{len(files)} own files", "sha256": digest.hexdigest()}]}
+    return {"files": [{"name": counted(len(files), "own file"), "sha256": digest.hexdigest()}]}
 
 
 SOURCES = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.sources.files import reading, unreadable
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 GREY = ("1", "L", "LA")
@@ -61,8 +61,7 @@ def left_out(clients: Iterable[Path]) -> str:
         return ""
     kinds = sorted({"folders" if path.is_dir() else path.suffix.lower() or path.name for path in others})
     more = f" and {len(kinds) - FEW} more" if len(kinds) > FEW else ""
-    count = "1 file" if len(others) == 1 else f"{len(others):,} files"
-    return f"left out: {count}: {', '.join(kinds[:FEW])}{more}"
+    return f"left out: {counted(len(others), 'file')}: {', '.join(kinds[:FEW])}{more}"
 
 
 def check_alike(paths: Iterable[Path]) -> bool:

@@ -12,7 +12,7 @@ from data_prep.spool import Spool
 from data_prep.tables.columns import Asked, Roles
 from data_prep.tables.survey import Survey
 from hpcfed.data.content import rows_per_block
-from hpcfed.errors import InputError, alike
+from hpcfed.errors import InputError, alike, counted
 
 REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
 MOST_BYTES = 64 << 20
@@ -52,21 +52,21 @@ def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
 def described(found: Survey, missing: dict[str, int]) -> str:
     """Return the numbers of missing cells by column, of training rows and of test rows, as text."""
     if not found.test_rows:
-        return f"missing values: {listed(missing)} in {found.rows:,} rows"
+        return f"missing values: {listed(missing)} in {counted(found.rows, 'row')}"
     tests = {name: found.facts[name].missing_test for name in missing}
     training = {name: count - tests[name] for name, count in missing.items()}
-    test_rows, rows = found.test_rows, found.rows - found.test_rows
-    return f"missing values: {_some(training)} in {rows:,} training rows; {_some(tests)} in {test_rows:,} test rows"
+    rows, test_rows = counted(found.rows - found.test_rows, "training row"), counted(found.test_rows, "test row")
+    return f"missing values: {_some(training)} in {rows}; {_some(tests)} in {test_rows}"
 
 
-def _some(counted: dict[str, int]) -> str:
-    return listed({name: count for name, count in counted.items() if count}) or "none"
+def _some(numbers: dict[str, int]) -> str:
+    return listed({name: count for name, count in numbers.items() if count}) or "none"
 
 
-def listed(counted: dict[str, int]) -> str:
+def listed(numbers: dict[str, int]) -> str:
     """Return the first few names with their counts, as text."""
-    words = [f"{name} {count:,}" for name, count in list(counted.items())[:FEW]]
-    return ", ".join(words) + (f" and {len(counted) - FEW} more" if len(counted) > FEW else "")
+    words = [f"{name} {count:,}" for name, count in list(numbers.items())[:FEW]]
+    return ", ".join(words) + (f" and {len(numbers) - FEW} more" if len(numbers) > FEW else "")
 
 
 def refuse_emptied(dataset: Dataset, clients: Sequence[str] | None) -> None:
@@ -136,7 +136,9 @@ def _refuse_empty(dataset: Dataset) -> None:
     if len(empty):
         k = int(empty[0])
         name = str(k) if dataset.clients is None else dataset.clients[k]
-        raise InputError(f"client {name!r} has only missing values", got=f"{sizes[k]:,} rows", remedy="leave it out")
+        raise InputError(
+            f"client {name!r} has only missing values", got=counted(sizes[k], "row"), remedy="leave it out"
+        )
 
 
 def _typical(x: np.ndarray, rows: np.ndarray, how: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from data_prep.tables.columns import Asked, Roles, roles
 from data_prep.tables.images import depth
 from data_prep.tables.read import blocks, separator
 from data_prep.tables.survey import Feature, Survey, features, survey
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 
 Files = Sequence[Path]
 SEPARATOR_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -127,7 +127,7 @@ class TablePlan:
         if lost:
             named = "a label or a client" if self.asked.group is None else "a label, a client or a group"
             why = "" if self.asked.missing == missing.DROP else f" without {named}"
-            yield f"dropped {sum(lost.values()):,} rows{why}: {missing.listed(lost)}"
+            yield f"dropped {counted(sum(lost.values()), 'row')}{why}: {missing.listed(lost)}"
 
 
 def plan(paths: Files, asked: Asked, tests: Files = ()) -> TablePlan:

@@ -23,7 +23,7 @@ from data_prep.tables import standardize
 from data_prep.write import write
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
-from hpcfed.errors import InputError, cut, nearest
+from hpcfed.errors import InputError, counted, cut, nearest
 
 NAMES = {"client_column": "client"}
 FEW = 8
@@ -152,14 +152,13 @@ def command(
     num_test = 0 if dataset.test_x is None else len(dataset.test_x)
     shape = " × ".join(map(str, dataset.x.shape[1:]))
     tests = f", {num_test:,} in its test set" if num_test else ""
-    click.echo(f"read     {dataset.name}: {len(dataset.x):,} samples of {shape} {dataset.x.dtype}{tests}")
+    click.echo(f"read     {dataset.name}: {counted(len(dataset.x), 'sample')} of {shape} {dataset.x.dtype}{tests}")
     for remark in dataset.remarks:
         click.echo(f"         {cut(remark)}")
     done = split(dataset, scheme, clients, seed, wanted)
     if done.held is not None and num_test:
-        click.echo(
-            f"         its test set ({num_test:,} samples) is not used: --test-fraction takes another in its place"
-        )
+        unused = f"its test set ({counted(num_test, 'sample')}) is not used"
+        click.echo(f"         {unused}: --test-fraction takes another in its place")
     finished = finish(dataset, done, scale or standardize.NONE)
     for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
         click.echo(f"         {cut(remark)}")
@@ -168,7 +167,7 @@ def command(
     write(output, finished, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
         sizes = federation.sizes
-        spread = f"{sizes.min():,} to {sizes.max():,} samples, median {np.median(sizes):,.10g}"
+        spread = f"{sizes.min():,} to {counted(sizes.max(), 'sample')}, median {np.median(sizes):,.10g}"
         click.echo(f"split    {describe_partition(federation)}")
         click.echo(f"clients  {federation.num_clients:,} with {spread}")
         if empty := _named(federation, sizes == 0):
@@ -201,9 +200,9 @@ def _tests(federation: Federation) -> str:
     if not federation.num_test:
         return "no samples"
     if federation.test_offsets is None:
-        return f"{federation.num_test:,} samples for all clients"
+        return f"{counted(federation.num_test, 'sample')} for all clients"
     counts = np.diff(federation.test_offsets)
-    return f"{federation.num_test:,} samples, {counts.min():,} to {counts.max():,} a client"
+    return f"{counted(federation.num_test, 'sample')}, {counts.min():,} to {counts.max():,} a client"
 
 
 def _load(name: str, raw: Path | None, seed: int, clients: int | None, options: dict[str, Any]) -> Dataset:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.run_folder.identity import PLACES, identity
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
@@ -146,8 +146,3 @@ def _names(configurations: Sequence[Point]) -> list[str]:
 def _seed(recipe: Recipe) -> str:
     by_purpose = recipe.seed.model_dump()
     return str(recipe.seed.model) if len(set(by_purpose.values())) == 1 else json.dumps(by_purpose)
-
-
-def counted(number: int, what: str) -> str:
-    """Return the number with its noun, in the singular or plural."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

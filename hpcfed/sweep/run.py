@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.output import Output
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot
@@ -22,7 +22,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
 from hpcfed.sweep.claims import AGAIN, POLL, Claims, Standing
-from hpcfed.sweep.plan import Plan, Unit, counted
+from hpcfed.sweep.plan import Plan, Unit
 from hpcfed.user_code.modules import forget, outdated
 
 T = TypeVar("T")

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import EnvironmentFailure
+from hpcfed.errors import EnvironmentFailure, counted
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import open_file
 from hpcfed.ranks.world import World
 from hpcfed.setup import assemble
 from hpcfed.sweep.claims import Claims
-from hpcfed.sweep.plan import counted
 from hpcfed.sweep.report import Outcome
 from hpcfed.sweep.run import stand
 from hpcfed.sweep.select import Row

@@ -93,7 +93,7 @@ def test_six_sites_each_with_a_table_in_its_own_way(
         "a comma is the decimal point, as in berlin.csv",
         "missing values: bp 1, sex 1, outcome 1 in 11 rows; numbers are filled by the mean",
         "filled by the most frequent level of the training rows: sex=m\n",
-        "dropped 1 rows without a label or a client: davos 1",
+        "dropped 1 row without a label or a client: davos 1",
         "not scaled: age (45.8 ± 18.1), bp (125 ± 18.9); scale by --standardize",
         "without a sample to train on: espoo;",
         "no test set: runs measure no test loss or accuracy; name one 'test', or hold samples",
@@ -175,6 +175,23 @@ def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> Non
     ):
         assert part in said
     assert "clients  4 with 1 to 3" in prepare("sites --missing drop --min-samples 1")
+
+
+def test_one_of_a_kind_is_in_the_singular(prepare: Callable[..., str], tmp_path: Path) -> None:
+    write(tmp_path / "sites" / "a.csv", [("1", "2", "f", "1"), ("3", "2", "m", "2")])
+    write(tmp_path / "sites" / "b.csv", [("5", "2", "f", "1"), ("5", "2", "f", "")])
+    write(tmp_path / "sites" / "test.csv", [("", "2", "f", "1")])
+    said = prepare("sites --group bp --missing mean")
+    for part in (
+        "in 4 training rows; age 1 in 1 test row;",
+        "dropped 1 row without",
+        "1 group, the largest of 3 rows\n",
+        "1 group is of several clients; where",
+        "1 group is in training and in test rows\n",
+        "test     1 sample for all clients\n",
+    ):
+        assert part in said
+    assert "its test set (1 sample) is not used" in prepare("sites --missing mean --test-fraction 0.5")
 
 
 def test_classes_and_levels_that_lack_training_are_told(prepare: Callable[..., str], tmp_path: Path) -> None:
