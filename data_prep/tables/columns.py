@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,14 @@ from hpcfed.errors import InputError, alike, cut
 
 OBVIOUS = ("y", "target", "label", "class", "outcome")
 """Column names taken as the target without --target, if a table has exactly one of them."""
+_PERSON = "patient|subject|participant|person|proband|case|record"
+_NUMBERED = f"{_PERSON}|pat|pt|subj|usubj|study|sample|specimen|visit|row"
+IDENTIFIER = re.compile(
+    rf"(.* )?((p|u|uu|gu)?id|nr|mrn|({_NUMBERED}) ?(id|no|nr|num|number|index|code|key))"
+    rf"|id ({_NUMBERED})|{_PERSON}|index|unnamed \d+"
+)
+"""Names of columns that identify a row or its patient, as `is_identifier` spells them."""
+_CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 FEW = 6
 SIMILAR = 0.7
 """Similarity from which a column counts as misspelt rather than absent: 'patient' and 'time' have 0.55."""
@@ -77,6 +86,12 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
     if not features:
         raise InputError("no column is left for x", where=str(first), got=", ".join(names)[:80])
     return Roles(targets, asked.client, asked.group, features)
+
+
+def is_identifier(name: str) -> bool:
+    """Tell whether a column's name is an identifier's: ``MRN``, ``PatientID``, ``subject no.``, ``Unnamed: 0``."""
+    words = re.findall(r"[^\W_]+", _CAMEL.sub(" ", name))
+    return IDENTIFIER.fullmatch(" ".join(words).lower()) is not None
 
 
 def _column(wanted: str, names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.tables import cells, labels, missing
-from data_prep.tables.columns import Asked, Roles, roles
+from data_prep.tables.columns import Asked, Roles, is_identifier, roles
 from data_prep.tables.images import depth
 from data_prep.tables.read import blocks, separator
 from data_prep.tables.survey import Feature, Survey, features, survey
@@ -20,7 +19,6 @@ from hpcfed.errors import InputError, counted
 
 Files = Sequence[Path]
 SEPARATOR_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}
-IDENTIFIER = re.compile(r"(.*[_ .-])?(id|index|nr|uuid)|unnamed: \d+", re.IGNORECASE)
 FEW = 8
 
 
@@ -107,9 +105,8 @@ class TablePlan:
                     yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
         if pair := cells.alike(clients):
             yield f"clients {pair[0]!r} and {pair[1]!r} {cells.TWICE}"
-        ids = [name for name in self.names if IDENTIFIER.fullmatch(name)]
-        if ids and not self.image:
-            yield f"used as features, though their names are of identifiers: {', '.join(ids)}; see --exclude"
+        if said := self._identifiers():
+            yield said
         marks = {mark: path for path in paths if path.suffix.lower() != ".parquet" for mark in separator(path)}
         for mark in sorted(marks.keys() - {","}):
             yield f"cells are separated by {SEPARATOR_NAMES[mark]}, as in {marks[mark].name}"
@@ -120,6 +117,23 @@ class TablePlan:
             fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
             filled = f"; numbers are filled by the {self.asked.missing} of training rows" if fills else ""
             yield f"{missing.described(self.found, self.missing)}{filled}"
+
+    def _identifiers(self) -> str:
+        """Return a line on features whose names are of identifiers, such as a patient's number; "" for none."""
+        used = [feature for feature in self.features if feature.column not in self.asked.categorical]
+        ids = [feature for feature in used if is_identifier(feature.column)]
+        if self.image or not ids:
+            return ""
+        names = ", ".join(feature.column for feature in ids[:FEW]) + (
+            f" and {len(ids) - FEW} more" if ids[FEW:] else ""
+        )
+        said = f"used as features, though their names are of identifiers: {names}; leave them out by --exclude"
+        if self.asked.group is not None:
+            return said
+        said += ", or the patient's by --group"
+        if any(feature.levels or self.found.facts[feature.column].whole for feature in ids):
+            said += ", without which rows of one patient may come to both sides of a test split"
+        return said
 
     def dropped_rows(self) -> Iterator[str]:
         """Yield lines on how many rows each client lost."""

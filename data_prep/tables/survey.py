@@ -32,6 +32,7 @@ class ColumnFacts:
     Attributes:
         missing: number of missing cells, of which `missing_test` are in test sets; `absent` is the place of the first.
         number, word: whether any cell is a number; the place and text of the first that is not.
+        whole: whether all numbers are whole.
         levels: distinct cells as text, in columns of words or names.
         image: whether the column holds images.
         strange: type of a column that is neither numbers, text nor images; "" for these.
@@ -42,6 +43,7 @@ class ColumnFacts:
     missing_test: int = 0
     absent: str = ""
     number: bool = False
+    whole: bool = True
     word: tuple[str, str] | None = None
     levels: set[str] = field(default_factory=set)
     image: bool = False
@@ -146,7 +148,10 @@ def _feature(name: str, facts: ColumnFacts, asked: Asked, where: Path) -> Featur
     if chosen or facts.word:
         most = MOST_CHOSEN if chosen else MOST_LEVELS
         if len(facts.levels) > most:
-            remedy = f"{remedy}{'' if chosen else f', or let it be one-hot all the same by --categorical {name!r}'}"
+            if asked.group is None:
+                remedy += f", or by --group '{name}' if it names a row's patient, so that no test split divides one"
+            if not chosen:
+                remedy += f"; or let it be one-hot all the same by --categorical {name!r}"
             raise InputError(f"column {name!r} has more than {most} different words", where=str(where), remedy=remedy)
         names, codes = cells.names(facts.levels)
         return Feature(name, tuple(names), codes)
@@ -188,6 +193,7 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
             facts.levels.update(texts)
         return
     facts.number = True
+    facts.whole &= bool(((found == np.rint(found)) | np.isnan(found)).all())
     too_large = np.abs(found) > LARGEST
     if too_large.any() and not facts.infinite:
         facts.infinite = block.place(int(too_large.argmax()))

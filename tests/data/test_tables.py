@@ -23,6 +23,7 @@ from pyarrow import parquet
 import hpcfed
 from data_prep.sources import own
 from data_prep.tables import read
+from data_prep.tables.columns import is_identifier
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
@@ -253,7 +254,11 @@ def test_no_table_without_rows_is_blamed(tmp_path: Path) -> None:
         ({"a": [*CELLS, ("5", "x", "f", "a")]}, {}, "row 4: column 'bp': expected numbers, got 'x'.*--categorical"),
         ({"a": [*CELLS, ("5", "1e39", "f", "a")]}, {}, "a.csv: row 4: column 'bp': expected a finite float32 number"),
         ({"a": [("1", "", "f", "a")]}, {"missing": "drop"}, "column 'bp' has no value in any row; leave it out"),
-        ({"a": [("1", "2", f"p{k}", "a") for k in range(101)]}, {}, "'sex' has more than 100 different words"),
+        ({"a": [("1", "2", f"p{k}", "a") for k in range(101)]}, {}, "'sex' has more than 100 different words; "
+         "leave it out by --exclude 'sex', or by --group 'sex' if it names a row's patient, so that no test split "
+         "divides one; or let it be one-hot all the same by --categorical 'sex'"),
+        ({"a": [(f"{k}", "2", f"p{k}", "a") for k in range(101)]}, {"group": "age"},
+         "leave it out by --exclude 'sex'; or let it be one-hot"),
         ({"a": [("1", "2", "f", f"{k}.5") for k in range(30)]}, {}, "30 different fractions; use --task regression"),
         ({"a": CELLS}, {"task": "regression"}, "a.csv: row 2: target 'outcome': expected finite numbers, got a"),
         ({"a": [("1", "2", "f", " ")]}, {"missing": "mean"}, "target 'outcome' has no value in any row"),
@@ -307,6 +312,44 @@ def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> 
     assert "clients 'Site 1' and 'site 1' look like one" in " ".join(own.load(tmp_path).remarks)
 
 
+IDENTIFIERS = (
+    "id ID patient Subject MRN case person record pid ptid USUBJID PatientID patientid caseId patient_no study_no "
+    "index hospital_id row.uuid Fall_nr id_patient SubjectNo"
+)
+OTHERS = (
+    "age_at_index bmi_index covid lipid uric_acid patient_age case_control person_years smoker_no number pt visits "
+    "grid PaidAmount num_patients ca thal"
+)
+
+
+def test_columns_by_names_of_identifiers() -> None:
+    ids = {*IDENTIFIERS.split(), "subject number", "Patient No.", "Pat.-Nr.", "Unnamed: 0"}
+    assert {name for name in (*ids, *OTHERS.split()) if is_identifier(name)} == ids
+
+
+def test_a_patient_is_no_feature_unnoticed(tmp_path: Path) -> None:
+    rows = [("7", "2", "f", "1"), ("7", "1", "m", "2"), ("8", "3", "f", "1")]
+    write(tmp_path / "a.csv", rows)
+    path = tmp_path / "b.csv"
+    path.write_text((tmp_path / "a.csv").read_text().replace("age", "PatientID").replace("sex", "case"))
+    (tmp_path / "a.csv").unlink()
+
+    def remark(**options: str) -> str:
+        return " ".join(line for line in own.load(tmp_path, **options).remarks if "identifiers" in line)
+
+    both_sides = (
+        ", or the patient's by --group, without which rows of one patient may come to both sides of a test split"
+    )
+    used = "used as features, though their names are of identifiers"
+    assert remark() == f"{used}: PatientID, case; leave them out by --exclude{both_sides}"
+    assert remark(exclude="PatientID") == f"{used}: case; leave them out by --exclude{both_sides}"
+    assert remark(exclude="PatientID", categorical="case") == ""
+    assert remark(group="PatientID") == f"{used}: case; leave them out by --exclude"
+    assert own.load(tmp_path, group="PatientID").features == ["bp", "case=f", "case=m"]
+    path.write_text(path.read_text().replace("\n7,", "\n7.5,"))
+    assert remark(exclude="case") == f"{used}: PatientID; leave them out by --exclude, or the patient's by --group"
+
+
 @pytest.mark.parametrize(
     ("labels", "names", "numbers"),
     [
@@ -324,7 +367,7 @@ def test_labels_by_what_they_are(
     write(tmp_path / "a.csv", [("1", "2", "3", label) for label in labels])
     (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("bp", "patient_id"))
     dataset = own.load(tmp_path)
-    assert any("of identifiers: patient_id; see --exclude" in remark for remark in dataset.remarks)
+    assert any("of identifiers: patient_id; leave them out by --exclude" in remark for remark in dataset.remarks)
     assert dataset.source.get("classes") == names
     assert dataset.y.tolist() == numbers
     assert dataset.num_classes == len(set(numbers))
