@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ class Dataset:
             None without any.
         group, test_group: (n,) and (num_test,) int64, the group of each sample, such as its patient; None without.
         statistics: means and deviations (N, C) by which each client's x has been scaled; None if unscaled.
-        emptied: clients that have no sample because all their rows were dropped for a missing value.
+        emptied: clients that have no sample because all their rows were dropped for a missing value → whether a row has
+            a label.
         remarks: lines for the user, such as the verdict on checksums.
     """
 
@@ -65,7 +66,7 @@ class Dataset:
     group: np.ndarray | None = None
     test_group: np.ndarray | None = None
     statistics: tuple[np.ndarray, np.ndarray] | None = None
-    emptied: tuple[str, ...] = ()
+    emptied: Mapping[str, bool] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     def without_samples(self) -> list[str]:

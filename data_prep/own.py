@@ -130,7 +130,8 @@ def gather(
     if not len(x):
         raise InputError(f"{name}: no client has a sample", remedy="give at least one")
     sizes = np.bincount(owner, minlength=len(names))
-    empty = (one for one, size in zip(names, sizes.tolist(), strict=True) if not size)
+    empty = [one for one, size in zip(names, sizes.tolist(), strict=True) if not size]
+    places = {one: f"client {one!r}" for one in empty}
     test_x = test_y = test_owner = None
     tested: Kept = []
     largest = samples.largest
@@ -173,7 +174,7 @@ def gather(
         test_owner=test_owner,
         clients=names,
         vocabulary=vocabulary,
-        emptied=tuple(one for one in empty if samples.dropped[f"client {one!r}"]),
+        emptied={one: places[one] in samples.labelled for one in empty if samples.dropped[places[one]]},
         remarks=remarks,
         fill=missing if absent == "keep" and x.dtype.kind == "f" else "",
         group=group,

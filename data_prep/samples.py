@@ -40,6 +40,7 @@ class Samples:
         self._y: Spool | None = None
         self.count, self.largest = 0, -1
         self.dropped: Counter[str] = Counter()
+        self.labelled: set[str] = set()
         if like is not None and like._x is not None and like._y is not None:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
@@ -54,8 +55,9 @@ class Samples:
             if len(x) != len(y):
                 raise InputError(f"{name}: x and y differ in length", got=f"{len(x)} and {len(y)}")
             first, start = start, start + len(x)
-            kept.append(self._present(x, y))
+            kept.append(_without_nan(x) & _without_nan(y) if self._missing == "drop" else np.ones(len(x), bool))
             if not kept[-1].all():
+                self.labelled.update((name,) if _without_nan(y).any() else ())
                 self.dropped[name] += int((~kept[-1]).sum())
                 x, y = x[kept[-1]], y[kept[-1]]
             if not len(x):
@@ -74,13 +76,6 @@ class Samples:
         if self._x is None or self._y is None:
             return np.empty((0,)), np.empty((0,), np.int64)
         return self._x.finish(), self._y.finish()
-
-    def _present(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return which samples are not to be dropped for a NaN in x or y, (n,) bool."""
-        parts = [part.reshape(len(part), -1) for part in (x, y) if part.dtype.kind == "f" and len(part)]
-        if self._missing != "drop" or not parts:
-            return np.ones(len(x), bool)
-        return ~np.any([np.isnan(part).any(axis=1) for part in parts], axis=0)
 
     def _features(self, name: str, x: np.ndarray, first: int) -> np.ndarray:
         if x.dtype.kind not in "biuf":
@@ -157,6 +152,13 @@ def _stacked(name: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         return np.stack([np.asarray(part) for part in x]), np.stack([np.asarray(part) for part in y])
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
+
+
+def _without_nan(part: np.ndarray) -> np.ndarray:
+    """Return which rows of x or y have no NaN, (n,) bool."""
+    if part.dtype.kind != "f" or not len(part):
+        return np.ones(len(part), bool)
+    return ~np.isnan(part.reshape(len(part), -1)).any(axis=1)
 
 
 def _check_events(what: str, y: np.ndarray) -> None:

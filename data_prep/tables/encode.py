@@ -19,8 +19,10 @@ def groups(plan: TablePlan, block: Block, kept: np.ndarray) -> np.ndarray | None
     return None if plan.asked.group is None else _codes(plan.asked.group, block, plan.groups)[kept]
 
 
-def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return x (m, p) float32 or images, y (m,) or (m, targets), and the numbers of the rows kept, (m,).
+
+    The last array, (rows,) bool, is True for rows that are kept or lack features alone.
 
     Raises:
         InputError: a cell has changed since the first pass over the file, or an image is damaged.
@@ -30,18 +32,19 @@ def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.n
     for name in (plan.asked.client, plan.asked.group):
         if name is not None:
             keep &= np.asarray(block.columns[name].is_valid())
+    labelled = keep
     if plan.image:
-        keep &= np.asarray(block.columns[plan.features[0].column].is_valid())
+        keep = labelled & np.asarray(block.columns[plan.features[0].column].is_valid())
         kept = np.flatnonzero(keep)
         x = pixels(block, plan.features[0].column, kept, plan.deep)
     else:
         x = np.concatenate([_feature(feature, block) for feature in plan.features], axis=1)
         if plan.asked.missing == missing.DROP:
-            keep &= ~np.isnan(x).any(axis=1)
+            keep = labelled & ~np.isnan(x).any(axis=1)
         kept = np.flatnonzero(keep)
         x = x[kept]
     y = y[kept]
-    return x, y.astype(np.int64) if plan.classes is not None else y, kept
+    return x, y.astype(np.int64) if plan.classes is not None else y, kept, labelled
 
 
 def _feature(feature: Feature, block: Block) -> np.ndarray:

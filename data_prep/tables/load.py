@@ -93,7 +93,7 @@ def load(
         fill=dataset.fill if plan.missing else "",
         group=group,
         test_group=test_group if of_tests else None,
-        emptied=tuple(one for one in dataset.without_samples() if plan.dropped[one]),
+        emptied={one: one in plan.labelled for one in dataset.without_samples() if plan.dropped[one]},
         remarks=(
             *plan.remarks(paths, plan.clients or clients),
             *plan.dropped_rows(),
@@ -113,8 +113,9 @@ def _of(
     """Yield the samples of some files; append their groups to `of_rows` and their row numbers to `rows`."""
     for path in files:
         for block in blocks(path):
-            x, y, kept = samples(plan, block)
+            x, y, kept, labelled = samples(plan, block)
             plan.dropped[part] += len(block) - len(kept)
+            plan.labelled.update((part,) if labelled.any() else ())
             if (group := groups(plan, block, kept)) is not None:
                 of_rows.append(group)
             if rows is not None:
@@ -128,7 +129,8 @@ def _by_client(
     """Yield the samples of a block, client by client; append as `_of`."""
     assert plan.asked.client is not None
     names, codes = cells.distinct(block.columns[plan.asked.client])
-    x, y, kept = samples(plan, block)
+    x, y, kept, labelled = samples(plan, block)
+    plan.labelled.update(names[code] for code in np.unique(codes[labelled]).tolist())
     whole = np.bincount(codes[codes >= 0], minlength=len(names))
     left = np.bincount(codes[kept], minlength=len(names))
     plan.dropped.update({name: int(n) for name, n in zip(names, whole - left, strict=True) if n})

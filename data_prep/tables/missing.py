@@ -12,6 +12,7 @@ from data_prep.spool import Spool
 from data_prep.tables.columns import Asked, Roles
 from data_prep.tables.survey import Survey
 from hpcfed.data.content import rows_per_block
+from hpcfed.data.federation import OF_NUMBERS
 from hpcfed.errors import InputError, alike, counted
 
 REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
@@ -75,10 +76,14 @@ def refuse_emptied(dataset: Dataset, clients: Sequence[str] | None) -> None:
     Raises:
         InputError: naming the client.
     """
-    for name in dataset.emptied:
+    for name, labelled in dataset.emptied.items():
         if name in (clients or ()):
-            remedy = "leave it out by --min-samples 1, or fill by --missing mean or median"
-            raise InputError(f"client {name!r}: every row lacks a value", got="no row to train on", remedy=remedy)
+            label = "target" if dataset.task in OF_NUMBERS else "label"
+            lack = "every row lacks a value" if labelled else f"no row has a {label}"
+            lack += "" if labelled or dataset.group is None else " and a group"
+            fill = ", or fill by --missing mean or median" if labelled and dataset.x.ndim == 2 else ""
+            remedy = f"leave it out by --min-samples 1{fill}"
+            raise InputError(f"client {name!r}: {lack}", got="no row to train on", remedy=remedy)
 
 
 def fill(dataset: Dataset, training: np.ndarray) -> Dataset:

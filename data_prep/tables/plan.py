@@ -32,6 +32,7 @@ class TablePlan:
         missing: column → number of missing cells.
         deep: whether images have more than 8 bits.
         dropped: client or test set → rows dropped so far.
+        labelled: clients that have a row so far that lacks neither label, client nor group.
     """
 
     asked: Asked
@@ -44,6 +45,7 @@ class TablePlan:
     missing: dict[str, int]
     deep: bool
     dropped: Counter[str] = field(default_factory=Counter)
+    labelled: set[str] = field(default_factory=set)
 
     @property
     def image(self) -> bool:

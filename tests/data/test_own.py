@@ -440,6 +440,39 @@ def test_a_client_of_missing_values_and_data_of_one_class_are_refused(tmp_path: 
         own.load(raw, task="survival", target="died,age")
 
 
+def test_a_client_without_labels_is_not_told_to_fill_them(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "east.csv").write_text("age,who,y\n1,p,a\n2,q,b\n")
+    fill = "; leave it out by --min-samples 1, or fill by --missing mean or median$"
+
+    def refused(message: str, path: Path, **options: str) -> None:
+        dataset = own.load(path, **options)
+        with pytest.raises(InputError, match=message):
+            finish(dataset, split(dataset, None, None, 0, {}), "none")
+
+    alone = "no row to train on; leave it out by --min-samples 1$"
+    (raw / "west.csv").write_text("age,who,y\n,p,\n7,q,\n")
+    for missing in ("median", "drop"):
+        refused(f"client 'west': no row has a label: got {alone}", raw, missing=missing)
+        refused(f"client 'west': no row has a label and a group: got {alone}", raw, missing=missing, group="who")
+    (raw / "west.csv").write_text("age,who,y\n7,q,\n,p,a\n")
+    refused(f"client 'west': every row lacks a value: got no row to train on{fill}", raw, missing="drop")
+    for cells, message in (
+        ("7,,w", f"no row has a label: got {alone}"),
+        (",a,w", f"every row lacks a value: .*{fill}"),
+    ):
+        (tmp_path / "all.csv").write_text(f"age,y,site\n1,a,e\n2,b,e\n{cells}\n")
+        refused(f"client 'w': {message}", tmp_path / "all.csv", client_column="site", missing="drop")
+    nan = float("nan")
+    arrays = tmp_path / "arrays"
+    arrays.mkdir()
+    np.savez(arrays / "a.npz", x=np.ones((2, 1)), y=np.array([0.5, 1.5]))
+    for x, y, message in ((1.0, nan, f"no row has a target: got {alone}"), (nan, 1.0, f"every row lacks a .*{fill}")):
+        np.savez(arrays / "b.npz", x=np.full((2, 1), x), y=np.full(2, y))
+        refused(f"client 'b': {message}", arrays, task="regression", missing="drop")
+
+
 def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
     x = np.ones((2, 3))
     for y, says in (([[1, 4], [0, -1]], "got time -1"), ([[2, 4], [0, 1]], "got event 2"), ([[1], [0]], "shape")):
