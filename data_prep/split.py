@@ -19,6 +19,7 @@ NATURAL = "natural"
 NUM_CLIENTS = 100
 NATURAL_OPTIONS = ("min_samples", "crop", "test_crop", "deal", "shuffle")
 NOBODY = -1
+FEW = 10
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,13 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, left: dict[st
     refuse(left, f"{dataset.name}, which comes split")
     if "test_crop" in rule and dataset.test_owner is None:
         raise InputError("--test-crop", expected="clients with test samples of their own", got="none")
-    total = len(dataset.clients or ()) or int(dataset.owner.max(initial=-1)) + 1
-    sizes = np.bincount(dataset.owner, minlength=total)
-    tests = np.bincount(dataset.test_owner, minlength=total) if dataset.test_owner is not None else sizes
-    least, least_test = max(rule.get("min_samples", 0), rule.get("crop", 0)), rule.get("test_crop", 0)
-    fitting = np.flatnonzero((sizes >= least) & (tests >= least_test))
+    sizes, tests, fits = _fitting(dataset, rule)
+    total, fitting = len(sizes), np.flatnonzero(fits)
     if not len(fitting):
+        least = max(rule.get("min_samples", 0), rule.get("crop", 0))
         raise InputError("no client has that many samples", expected=f"at least {least}", got=f"at most {sizes.max()}")
     if num_clients is not None and num_clients > len(fitting):
-        rest = " that have so many samples" if least or least_test else ""
+        rest = " that have so many samples" if rule.keys() & {"min_samples", "crop", "test_crop"} else ""
         expected = f"at most the {counted(len(fitting), 'client')} of {dataset.name}{rest}"
         raise InputError("--clients", expected=expected, got=str(num_clients))
     chosen = fitting
@@ -142,6 +141,29 @@ def _natural(dataset: Dataset, num_clients: int | None, seed: int, left: dict[st
     names = None if "shuffle" in rule else dataset.clients
     named = None if names is None else [names[k] for k in chosen.tolist()]
     return Split(owner, len(chosen), partition, named, test_owner=test_owner)
+
+
+def _fitting(dataset: Dataset, rule: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the source's clients' numbers of training and of test samples, and which have as many as asked, (N,)."""
+    assert dataset.owner is not None
+    total = len(dataset.clients or ()) or int(dataset.owner.max(initial=-1)) + 1
+    sizes = np.bincount(dataset.owner, minlength=total)
+    tests = np.bincount(dataset.test_owner, minlength=total) if dataset.test_owner is not None else sizes
+    least = max(rule.get("min_samples", 0), rule.get("crop", 0))
+    return sizes, tests, (sizes >= least) & (tests >= rule.get("test_crop", 0))
+
+
+def left_out(dataset: Dataset, done: Split) -> str:
+    """Return the names and sizes of the source's clients that have too few samples; "" for none."""
+    if dataset.owner is None or done.partition["scheme"] != NATURAL:
+        return ""
+    sizes, _, fits = _fitting(dataset, done.partition)
+    found = np.flatnonzero(~fits).tolist()
+    names = dataset.clients or [f"client {k}" for k in range(len(sizes))]
+    counts = [counted(int(sizes[k]), "sample") if k == found[0] else f"{sizes[k]:,}" for k in found[:FEW]]
+    words = [f"{names[k]} ({count})" for k, count in zip(found, counts, strict=False)]
+    more = f" and {len(found) - FEW:,} more" if len(found) > FEW else ""
+    return ", ".join(words) + more
 
 
 def _shuffled(owner: np.ndarray, rng: np.random.Generator, order: np.ndarray | None = None) -> np.ndarray:

@@ -119,7 +119,7 @@ def test_breast_cancer_is_flambys(tcga: Path, tmp_path: Path) -> None:
     ("file", "old", "new", "says"),
     [
         ("fed_heart_disease/processed.va.data", "", None, "missing processed.va.data"),
-        ("fed_heart_disease/processed.va.data", ",", ";", "row 1 has 1 columns, not 14"),
+        ("fed_heart_disease/processed.va.data", ",", ";", "row 1 has 1 column, not 14"),
         ("fed_heart_disease/processed.va.data", "?", "none", "row 1: 'none' is no number"),
     ],
 )

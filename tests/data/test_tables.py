@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -175,7 +176,31 @@ def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> Non
         "without a sample to test on: fano\n",
     ):
         assert part in said
-    assert "clients  4 with 1 to 3" in prepare("sites --missing drop --min-samples 1")
+    assert "left out" not in said
+    said = prepare("sites --missing drop --min-samples 1")
+    assert "clients  4 with 1 to 3" in said
+    assert "left out: davos (0 samples), espoo (0)\n" in said
+
+
+def test_clients_with_few_samples_are_named(
+    sites: Path, prepare: Callable[..., str], command: Callable[..., Completed], tmp_path: Path
+) -> None:
+    said = prepare("sites --missing mean --min-samples 2")
+    assert "left out: davos (1 sample), espoo (0), fano (1)\n" in said
+    assert re.search(
+        r"source left out +davos \(1 sample\), espoo \(0\), fano", command(["inspect", "f.h5"], tmp_path).stdout
+    )
+    again = ["prepare", "federation", "--raw", "f.h5", "--min-samples", "3", "-o", "g.h5"]
+    assert "left out: berlin (2 samples)\n" in command(again, tmp_path).stdout
+    with Federation.open(tmp_path / "g.h5") as federation:
+        assert federation.source["left out"] == "davos (1 sample), espoo (0), fano (1); berlin (2 samples)"
+    one = ["prepare", "federation", "--raw", "f.h5", "--clients", "1", "-o", "h.h5"]
+    assert "left out" not in command(one, tmp_path).stdout, "clients that are not drawn are none that lack samples"
+    for k in range(20):
+        write(sites / f"x{k:02}.csv", [])
+    assert "fano (1), x00 (0), x01 (0), x02 (0), x03 (0), x04 (0), x05 (0), x06 (0) and 13 more\n" in prepare(
+        "sites --missing mean --min-samples 2"
+    )
 
 
 def test_one_of_a_kind_is_in_the_singular(prepare: Callable[..., str], tmp_path: Path) -> None:
