@@ -51,6 +51,7 @@ def load(
     categorical: str | None = None,
     exclude: str | None = None,
     missing: str = "refuse",
+    positive: str | None = None,
     partition: str | None = None,
 ) -> Dataset:
     """Return the clients under `raw`, a folder or a table, in the order of their names.
@@ -65,6 +66,7 @@ def load(
         categorical: columns of tables that become one-hot although they hold numbers, comma-separated.
         exclude: columns of tables that are left out, comma-separated.
         missing: treatment of missing values: ``refuse``, ``drop``, ``mean`` or ``median``.
+        positive: label of the positive one of two classes, class 1; default: the last in the order of names.
         partition: the scheme by which samples are dealt to clients, if any; without one, clients must have names.
 
     Raises:
@@ -72,9 +74,9 @@ def load(
         EnvironmentFailure: the machine fails to read one.
     """
     raw = Path(raw)
-    dataset = _load(
-        raw, Asked(task, target, client_column, group, _listed(categorical), _listed(exclude), missing), partition
-    )
+    labels.check_positive(positive, task)
+    asked = Asked(task, target, client_column, group, _listed(categorical), _listed(exclude), missing, positive)
+    dataset = _load(raw, asked, partition)
     if flaw := _constant(dataset):
         raise InputError(flaw, where=str(raw), remedy="name another --target")
     return dataset
@@ -111,7 +113,7 @@ def _load(raw: Path, asked: Asked, partition: str | None) -> Dataset:
         if useless:
             what = f"{', '.join(useless)} has no effect with files that are no tables"
             raise InputError(what, where=str(raw), remedy="leave it out")
-        read, classes, source, remarks = _reader(ending, everything, raw, asked.task)
+        read, classes, source, remarks = _reader(ending, everything, raw, asked)
         test: Any = read(common[0]) if common else None
         if own:
             test = {client: read(files[0]) for client, files in own.items()}
@@ -218,23 +220,24 @@ def _one_ending(raw: Path, paths: list[Path]) -> str:
 
 
 def _reader(
-    ending: str, paths: list[Path], raw: Path, task: str
+    ending: str, paths: list[Path], raw: Path, asked: Asked
 ) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
     """Return the reader of a client's samples, the classes if any, provenance, and remarks."""
     if ending in (".npz", ".x.npy"):
-        return _array_reader(ending, paths, raw, task)
+        return _array_reader(ending, paths, raw, asked)
     names = sorted({name for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
     deep = own_images.check_alike(files)
-    classes = labels.Classes(names, {}, len(names))
     doubts = labels.doubts("class", names, numeric=False)
+    classes = labels.with_positive(labels.Classes(names, {}, len(names)), asked.positive)
+    names = classes.names or []
     remarks = (labels.listed(classes), *doubts, own_images.left_out(paths), DEEP if deep else "")
     source = {**_source(files, raw), "classes": names}
     return (lambda path: own_images.samples(path, names, deep)), classes, source, tuple(filter(None, remarks))
 
 
 def _array_reader(
-    ending: str, paths: list[Path], raw: Path, task: str
+    ending: str, paths: list[Path], raw: Path, asked: Asked
 ) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
     """Return the same for arrays."""
     pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
@@ -248,7 +251,10 @@ def _array_reader(
         x, y = own_arrays.read_npz(path) if packed else own_arrays.read_npy_pair(path, pairs[path])
         return x, y if classes is None else own_arrays.numbered(y, classes)
 
-    classes = own_arrays.classes((path, read_labels(path)) for path in paths) if task == "classification" else None
+    classes = None
+    if asked.task == "classification":
+        classes = own_arrays.classes((path, read_labels(path)) for path in paths)
+        classes = None if classes is None else labels.with_positive(classes, asked.positive)
     remarks = () if classes is None else (labels.described("y", classes), *classes.remarks)
     if classes is not None and classes.names is not None:
         source["classes"] = classes.names

@@ -38,6 +38,7 @@ class Asked:
         categorical: columns that become one-hot although they hold numbers.
         excluded: columns that are left out.
         missing: treatment of missing values, one of `missing.WAYS`.
+        positive: label of the positive one of two classes, which becomes the second; None for the order of their names.
     """
 
     task: str = "classification"
@@ -47,6 +48,7 @@ class Asked:
     categorical: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     missing: str = "refuse"
+    positive: str | None = None
 
 
 @dataclass(frozen=True)

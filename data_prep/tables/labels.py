@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from data_prep.tables import cells
 from data_prep.tables.read import class_names
 from data_prep.tables.survey import MANY_NUMBERS, ColumnFacts
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, nearest
 
 FEW = 12
 
@@ -23,12 +24,45 @@ class Classes:
         codes: text of a cell → number of its class.
         count: K.
         remarks: doubts for the user to check.
+        positive: whether the user named the positive one of two classes, which is the second.
     """
 
     names: list[str] | None
     codes: dict[str, int]
     count: int
     remarks: tuple[str, ...] = ()
+    positive: bool = False
+
+
+def check_positive(positive: str | None, task: str) -> None:
+    """Refuse a positive class where samples have no class.
+
+    Raises:
+        InputError: naming the task.
+    """
+    if positive is not None and task != "classification":
+        raise InputError(f"--positive has no effect with --task {task}", remedy="leave it out")
+
+
+def with_positive(found: Classes, positive: str | None) -> Classes:
+    """Return two classes in the order in which `positive`, a label, is the second; None for the order they have.
+
+    Raises:
+        InputError: there are not two classes, or none has this name.
+    """
+    if positive is None:
+        return found
+    names = [str(k) for k in range(found.count)] if found.names is None else found.names
+    if len(names) != 2:
+        raise InputError(f"--positive {positive}", expected="two classes", got=listed(found), remedy="leave it out")
+    wanted = positive.strip()
+    number = names.index(wanted) if wanted in names else found.codes.get(wanted)
+    if number is None:
+        raise InputError(f"--positive {positive}: no such class", remedy=nearest(wanted, names))
+    if number == 1:
+        return replace(found, positive=True)
+    codes = {text: 1 - code for text, code in found.codes.items()}
+    return replace(found, names=names[::-1], codes=codes, positive=True)
 
 
 def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
@@ -71,11 +105,14 @@ def described(column: str, found: Classes) -> str:
 
 
 def listed(found: Classes) -> str:
-    """Return the number of classes and the first of their names."""
+    """Return the number of classes, the first of their names, and of two named by words which is the positive one."""
     names = [str(k) for k in range(found.count)] if found.names is None else found.names
     more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
     count = "1 class" if found.count == 1 else f"{found.count} classes"
-    return f"{count}: {', '.join(names[:FEW])}{more}"
+    said = f"{count}: {', '.join(names[:FEW])}{more}"
+    if len(names) != 2 or (cells.are_numbers(names) and not found.positive):
+        return said
+    return f"{said}; positive: {names[1]}{'' if found.positive else f' (--positive {quote(names[0])} for the other)'}"
 
 
 def doubts(column: str, names: Sequence[str], numeric: bool) -> tuple[str, ...]:

@@ -163,6 +163,7 @@ def plan(paths: Files, asked: Asked, tests: Files = ()) -> TablePlan:
     classes = None
     if asked.task == "classification":
         classes = labels.classes(where, columns.targets[0], found.facts[columns.targets[0]])
+        classes = labels.with_positive(classes, asked.positive)
     else:
         for name in columns.targets:
             _check_numbers(name, found, where)

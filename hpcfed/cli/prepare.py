@@ -105,6 +105,9 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               help="What own data are for [default: the first]; survival: --target EVENT,TIME.")  # fmt: skip
 @click.option("--target", help="Column of y in own tables, several with commas between "
               "[default: the one named y, target, label, class or outcome].")  # fmt: skip
+@click.option("--positive", metavar="LABEL",
+              help="Positive one of two classes in own data: class 1, whose ranking average precision measures "
+              "[default: the last in order].")  # fmt: skip
 @click.option("--client", "--client-column", "client_column", metavar="COLUMN",
               help="Column that names the client, in one own table of all clients.")  # fmt: skip
 @click.option("--group", metavar="COLUMN",

@@ -298,7 +298,7 @@ def test_images_left_out_and_classes_are_named(tmp_path: Path) -> None:
     dataset = own.load(tmp_path)
     assert len(dataset.x) == 3
     assert dataset.remarks == (
-        "2 classes: Cat, cat",
+        "2 classes: Cat, cat; positive: cat (--positive Cat for the other)",
         "classes 'Cat' and 'cat' look like one, written in two ways",
         "left out: 3 files: .png, .tif, .webp",
     )
@@ -339,6 +339,42 @@ def test_labels_of_arrays_are_classes_by_their_values(
     assert (dataset.num_classes, dataset.source.get("classes")) == (3, classes)
     assert dataset.remarks == (f"target 'y': 3 classes: {', '.join(names)}",)
     assert dataset.y.tolist() == ([0, 1, 2, 1] if classes is None else [names.index(text) for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive", "names", "numbers"),
+    [
+        (["ill", "well", "ill"], "ill", ["well", "ill"], [1, 0, 1]),
+        (["ill", "well", "ill"], "well", ["ill", "well"], [0, 1, 0]),
+        ([0, 1, 1], "0", ["1", "0"], [1, 0, 0]),
+        ([0, 1, 1], "1", None, [0, 1, 1]),
+        ([1.0, 2.0, 1.0], "1", ["2", "1"], [1, 0, 1]),
+        ([False, True, True], "0", ["1", "0"], [1, 0, 0]),
+    ],
+)
+def test_the_positive_class_of_arrays(
+    tmp_path: Path, labels: list, positive: str, names: list[str] | None, numbers: list[int]
+) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 1)), y=np.array(labels))
+    np.savez(tmp_path / "test.npz", x=np.ones((1, 1)), y=np.array(labels[:1]))
+    dataset = own.load(tmp_path, positive=positive)
+    assert (dataset.y.tolist(), dataset.source.get("classes")) == (numbers, names)
+    assert dataset.test_y is not None
+    assert dataset.test_y.tolist() == numbers[:1]
+    assert dataset.remarks == (f"target 'y': 2 classes: {', '.join(names or ['0', '1'])}; positive: {positive}",)
+
+
+def test_the_positive_class_of_images(tmp_path: Path) -> None:
+    for name, value in (("ill", 7), ("well", 9)):
+        folder = tmp_path / "a" / name
+        folder.mkdir(parents=True)
+        Image.fromarray(np.full((2, 2), value, np.uint8)).save(folder / "0.png")
+    for positive, names in ((None, ["ill", "well"]), ("ill", ["well", "ill"])):
+        dataset = own.load(tmp_path, positive=positive)
+        assert dataset.source["classes"] == names
+        assert {names[label]: int(x[0, 0, 0]) for x, label in zip(dataset.x, dataset.y.tolist(), strict=True)} == {
+            "ill": 7, "well": 9
+        }  # fmt: skip
 
 
 def test_labels_of_arrays_that_need_a_look(tmp_path: Path) -> None:

@@ -398,6 +398,54 @@ def test_labels_by_what_they_are(
     assert dataset.num_classes == len(set(numbers))
 
 
+def test_the_positive_class_is_the_second(prepare: Callable[..., str], tmp_path: Path) -> None:
+    folder = tmp_path / "sites"
+    rows = [("1", "2", "f", "ill"), ("3", "1", "m", "well"), ("5", "1", "m", "ill")]
+    write(folder / "a.csv", rows)
+    write(folder / "b.tsv", rows[:2], separator="\t")
+    parquet.write_table(arrow_csv.read_csv(folder / "a.csv"), folder / "c.parquet")
+    write(folder / "test.csv", rows[:2])
+    line = "target 'outcome': 2 classes:"
+    assert f"{line} ill, well; positive: well (--positive ill for the other)\n" in prepare("sites --target outcome")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        plain, content = federation.train()[1], federation.content
+    assert f"{line} ill, well; positive: well\n" in prepare("sites --positive well")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.content == content
+    assert f"{line} well, ill; positive: ill\n" in prepare("sites --target outcome --positive ill")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.source["classes"] == ["well", "ill"]
+        assert federation.train()[1].tolist() == (1 - plain).tolist() == [1, 0, 1, 1, 0, 1, 0, 1]
+        assert federation.test(0, 2)[1].tolist() == [1, 0]
+    for options, says in (
+        ("--positive Ill", "--positive Ill: no such class; did you mean 'ill'?"),
+        ("--positive 1", "--positive 1: no such class; known: ill, well"),
+        ("--target age --positive 3", "--positive 3: expected two classes, got 3 classes: 1, 3, 5; leave it out"),
+        (
+            "--target age --task regression --positive 3",
+            "--positive has no effect with --task regression; leave it out",
+        ),
+    ):
+        assert says in prepare(f"sites {options}", 2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive", "names", "numbers"),
+    [
+        (["1", "2", "01", "2.0"], "01", ["2", "1"], [1, 0, 1, 0]),
+        (["0", "1", "1", "0"], "0", ["1", "0"], [1, 0, 0, 1]),
+        (["0", "1", "1", "0"], "1", None, [0, 1, 1, 0]),
+        (["not ill", "ill", "ill", "ill"], "not ill", ["ill", "not ill"], [1, 0, 0, 0]),
+    ],
+)
+def test_the_positive_class_by_its_label(
+    tmp_path: Path, labels: list[str], positive: str, names: list[str] | None, numbers: list[int]
+) -> None:
+    write(tmp_path / "a.csv", [("1", "2", "3", label) for label in labels])
+    dataset = own.load(tmp_path, positive=positive)
+    assert (dataset.source.get("classes"), dataset.y.tolist()) == (names, numbers)
+
+
 def test_numbers_as_categories_and_several_labels(tmp_path: Path) -> None:
     rows = [("1", "2", "0", "1"), ("3", "1", "1", "0"), ("5", "10", "1", "1")]
     write(tmp_path / "a.csv", rows)
