@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure
-from hpcfed.io.atomic import write_whole
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
@@ -18,6 +17,7 @@ from hpcfed.study.plan import PAGE, Study
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import View, differences_table, results_table
 from hpcfed.study.tuning import Tuned, choose
+from hpcfed.study.written import replace_results
 from hpcfed.sweep.claims import AGAIN, Claims
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import Redo, run_sweep, stand
@@ -73,7 +73,7 @@ def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> t
         view = replace(view, resampled=resample(view, metrics, study.asked.bootstrap))
     from hpcfed.study.page import write_results
 
-    _write(study.folder, write_results(view, words, remarks))
+    replace_results(study.folder, write_results(view, words, remarks))
     return [results_table(view, metrics[0]), differences_table(view, metrics[0])], study.folder / PAGE
 
 
@@ -91,16 +91,6 @@ def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
             if there == len(study.trainers(split)):
                 found.append(ensemble_result(study, split, seed))
     return replace(results, runs={**results.runs, ENSEMBLE: found}) if found else results
-
-
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    try:
-        for name, text in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text)
-    except OSError as error:
-        raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
 
 
 def raise_if_failed(plan: Plan) -> None:

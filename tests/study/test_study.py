@@ -263,6 +263,23 @@ def test_other_splits_are_refused_or_set_aside(folder):
         prepare(planned(folder, "fedavg", output=folder / "other"), fresh=False)
 
 
+def test_tables_of_an_earlier_call_are_removed(folder):
+    """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
+    recipe(folder, rounds=1, evaluate={})
+    options = {"splits": 2, "fraction": 0.4}
+    more = {"baselines": "alone", "bootstrap": 100, "tune": ["local.lr=0.01,0.1"]}
+    tables = done(planned(folder, "fedavg,fedexp", **options, **more)) / "tables"
+    old = {path.name for path in tables.iterdir()}
+    assert old > {"bootstrap.csv", "tuning-points.csv", "cross-site-accuracy.csv"}
+    (tables / "tuning-chosen-values.tex").write_text("% edited for the paper")
+    (tables / "my-cross-site-accuracy.csv").touch()
+    (tables / "values.csv").unlink()
+    done(planned(folder, "fedavg,fedprox", **options, baselines="none"), fresh=True)
+    alone = planned(folder, "fedavg,fedprox", **options, baselines="none", output=folder / "fresh")
+    new = {path.name for path in (done(alone) / "tables").iterdir()}
+    assert {path.name for path in tables.iterdir()} == new | {"tuning-chosen-values.tex", "my-cross-site-accuracy.csv"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,0 +1,64 @@
+"""The files of a study's results: written whole, and removed by a later call whose results have no such file.
+
+``tables/.written`` lists the tables with the SHA-256 hash of their content, as ``sha256sum`` does. A call removes what
+the list names, its own does not, and nobody has changed since: no other file is ever removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import read_text
+from hpcfed.study.plan import TABLES
+
+LIST = ".written"
+
+
+def replace_results(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files, path in the study's folder → text, and remove the tables of earlier calls that are not among them.
+
+    A call that is killed leaves a list of both, so that the next one knows all of them.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    tables = folder / TABLES
+    own = {Path(name).name: text for name, text in files.items() if name.startswith(f"{TABLES}/")}
+    now = {(_hash(text.encode()), name) for name, text in own.items()}
+    try:
+        before = set(_listed(tables / LIST))
+        tables.mkdir(parents=True, exist_ok=True)
+        write_whole(tables / LIST, _text(before | now))
+        for name, text in files.items():
+            write_whole(folder / name, text)
+        for hashed, name in before:
+            path = tables / name
+            if name not in own and path.is_file() and not path.is_symlink() and _hash(path.read_bytes()) == hashed:
+                path.unlink()
+        write_whole(tables / LIST, _text(now))
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _text(entries: set[tuple[str, str]]) -> str:
+    return "".join(f"{hashed}  {name}\n" for hashed, name in sorted(entries, key=lambda entry: entry[::-1]))
+
+
+def _listed(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield hash and name of each listed table; none of a list that is not there or damaged."""
+    try:
+        lines = read_text(path).splitlines()
+    except (FileNotFoundError, ValueError):
+        return
+    for line in lines:
+        hashed, _, name = line.partition("  ")
+        if name and Path(name).name == name:
+            yield hashed, name
