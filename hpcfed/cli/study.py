@@ -76,7 +76,8 @@ def command(
     from hpcfed.ranks.world import connect
     from hpcfed.study.options import Asked
     from hpcfed.study.plan import read_study
-    from hpcfed.study.session import raise_if_failed, run_study
+    from hpcfed.study.session import run_study
+    from hpcfed.sweep.failures import endings, raise_if_failed
     from hpcfed.sweep.grid import parse_seeds
     from hpcfed.sweep.run import Redo
 
@@ -93,7 +94,8 @@ def command(
     world.on_root(lambda: _report(study, [*study.remarks, *remarks]))
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")
-    world.on_root(lambda: raise_if_failed(study.plan()))
+    plan = world.on_root(study.plan)
+    world.on_root(lambda: raise_if_failed(plan, endings(plan)))
 
 
 def _report(study: Study, remarks: Sequence[str]) -> None:
@@ -109,4 +111,5 @@ def _report(study: Study, remarks: Sequence[str]) -> None:
         print_table(table)
     for line in remarks:
         click.echo(line)
-    click.echo(f"{page}\n{page.parent / 'tables'}")
+    if page is not None:
+        click.echo(f"{page}\n{page.parent / 'tables'}")

@@ -21,9 +21,9 @@ from hpcfed.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.sites import compare_sites
 from hpcfed.reproduce.table import make_table, markdown
-from hpcfed.sweep.claims import AGAIN, Claims
+from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import Redo, run_sweep, stand
+from hpcfed.sweep.run import Redo, run_sweep
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class ReproduceSession:
         """Run what is left of an experiment with prepared data, on all ranks; return whether it was stopped early.
 
         Raises:
-            InputError: a recipe cannot be run.
-            EnvironmentFailure: runs were refused, failed or lost.
+            InputError: a recipe cannot be run, or runs were refused.
+            EnvironmentFailure: runs failed or were lost.
         """
         if not experiment.trains:
             return False
@@ -114,7 +114,7 @@ class ReproduceSession:
         if not layout.plan.units:
             return False
         stopped = run_sweep(layout.plan, self.world, self.groups, redo=self.redo)
-        self.world.on_root(lambda: _check(layout))
+        self.world.on_root(lambda: raise_if_failed(layout.plan, endings(layout.plan)))
         return stopped
 
     def folder(self, experiment: Experiment) -> Path:
@@ -165,21 +165,3 @@ class ReproduceSession:
 
     def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
         return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)
-
-
-def _check(layout: ExperimentLayout) -> None:
-    """Raise an error if runs were refused, failed or lost.
-
-    Raises:
-        EnvironmentFailure: with their number, and the first of them.
-    """
-    standing = stand(layout.plan, Claims(layout.plan.folder, "report"))
-    broken = {name: one.claim for name, one in standing.items() if one.claim.ending in AGAIN}
-    if broken:
-        name, claim = next(iter(broken.items()))
-        raise EnvironmentFailure(
-            f"{len(broken)} of {len(standing)} runs came to nothing, the first was {claim.ending}",
-            where=str(layout.plan.folder / "runs" / name),
-            got=claim.message,
-            remedy="the same command with --retry tries them again",
-        )

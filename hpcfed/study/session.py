@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
@@ -18,9 +17,8 @@ from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import View, differences_table, results_table
 from hpcfed.study.tuning import Tuned, choose
 from hpcfed.study.written import replace_results
-from hpcfed.sweep.claims import AGAIN, Claims
-from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import Redo, run_sweep, stand
+from hpcfed.sweep.failures import endings, raise_if_failed
+from hpcfed.sweep.run import Redo, run_sweep
 
 
 def run_study(
@@ -32,7 +30,7 @@ def run_study(
         Whether it was stopped, remarks, and the study with the values that were chosen.
 
     Raises:
-        InputError: the folder holds other files, or a recipe cannot be run.
+        InputError: the folder holds other files, a recipe cannot be run, or runs that tune were refused.
         EnvironmentFailure: the disk refuses, or runs that tune failed.
     """
     remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh))
@@ -43,7 +41,7 @@ def run_study(
             tried = world.on_root(inner.plan)
             if run_sweep(tried, world, groups, quiet=quiet, redo=redo):
                 return True, remarks, study
-            world.on_root(lambda: raise_if_failed(tried))
+            world.on_root(lambda: raise_if_failed(tried, endings(tried)))
         study = world.on_root(lambda: replace(study, tuned=_tuned(study, inner)))
     plan = world.on_root(study.plan)
     return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks, study
@@ -58,14 +56,18 @@ def _tuned(study: Study, inner: Study) -> Tuned:
     return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
-def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> tuple[list[Table], Path]:
+def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> tuple[list[Table], Path | None]:
     """Write the page and the tables of the results so far, on rank 0 only; return the main tables and the page's path.
+
+    Without any finished run nothing is written.
 
     Raises:
         InputError: a run's files are damaged.
         EnvironmentFailure: the disk refuses.
     """
     results = _with_ensemble(study, read_results(study))
+    if not any(results.runs.values()):
+        return [], None
     view, metrics = View(study, results, rows_of(study, results)), metrics_of(study.recipe, study.samples.dataset.task)
     if study.asked.bootstrap:
         from hpcfed.study.bootstrap import resample
@@ -91,21 +93,3 @@ def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
             if there == len(study.trainers(split)):
                 found.append(ensemble_result(study, split, seed))
     return replace(results, runs={**results.runs, ENSEMBLE: found}) if found else results
-
-
-def raise_if_failed(plan: Plan) -> None:
-    """Raise an error if runs were refused, failed or lost.
-
-    Raises:
-        EnvironmentFailure: with their number, and the first of them.
-    """
-    standing = stand(plan, Claims(plan.folder, "report"))
-    broken = {name: one.claim for name, one in standing.items() if one.claim.ending in AGAIN}
-    if broken:
-        name, claim = next(iter(broken.items()))
-        raise EnvironmentFailure(
-            f"{len(broken)} of {len(standing)} runs came to nothing, the first was {claim.ending}",
-            where=str(plan.folder / "runs" / name),
-            got=claim.message,
-            remedy="the same command with --retry tries them again",
-        )

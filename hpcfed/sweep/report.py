@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hpcfed.errors import Diverged, EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.sweep.claims import Claims
+from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import stand
 from hpcfed.sweep.select import Candidate, Row, Rule, candidates, remarks
@@ -45,21 +46,16 @@ class Outcome:
         mean, std = ("" if math.isnan(value) else f"{value:.4g}" for value in (candidate.mean, candidate.std))
         return str(candidate.rank or "–"), *labels, mean, std, candidate.status
 
-    def raise_if_failed(self) -> None:
-        """Raise an error if runs ended without a result.
+    def raise_if_failed(self, *, takes_fresh: bool = True) -> None:
+        """Raise an error if runs ended without a result; `takes_fresh`: whether the command has ``--fresh``.
 
         Raises:
-            EnvironmentFailure: some were refused, failed or lost.
+            InputError: some were refused, and none failed.
+            EnvironmentFailure: some failed or were lost.
             Diverged: all diverged.
         """
-        broken = [row for row in self.rows if row.status in ("refused", "failed", "lost")]
-        if broken:
-            raise EnvironmentFailure(
-                f"{len(broken)} of {len(self.rows)} runs came to nothing, the first was {broken[0].status}",
-                where=str(broken[0].unit.recipe.output),
-                got=broken[0].message,
-                remedy="the same command with --retry tries them again",
-            )
+        ended = {row.unit.name: RunEnding(row.status, row.message) for row in self.rows}
+        raise_if_failed(self.plan, ended, takes_fresh=takes_fresh)
         if all(row.status == "diverged" for row in self.rows):
             raise Diverged("every run of the sweep diverged", where=self.plan.name, remedy="sweep smaller step sizes")
 

@@ -110,11 +110,11 @@ def contributed(coalitions: Coalitions) -> Contributed:
     """Return the clients' contributions, from finished runs. On rank 0 alone.
 
     Raises:
-        EnvironmentFailure, Diverged: runs ended without a result, or all diverged.
+        InputError, EnvironmentFailure, Diverged: runs ended without a result, or all diverged.
     """
     plan = coalitions.plan
     rows, _ = read_results(plan, stand(plan, Claims(plan.folder, "report")), coalitions.rule)
-    Outcome(plan, tuple(rows), (), coalitions.rule).raise_if_failed()
+    Outcome(plan, tuple(rows), (), coalitions.rule).raise_if_failed(takes_fresh=False)
     scores = {row.unit.name: row.score for row in rows}
     values = []
     for seed in coalitions.seeds:

@@ -14,7 +14,8 @@ import pytest
 from hpcfed.ranks.world import World
 from hpcfed.study.options import Asked
 from hpcfed.study.plan import Study, read_study
-from hpcfed.study.session import raise_if_failed, run_study, write_study
+from hpcfed.study.session import run_study, write_study
+from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.run import Redo
 from tests.mpi.recipes import write_recipe
 
@@ -87,7 +88,8 @@ def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
     """Run a study in this process and write its results; return its folder."""
     stopped, remarks, study = run_study(study, World(), None, Redo(fresh=fresh), quiet=True)
     assert not stopped
-    raise_if_failed(study.plan())
+    plan = study.plan()
+    raise_if_failed(plan, endings(plan))
     if writes:
         write_study(study, ["recipe.yaml"], remarks)
     return study.folder

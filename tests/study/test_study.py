@@ -15,10 +15,11 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.report.tables import Table
 from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
+from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
@@ -313,6 +314,28 @@ def test_a_wrong_key_names_its_method(folder):
     """Before any file is written; and the command ends with one line and exit code 2."""
     with pytest.raises(InputError, match=r"FedExP \(epss 1\): .*unknown key 'algorithm.epss'"):
         planned(folder, "fedavg,fedexp:epss=1", splits=2)
+
+
+def test_runs_that_are_refused_are_wrong_input(folder, command):
+    """No empty tables, exit code 2, and the mended recipe goes on; a run that failed makes it the machine's, 4."""
+    words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--quiet"]
+    wrong = command([*words, "loss=cox"], folder)
+    assert wrong.returncode == 2
+    assert "2 of 2 runs came to nothing, the first was refused: got loss.name 'cox' does not fit" in wrong.stderr
+    assert "mend the recipe; if the cause lies elsewhere, --retry tries them again" in wrong.stderr
+    assert wrong.stdout == ""
+    assert not (folder / "run-study/study.html").exists()
+    mended = command(words, folder)
+    assert mended.returncode == 0, mended.stderr
+    plan = planned(folder, "fedavg", splits=2, baselines="none").plan()
+    first, second = (unit.name for unit in plan.units)
+    ended = {first: RunEnding("refused", "no such mood"), second: RunEnding("failed", "the disk is full")}
+    with pytest.raises(
+        EnvironmentFailure, match="2 of 2 runs came to nothing, the first was refused: got no such mood"
+    ):
+        raise_if_failed(plan, ended)
+    with pytest.raises(InputError, match="with --fresh where other runs change with it"):
+        raise_if_failed(plan, ended | {second: RunEnding("finished", "")})
 
 
 def test_the_command_refuses_in_one_line(folder, command):
