@@ -23,6 +23,7 @@ from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import StudyRow, reference_of
 from hpcfed.study.statistics import corrected, interval
+from hpcfed.sweep.plan import counted
 
 if TYPE_CHECKING:
     from hpcfed.study.bootstrap import Resampled
@@ -31,6 +32,8 @@ CONFIDENCE = "95 %"
 MEAN = "Mean of sites"
 MOST_COUNTED = 12
 """Most sites whose numbers of tested samples stand below each table; the table of the sites has all."""
+FEW_EVENTS = 10
+"""Events of a site in a split below which a concordance, and differences of it, are no ground for a claim."""
 FEW_UNITS = 10
 """Patients below which a percentile interval over patients is far too narrow."""
 CORRECTED = "Student's t; variance corrected for training samples that splits share: Nadeau and Bengio, 2003"
@@ -99,7 +102,7 @@ def differences_table(view: View, metric: StudyMetric) -> Table:
     note = (
         f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval, "
         "corrected as above; bold where zero lies outside. With so many comparisons some are bold by chance."
-    )
+    ) + few_events_note(view.study)
     return Table(f"Difference from {reference.title}", _header(view), tuple(rows), note, frozenset(strong))
 
 
@@ -191,28 +194,59 @@ def splits_table(study: Study) -> Table:
 
 
 def tested_note(study: Study) -> str:
-    """Return a sentence on how many samples of each site are tested on, and which sites have one class among them.
+    """Return a sentence on how many samples of each site are tested on, which sites have one class, and their events.
 
     Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
     """
-    held, alone = _held(study), _one_class(study)
-    said = [
-        f"{name} {_range(held[:, k])}" + (f" (one class in {alone[k]} of {(held[:, k] > 0).sum()})" if alone[k] else "")
-        for k, name in enumerate(study.samples.sites)
-        if alone[k] or len(study.samples.sites) <= MOST_COUNTED
-    ]
-    if not said:
-        return ""
+    held, alone, events = _held(study), _one_class(study), _events(study)
+    said = []
+    for k, name in enumerate(study.samples.sites):
+        if alone[k] or len(study.samples.sites) <= MOST_COUNTED:
+            of_one = f" (one class in {alone[k]} of {(held[:, k] > 0).sum()})" if alone[k] else ""
+            of_events = "" if events is None else f" ({_events_text(events[held[:, k] > 0, k])})"
+            said.append(f"{name} {_range(held[:, k])}{of_one}{of_events}")
     doubt = (
         " Of one class, a model that always says it is right in all; means count each site alike." if any(alone) else ""
     )
-    return f" Tested samples of a split: {', '.join(said)}.{doubt}"
+    return (f" Tested samples of a split: {', '.join(said)}.{doubt}" if said else "") + few_events_note(study)
+
+
+def few_events_note(study: Study) -> str:
+    """Return a sentence on the sites where a split tests on fewer than `FEW_EVENTS` events; "" without any."""
+    held, events = _held(study), _events(study)
+    if events is None:
+        return ""
+    few = [
+        name
+        for k, name in enumerate(study.samples.sites)
+        if events[held[:, k] > 0, k].min(initial=FEW_EVENTS) < FEW_EVENTS
+    ]
+    return f" Fewer than {FEW_EVENTS} events at {', '.join(few)}: numbers only, no claim." if few else ""
+
+
+def _events(study: Study) -> np.ndarray | None:
+    """Return how many events of each site each split tests on, (J, N); None for other tasks than survival."""
+    samples = study.samples
+    if samples.label is None or samples.dataset.task != "survival":
+        return None
+    return _counts(study, samples.label == 1)
+
+
+def _events_text(counts: np.ndarray) -> str:
+    """Return the events of a site in the splits that test on it, (J,), as text."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
 
 
 def _held(study: Study) -> np.ndarray:
     """Return how many samples of each site each split tests on, (J, N)."""
-    sites = len(study.samples.sites)
-    return np.array([np.bincount(study.samples.owner[one.tests], minlength=sites) for one in study.splits.each])
+    return _counts(study, np.ones(len(study.samples.owner), bool))
+
+
+def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
+    """Return how many of the samples `kept`, (n,) bool, of each site each split tests on, (J, N)."""
+    owner, sites = study.samples.owner, len(study.samples.sites)
+    return np.array([np.bincount(owner[one.tests & kept], minlength=sites) for one in study.splits.each])
 
 
 def _range(counts: np.ndarray) -> str:

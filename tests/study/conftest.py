@@ -52,6 +52,16 @@ def of_numbers(path: Path) -> None:
             file[f"{part}/y"] = y
 
 
+def of_survival(path: Path) -> None:
+    """Make a file's labels events, and the first feature decide their times."""
+    with h5py.File(path, "a") as file:
+        file.attrs["task"] = "survival"
+        for part in ("train", "test"):
+            y = np.stack([file[f"{part}/y"][:], 1 + np.abs(file[f"{part}/x"][:, 0])], axis=1).astype(np.float32)
+            del file[f"{part}/y"]
+            file[f"{part}/y"] = y
+
+
 def table(path: Path) -> list[dict[str, str]]:
     """Return a CSV file's rows."""
     with path.open(encoding="utf-8", newline="") as file:

@@ -23,7 +23,7 @@ from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
-from tests.study.conftest import SITES, done, of_numbers, planned, recipe, table, write_sites
+from tests.study.conftest import SITES, done, of_numbers, of_survival, planned, recipe, table, write_sites
 from tests.sweep.test_kill_and_resume import BLOWN
 
 
@@ -222,6 +222,25 @@ def test_numbers_epochs_and_cohorts_of_some_sites(folder):
     error = np.sqrt(np.mean((np.mean(alone, axis=0) - tests[1]) ** 2))
     values = {(row["arm"], row["split"], row["site"]): row for row in table(place / "tables/values.csv")}
     assert float(values["ensemble", "0", "north"]["rmse"]) == pytest.approx(error, rel=1e-6)
+
+
+def test_survival_counts_events(folder):
+    """Those of each split, not its samples, are what concordance and bold differences stand on."""
+    of_survival(folder / "sites.h5")
+    recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
+    study = planned(folder, "fedavg,fedexp", kind="k-fold", splits=2, baselines="none")
+    place, samples = done(study), study.samples
+    said = []
+    for k, site in enumerate(SITES):
+        each = [samples.dataset.y[one.tests & (samples.owner == k), 0].sum() for one in study.splits.each]
+        low, high = int(min(each)), int(max(each))
+        said.append(f"{site} {(samples.owner == k).sum() // 2} ({f'{low} to ' if low < high else ''}{high} events)")
+        assert low < 10
+    few = f"Fewer than 10 events at {', '.join(SITES)}: numbers only, no claim."
+    for title in ("by-site", "over-sites"):
+        text = (place / f"tables/concordance-{title}.tex").read_text()
+        assert f"Tested samples of a split: {', '.join(said)}. {few}" in text
+    assert few in (place / "tables/concordance-difference-from-fedavg.tex").read_text()
 
 
 @pytest.mark.soak
