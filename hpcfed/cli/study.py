@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from hpcfed.ranks.signals import Signals
     from hpcfed.study.plan import Study
 
 
@@ -73,6 +75,7 @@ def command(
     left. After a stop or a kill the same command goes on; when all is done, it only writes the page.
     """
     from hpcfed.errors import Stopped
+    from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
     from hpcfed.study.options import Asked
     from hpcfed.study.plan import read_study
@@ -91,25 +94,36 @@ def command(
     world = connect()
     study = world.on_root(read)
     stopped, remarks, study = run_study(study, world, groups, Redo(retry, fresh, accept_code), quiet=quiet)
-    world.on_root(lambda: _report(study, [*study.remarks, *remarks]))
+    remarks = [*study.remarks, *remarks]
+    with catch_signals(world) as caught:
+        world.on_root(lambda: _report(study, remarks, caught, resamples=not stopped, quiet=quiet))
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")
     plan = world.on_root(study.plan)
     world.on_root(lambda: raise_if_failed(plan, endings(plan)))
 
 
-def _report(study: Study, remarks: Sequence[str]) -> None:
-    """Write the results so far, and print the main tables."""
-    import sys
+def _report(study: Study, remarks: Sequence[str], caught: Signals, *, resamples: bool, quiet: bool) -> None:
+    """Write the results so far, if there are any, and print the main tables; then resample patients.
 
+    Raises:
+        Stopped: a signal has stopped the resampling.
+    """
     from hpcfed.cli.report import print_table
-    from hpcfed.study.session import write_study
+    from hpcfed.study.plan import PAGE, TABLES
+    from hpcfed.study.session import main_tables, write_intervals, write_study
 
-    words = sys.argv[2:] if len(sys.argv) > 2 else []
-    tables, page = write_study(study, words, remarks)
-    for table in tables:
+    words = sys.argv[2:]
+    view = write_study(study, words, remarks)
+    for table in [] if view is None else main_tables(view):
         print_table(table)
     for line in remarks:
         click.echo(line)
-    if page is not None:
-        click.echo(f"{page}\n{page.parent / 'tables'}")
+    if view is None:
+        return
+    click.echo(f"{study.folder / PAGE}\n{study.folder / TABLES}")
+    if resamples and study.asked.bootstrap:
+        from hpcfed.study.bootstrap import ResampleProgress
+
+        progress = ResampleProgress(study.folder.name, not quiet, lambda: caught.name is not None)
+        write_intervals(view, words, remarks, progress)

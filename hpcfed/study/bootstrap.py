@@ -11,6 +11,8 @@ Reference: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 
 
 from __future__ import annotations
 
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +25,12 @@ import torch
 from data_prep.streams import stream
 from hpcfed.config.recipe import Seeds
 from hpcfed.data.cache import Samples
+from hpcfed.errors import Stopped
 from hpcfed.evaluation.metrics import ranking_scores, whole_metrics
+from hpcfed.io.output import Output
 from hpcfed.loaded import load
 from hpcfed.models.losses import ACCURACY, metrics_for
+from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 from hpcfed.study.arms import ALONE, ENSEMBLE, Arm
 from hpcfed.study.ensemble import mean_prediction, test_samples
 from hpcfed.study.measures import StudyMetric
@@ -43,8 +48,8 @@ Weighted = Callable[[np.ndarray], np.ndarray]
 """How often each of n samples is there, (b, n) → values of a metric, (b,)."""
 Weigh = Callable[[torch.Tensor, torch.Tensor], Weighted]
 """Output (n, …) and target (n, …) → a metric of them."""
-COUNTS = 1 << 20
-"""Counts of samples that are drawn at a time."""
+COUNTS, MOST_AT_ONCE = 1 << 20, 50
+"""Counts of samples, and resamples, that are drawn at a time: between them progress is shown, and a stop heeded."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +69,64 @@ Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
 """Row and metric → site → the metric in each split."""
 
 
-def resample(view: View, metrics: Sequence[StudyMetric], count: int) -> Resampled:
+@dataclass
+class ResampleProgress:
+    """Prints the progress of resampling on rank 0, at most a line every `QUIET_SECONDS`.
+
+    Attributes:
+        name: of the study.
+        speaks: whether it prints.
+        stops: whether resampling has been asked to stop.
+    """
+
+    name: str
+    speaks: bool = False
+    stops: Callable[[], bool] = lambda: False
+    _began: float = 0.0
+    _spoke: float = 0.0
+
+    def begin(self, count: int, sites: int) -> None:
+        self._began = self._spoke = time.monotonic()
+        self._say(f"{count:,} resamples of the patients of each of {sites} sites")
+
+    def update(self, done: int, total: int) -> None:
+        """Show how many resamples of all sites are done.
+
+        Raises:
+            Stopped: it has been asked to stop.
+        """
+        if self.stops():
+            what = "resampling stopped, the page has no intervals over patients"
+            raise Stopped(what, where=self.name, remedy="the same command computes them")
+        now = time.monotonic()
+        if done and now - self._spoke >= QUIET_SECONDS:
+            self._spoke = now
+            left = clock((now - self._began) / done * (total - done))
+            self._say(f"{done:,}/{total:,} resamples done, {left} left")
+
+    def _say(self, text: str) -> None:
+        if self.speaks:
+            print(f"{self.name}: {text}", file=Output(sys.stdout), flush=True)
+
+
+def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: ResampleProgress) -> Resampled:
     """Return the values of `count` resamples of each row that has models, by row and metric.
 
     Raises:
         InputError: a model of the runs cannot be read.
+        Stopped: it has been asked to stop.
     """
-    measures = _measures(view, [one.name for one in metrics])
-    found = {key: np.full((len(view.sites) + 1, count), np.nan) for key in measures}
-    for site in range(len(view.sites)):
+    sites, done = len(view.sites), 0
+    progress.begin(count, sites)
+    measures = _measures(view, [one.name for one in metrics], progress)
+    found = {key: np.full((sites + 1, count), np.nan) for key in measures}
+    for site in range(sites):
         for start, times in _draws(view.study, site, count):
-            for key, sites in measures.items():
-                if site in sites:
-                    found[key][site, start : start + len(times)] = _mean([one(times) for one in sites[site]])
+            for key, places in measures.items():
+                if site in places:
+                    found[key][site, start : start + len(times)] = _mean([one(times) for one in places[site]])
+            done += len(times)
+            progress.update(done, count * sites)
     for metric in metrics:
         kept = np.flatnonzero(view.measured(metric))
         for row, name in measures:
@@ -85,11 +135,12 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int) -> Resample
     return found
 
 
-def _measures(view: View, names: Sequence[str]) -> Measures:
+def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> Measures:
     """Return the metrics of each row's outputs, at each site and in each split."""
     study, found = view.study, Measures()
     weighs = {name: weigh for name, weigh in _weighs(study).items() if name in names}
     for split, one in enumerate(study.splits.each):
+        progress.update(0, 1)
         outputs = _outputs(view, split)
         for site, (_, target) in test_samples(study, split).items():
             own = study.samples.owner == site
@@ -120,7 +171,7 @@ def _draws(study: Study, site: int, count: int) -> Iterator[tuple[int, np.ndarra
     units = np.arange(len(rows)) if study.samples.group is None else study.samples.group[rows]
     names, unit = np.unique(units, return_inverse=True)
     rng = stream(study.asked.split_seed, f"bootstrap of site {site}")
-    size = max(1, COUNTS // len(rows))
+    size = min(MOST_AT_ONCE, max(1, COUNTS // len(rows)))
     for start in range(0, count, size):
         drawn = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), min(size, count - start))
         yield start, drawn[:, unit]

@@ -80,12 +80,17 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
 
 
 def warnings(view: View) -> list[str]:
-    """Return what a reader must know before comparing: runs that are missing."""
+    """Return what a reader must know before comparing: runs and intervals that are missing."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
         if there < all_of:
             found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result; means are over the others.")
+    if view.study.asked.bootstrap and view.resampled is None:
+        found.append(
+            "Intervals over patients are not here yet: they are computed last. If that was stopped, the same command "
+            "goes on."
+        )
     return found
 
 

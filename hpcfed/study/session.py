@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
@@ -12,13 +12,16 @@ from hpcfed.study.arms import ALONE, ENSEMBLE
 from hpcfed.study.folder import prepare, prepare_inner
 from hpcfed.study.measured import StudyResults, read_results
 from hpcfed.study.measures import metrics_of
-from hpcfed.study.plan import PAGE, Study
+from hpcfed.study.plan import Study
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import View, differences_table, results_table
 from hpcfed.study.tuning import Tuned, choose
 from hpcfed.study.written import replace_results
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.run import Redo, run_sweep
+
+if TYPE_CHECKING:
+    from hpcfed.study.bootstrap import ResampleProgress
 
 
 def run_study(
@@ -56,10 +59,10 @@ def _tuned(study: Study, inner: Study) -> Tuned:
     return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
-def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> tuple[list[Table], Path | None]:
-    """Write the page and the tables of the results so far, on rank 0 only; return the main tables and the page's path.
+def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> View | None:
+    """Write the page and the tables of the results so far, without resamples, on rank 0 only; return the results.
 
-    Without any finished run nothing is written.
+    Without any finished run nothing is written, and None returned.
 
     Raises:
         InputError: a run's files are damaged.
@@ -67,16 +70,36 @@ def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> t
     """
     results = _with_ensemble(study, read_results(study))
     if not any(results.runs.values()):
-        return [], None
-    view, metrics = View(study, results, rows_of(study, results)), metrics_of(study.recipe, study.samples.dataset.task)
-    if study.asked.bootstrap:
-        from hpcfed.study.bootstrap import resample
+        return None
+    view = View(study, results, rows_of(study, results))
+    _write(view, words, remarks)
+    return view
 
-        view = replace(view, resampled=resample(view, metrics, study.asked.bootstrap))
+
+def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> None:
+    """Resample patients, and write the page and the tables again with intervals over them, on rank 0 only.
+
+    Raises:
+        InputError: a model of the runs cannot be read.
+        EnvironmentFailure: the disk refuses.
+        Stopped: it has been asked to stop; the page of `write_study` is there.
+    """
+    from hpcfed.study.bootstrap import resample
+
+    metrics = metrics_of(view.study.recipe, view.study.samples.dataset.task)
+    _write(replace(view, resampled=resample(view, metrics, view.study.asked.bootstrap, progress)), words, remarks)
+
+
+def main_tables(view: View) -> list[Table]:
+    """Return the tables of the main metric that a terminal shows."""
+    main = metrics_of(view.study.recipe, view.study.samples.dataset.task)[0]
+    return [results_table(view, main), differences_table(view, main)]
+
+
+def _write(view: View, words: Sequence[str], remarks: Sequence[str]) -> None:
     from hpcfed.study.page import write_results
 
-    replace_results(study.folder, write_results(view, words, remarks))
-    return [results_table(view, metrics[0]), differences_table(view, metrics[0])], study.folder / PAGE
+    replace_results(view.study.folder, write_results(view, words, remarks))
 
 
 def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hpcfed.ranks.world import World
+from hpcfed.study.bootstrap import ResampleProgress
 from hpcfed.study.options import Asked
 from hpcfed.study.plan import Study, read_study
-from hpcfed.study.session import run_study, write_study
+from hpcfed.study.session import run_study, write_intervals, write_study
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.run import Redo
 from tests.mpi.recipes import write_recipe
@@ -101,5 +102,7 @@ def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
     plan = study.plan()
     raise_if_failed(plan, endings(plan))
     if writes:
-        write_study(study, ["recipe.yaml"], remarks)
+        view = write_study(study, ["recipe.yaml"], remarks)
+        if view is not None and study.asked.bootstrap:
+            write_intervals(view, ["recipe.yaml"], remarks, ResampleProgress("study"))
     return study.folder

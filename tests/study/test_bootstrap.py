@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score
 
 from data_prep.streams import stream
 from hpcfed.errors import InputError
-from hpcfed.study.bootstrap import auroc
+from hpcfed.study.bootstrap import ResampleProgress, auroc
+from tests.launch import launch
 from tests.study.conftest import SITES, done, planned, recipe, table
 
 RESAMPLES = 100
@@ -141,6 +142,56 @@ def test_intervals_that_say_nothing_are_marked(folder):
     text = (place / "tables/accuracy-bootstrap-over-patients.tex").read_text()
     assert re.search(r"& (0|100)\.0 \[--\] &", text)
     assert "Fewer than 10 samples are tested on at west (" in text
+
+
+STOPS = """
+import os
+import signal
+from pathlib import Path
+
+def share(output, target):
+    if Path("run-study/study.html").exists() and not Path("stopped").exists():
+        Path("stopped").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return target.double().mean()
+"""
+"""A metric that is computed anew on each resample, and stops the resampling once."""
+
+
+def test_resampling_that_is_stopped_leaves_the_page_without_it(folder):
+    """Page and tables are written before; the same command goes on, and says how much is done."""
+    (folder / "sick.py").write_text(STOPS)
+    recipe(folder, rounds=1, evaluate={"metrics": {"sick": {"whole": "sick:share"}}})
+    words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--bootstrap", "200"]
+    first = launch(0, words, cwd=folder)
+    assert first.returncode == 75, first.stderr
+    assert first.stderr.splitlines() == [
+        "hpcfed: run-study: resampling stopped, the page has no intervals over patients; the same command computes them"
+    ]
+    page = (folder / "run-study/study.html").read_text()
+    assert page.endswith("</html>\n") or page.endswith("</html>")
+    assert "Intervals over patients are not here yet" in page
+    assert not (folder / "run-study/tables/bootstrap.csv").exists()
+    again = launch(0, words, cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "run-study: 200 resamples of the patients of each of 3 sites" in again.stdout
+    assert "Intervals over patients are not here yet" not in (folder / "run-study/study.html").read_text()
+    assert (folder / "run-study/tables/bootstrap.csv").exists()
+
+
+def test_progress_says_how_much_is_done(capsys):
+    """At most a line every ten seconds."""
+    progress = ResampleProgress("heart-study", speaks=True)
+    progress.begin(1000, 6)
+    progress.update(50, 6000)
+    progress._began -= 30
+    progress._spoke -= 30
+    progress.update(1500, 6000)
+    progress.update(1550, 6000)
+    assert capsys.readouterr().out.splitlines() == [
+        "heart-study: 1,000 resamples of the patients of each of 6 sites",
+        "heart-study: 1,500/6,000 resamples done, 1:30 left",
+    ]
 
 
 def test_too_few_resamples_are_refused(folder):
