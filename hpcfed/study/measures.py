@@ -16,14 +16,23 @@ CONFUSION = "confusion-matrix"
 USUAL = {CLASSES: "auroc", LABELS: "auroc", NUMBERS: "rmse", TIMES: "concordance"}
 """The metric of a study whose recipe names none, by kind of target."""
 ACCURACY, LOSS = "accuracy", "loss"
+OF_PREDICTIONS = ("balanced-accuracy", "f1-macro")
+"""Metrics over the classes that are there or predicted."""
 
 
 @dataclass(frozen=True)
 class StudyMetric:
-    """A number that tables compare; whether larger is better, None if unknown."""
+    """A number that tables compare.
+
+    Attributes:
+        name: in the recipe and in files.
+        larger_is_better: None if unknown.
+        best_by_one_class: whether a model that always says the only class of some samples has its best value on them.
+    """
 
     name: str
     larger_is_better: bool | None
+    best_by_one_class: bool = False
 
     @property
     def is_share(self) -> bool:
@@ -33,12 +42,12 @@ class StudyMetric:
     @property
     def in_text(self) -> str:
         """Its name inside a line."""
-        return self.title if self.title.isupper() else self.name
+        return self.title if self.title.isupper() else self.name.replace("-", " ")
 
     @property
     def title(self) -> str:
         """Its name at the beginning of a line."""
-        return self.name.upper() if self.name in ("auroc", "mae", "rmse") else self.name.capitalize()
+        return self.name.upper() if self.name in ("auroc", "mae", "rmse") else self.name.replace("-", " ").capitalize()
 
 
 def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
@@ -64,12 +73,12 @@ def _plain(recipe: Recipe, named: Mapping[str, object]) -> dict[str, object]:
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
     """Return the metrics of a recipe that are numbers, the main one first, and accuracy last where the task has it."""
     found = [
-        StudyMetric(name, larger_is_better(metric))
+        StudyMetric(name, larger_is_better(metric), metric in OF_PREDICTIONS)
         for name, metric in recipe.evaluate.metrics.items()
         if not is_matrix(metric)
     ]
     if task in ("classification", "multi-label"):
-        found.append(StudyMetric(ACCURACY, True))
+        found.append(StudyMetric(ACCURACY, True, True))
     return found or [StudyMetric(LOSS, False)]
 
 

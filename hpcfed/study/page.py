@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from data_prep.tables.standardize import CLIENT
 from hpcfed.config.load import dump_yaml
 from hpcfed.errors import visible
 from hpcfed.report.page import Picture, line_key, templates
@@ -19,14 +20,16 @@ from hpcfed.study.figures import curves_of, draw_confusion, draw_cross, draw_cur
 from hpcfed.study.files import csv_of_records, csv_of_table, file_name, latex_of_table
 from hpcfed.study.measures import StudyMetric, matrix_of, metrics_of
 from hpcfed.study.plan import PAGE, TABLES, Study
+from hpcfed.study.rows import at_each, steps_of
 from hpcfed.study.splits import FOLDS, HOLDOUT
 from hpcfed.study.tables import View
+from hpcfed.sweep.plan import counted
 from hpcfed.version import __version__
 
+LEFT_OUT = " Those of the site that is left out are scaled by the training samples of all others."
 MARKER = '<meta name="generator" content="hpcfed study'
 STANDARDIZED = {
-    "client": "Each site's features are scaled by its own training samples of the split; those of a site that is left "
-    "out by the training samples of all others.",
+    "client": "Each site's features are scaled by its own training samples of the split.",
     "pooled": "Features are scaled by all training samples of the split.",
     "none": "Features are used as they are in the file.",
 }
@@ -96,9 +99,9 @@ def warnings(view: View) -> list[str]:
 
 def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapter]:
     for metric in metrics:
-        found = [make(view, metric) for make in (tables.results_table, tables.differences_table, tables.spread_table)]
-        more = tables.bootstrap_table(view, metric)
-        yield StudyChapter(metric.title, tuple(found) if more is None else (*found, more))
+        made = (tables.results_table, tables.differences_table, tables.spread_table, tables.bootstrap_table)
+        found = [make(view, metric) for make in made]
+        yield StudyChapter(metric.title, tuple(table for table in found if table is not None))
     main = metrics[0]
     matrix, cross = tables.cross_matrix(view, main), tables.cross_table(view, main)
     if matrix is not None and cross is not None:
@@ -119,6 +122,7 @@ def _unit(metric: StudyMetric) -> str:
 def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:
     places = {row.title: number for number, row in enumerate(view.rows)}
     pictures: list[Picture] = []
+    lacking: list[str] = []
     keys: dict[str, None] = {}
     for k, name in enumerate(view.sites):
         curves = curves_of(view, metric, k)
@@ -126,10 +130,14 @@ def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:
             keys |= dict.fromkeys(curves)
             svg = to_svg(draw_curves(curves, places, metric), f"curve-{k}")
             pictures.append(Picture(f"curve-{k}", f"{name}: {metric.in_text} on its test samples.", svg))
+        else:
+            lacking.append(name)
     note = (
         "Means over splits and seeds. Baselines of more rounds than the methods are drawn against the same share of "
         "their training."
     )
+    if lacking:
+        note += f" {metric.title} is defined in no evaluation at {', '.join(lacking)}."
     if pictures:
         yield StudyChapter("Learning curves", (), tuple(pictures), tuple(keys), note)
 
@@ -156,7 +164,7 @@ def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], 
         version=__version__,
         light=LIGHT.variables(),
         dark=DARK.variables(),
-        title=f"{study.samples.dataset.name}: {len(study.methods.each)} methods at {len(view.sites)} sites",
+        title=f"{study.samples.dataset.name}: {counted(len(study.methods.each), 'method')} at {len(view.sites)} sites",
         lead=_lead(view),
         keys=_keys(view),
         warnings=warnings(view),
@@ -189,7 +197,8 @@ def _lead(view: View) -> str:
 def _how(study: Study) -> Iterator[str]:
     work, asked, seed = study.work, study.asked, f"split seed {study.asked.split_seed}"
     if asked.kind == HOLDOUT:
-        yield f"Each split tests on {100 * asked.fraction:g} % of every site's samples, drawn by label; {seed}."
+        about = "" if study.samples.group is None else "about "
+        yield f"Each split tests on {about}{100 * asked.fraction:g} % of every site's samples, drawn by label; {seed}."
     elif asked.kind == FOLDS:
         yield f"Each sample is tested on once; folds are drawn by site and label; {seed}."
     else:
@@ -198,9 +207,11 @@ def _how(study: Study) -> Iterator[str]:
         yield f"Samples of one {study.samples.grouped_by} are never in both parts of a split."
     if fill := study.samples.dataset.fill:
         yield f"Missing cells are filled by the {fill} of the split's training samples, words by the most frequent."
-    yield STANDARDIZED[str(asked.standardize)]
+    yield STANDARDIZED[str(asked.standardize)] + LEFT_OUT * (asked.standardize == CLIENT and study.leaves_out)
+    of_reference = next(arm for arm in study.arms if arm.key == study.methods.reference)
+    steps = _counted(steps_of(study, of_reference, 1), "gradient step")
     yield (
-        f"A federated run has {work.rounds:,} rounds of {work.steps:,} gradient steps at each of {work.sites} sites. "
+        f"A federated run has {_counted(f'{work.rounds:,}', 'round')} of {steps} {at_each(work.sites)}. "
         "Baselines take as many steps as one site, or as all sites of a round together, with the recipe's local keys."
     )
     if study.tuning is None:
@@ -208,6 +219,10 @@ def _how(study: Study) -> Iterator[str]:
     else:
         where = "See the chapter Tuning." if study.tuned is not None else "It has not ended yet."
         yield f"Tuned inside each split's training part: {'; '.join(asked.tune)}. {where}"
+
+
+def _counted(number: str, what: str) -> str:
+    return f"{number} {what}{'' if number == '1' else 's'}"
 
 
 def _recipes(view: View) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.study.arms import ALONE, ENSEMBLE, FEDERATED, PERSONALISED, Arm
 from hpcfed.study.measured import GLOBAL, TUNED, StudyResults
 from hpcfed.study.plan import Study
@@ -41,7 +42,7 @@ def rows_of(study: Study, results: StudyResults) -> list[StudyRow]:
     if ALONE in study.baselines:
         rows.append(_alone(study, results, alone))
     if ENSEMBLE in results.runs:
-        steps = f"{alone[0].steps} at each of {len(alone)} sites"
+        steps = f"{alone[0].steps} {at_each(len(study.trainers(0)))}"
         rows.append(_row(study, results, ENSEMBLE, "Ensemble of the sites' models", steps))
     return rows
 
@@ -51,8 +52,31 @@ def reference_of(study: Study, rows: Sequence[StudyRow]) -> StudyRow:
     return next(row for row in rows if row.key == study.methods.reference)
 
 
+def steps_of(study: Study, arm: Arm, rounds: int) -> str:
+    """Return the gradient steps of a method at a site in so many rounds: a range if its clients draw them."""
+    budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
+    if budget is None:
+        return f"{study.work.steps * rounds:,}"
+    if budget.low is None or budget.high is None:
+        return "scheduled"
+    low, high = (f"{steps * rounds:,}" for steps in (budget.low, budget.high))
+    return low if low == high else f"{low} to {high}"
+
+
+def _steps(study: Study, arm: Arm) -> str:
+    """Return an arm's gradient steps, of a method those at each site."""
+    if arm.kind != FEDERATED:
+        return arm.steps
+    return f"{steps_of(study, arm, arm.rounds)} {at_each(study.work.sites)}"
+
+
+def at_each(sites: int) -> str:
+    """Return at how many sites, as text."""
+    return "at one site" if sites == 1 else f"at each of {sites} sites"
+
+
 def _of_arm(study: Study, results: StudyResults, arm: Arm) -> StudyRow:
-    return _row(study, results, arm.key, arm.title, arm.steps, arm.key)
+    return _row(study, results, arm.key, arm.title, _steps(study, arm), arm.key)
 
 
 def _row(study: Study, results: StudyResults, key: str, title: str, steps: str, arm: str = "") -> StudyRow:
@@ -75,7 +99,7 @@ def _tuned(study: Study, results: StudyResults) -> StudyRow:
     return StudyRow(
         PERSONALISED,
         f"{of_arm.title}, fine-tuned at each site",
-        f"{of_arm.steps}, + {study.work.steps:,}",
+        f"{_steps(study, of_arm)}, + {study.work.steps:,}",
         lambda metric, site: results.values(arm, metric, site, count, TUNED),
         lambda metric: [np.nan] * count,
         lambda metric: results.counts(arm, metric, TUNED),

@@ -36,7 +36,7 @@ def run_study(
         InputError: the folder holds other files, a recipe cannot be run, or runs that tune were refused.
         EnvironmentFailure: the disk refuses, or runs that tune failed.
     """
-    remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh))
+    remarks = world.on_root(lambda: [*prepare(study, fresh=redo.fresh), *_left_out(study)])
     if study.tuning is not None:
         inner = world.on_root(study.inner)
         if inner.arms:
@@ -48,6 +48,15 @@ def run_study(
         study = world.on_root(lambda: replace(study, tuned=_tuned(study, inner)))
     plan = world.on_root(study.plan)
     return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks, study
+
+
+def _left_out(study: Study) -> list[str]:
+    """Return a line on the ensemble if the task has none."""
+    from hpcfed.study.ensemble import has_ensemble
+
+    if ENSEMBLE not in study.baselines or has_ensemble(study.samples.dataset.task):
+        return []
+    return ["the ensemble is left out: log hazards of separate Cox models have no common scale"]
 
 
 def _tuned(study: Study, inner: Study) -> Tuned:
@@ -93,7 +102,8 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 def main_tables(view: View) -> list[Table]:
     """Return the tables of the main metric that a terminal shows."""
     main = metrics_of(view.study.recipe, view.study.samples.dataset.task)[0]
-    return [results_table(view, main), differences_table(view, main)]
+    apart = differences_table(view, main)
+    return [results_table(view, main), *([] if apart is None else [apart])]
 
 
 def _write(view: View, words: Sequence[str], remarks: Sequence[str]) -> None:

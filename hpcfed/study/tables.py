@@ -78,44 +78,54 @@ class View:
 def results_table(view: View, metric: StudyMetric) -> Table:
     """A row a method, a column a site, and the mean of the sites: mean, and half of the interval's width."""
     measured = view.measured(metric)
-    rows = [
-        (row.title, row.steps, *_texts(view, _estimates(view, view.site_values(row, metric), measured), metric))
-        for row in view.rows
-    ]
-    note = _note(view, metric) + tested_note(view.study)
+    found = [_estimates(view, view.site_values(row, metric), measured) for row in view.rows]
+    rows = [(row.title, row.steps, *_texts(view, each, metric)) for row, each in zip(view.rows, found, strict=True)]
+    cells = [one for each in found for one in each]
+    note = _note(view, metric) + _some_splits(view, cells) + _one_value(view, cells) + _unmeasured(view, metric)
+    note += tested_note(view.study, metric)
     return Table("By site", _header(view, "Gradient steps"), tuple(rows), note)
 
 
-def differences_table(view: View, metric: StudyMetric) -> Table:
-    """The same of each method's differences from the reference, split by split; bold where zero lies outside."""
+def differences_table(view: View, metric: StudyMetric) -> Table | None:
+    """The same of each method's differences from the reference, split by split; bold where zero lies outside.
+
+    None if there is no other row.
+    """
     reference = reference_of(view.study, view.rows)
     theirs, measured = view.site_values(reference, metric), view.measured(metric)
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
+    cells: list[MeanEstimate | None] = []
     for row in view.rows:
         if row is reference:
             continue
         found = _estimates(view, view.site_values(row, metric) - theirs, measured)
         strong |= {(len(rows), column) for column, one in enumerate(found, 1) if one is not None and one.is_clear}
         rows.append((row.title, *(_difference_text(one, metric) for one in found)))
+        cells += found
+    if not rows:
+        return None
     points = " in points" if metric.is_share else ""
     note = (
         f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval, "
         "corrected as above; bold where zero lies outside. With so many comparisons some are bold by chance."
-    ) + few_events_note(view.study)
+    )
+    note += _one_value(view, cells) + few_events_note(view.study)
     return Table(f"Difference from {reference.title}", _header(view), tuple(rows), note, frozenset(strong))
 
 
 def spread_table(view: View, metric: StudyMetric) -> Table:
     """A row a method: the mean of the sites, the worst site, and the range over sites."""
     rows, measured = [], view.measured(metric)
+    cells: list[MeanEstimate | None] = []
     for row in view.rows:
         values = view.site_values(row, metric)
-        means = _means(values)
+        means, mean = _means(values), _estimates(view, values, measured)[-1]
+        cells.append(mean)
         whole = corrected(row.whole(metric.name), 0.0) if not view.study.leaves_out else None
         rows.append((
             row.title,
-            _texts(view, _estimates(view, values, measured)[-1:], metric)[0],
+            _texts(view, [mean], metric)[0],
             *_extremes(view, means, metric),
             _plain(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
             _plain(whole.mean if whole is not None else math.nan, metric),
@@ -125,7 +135,8 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
         "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits. All "
         "samples together: the metric of the sites' test samples as one set, mean over splits; – where sites have "
         "models of their own."
-    ) + tested_note(view.study)
+    )
+    note += _some_splits(view, cells) + _one_value(view, cells) + tested_note(view.study, metric)
     return Table("Over sites", header, tuple(rows), note)
 
 
@@ -193,7 +204,7 @@ def splits_table(study: Study) -> Table:
     return Table("Sites", header, tuple(rows))
 
 
-def tested_note(study: Study) -> str:
+def tested_note(study: Study, metric: StudyMetric) -> str:
     """Return a sentence on how many samples of each site are tested on, which sites have one class, and their events.
 
     Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
@@ -205,9 +216,9 @@ def tested_note(study: Study) -> str:
             of_one = f" (one class in {alone[k]} of {(held[:, k] > 0).sum()})" if alone[k] else ""
             of_events = "" if events is None else f" ({_events_text(events[held[:, k] > 0, k])})"
             said.append(f"{name} {_range(held[:, k])}{of_one}{of_events}")
-    doubt = (
-        " Of one class, a model that always says it is right in all; means count each site alike." if any(alone) else ""
-    )
+    doubt = ""
+    if any(alone) and metric.best_by_one_class:
+        doubt = " Of one class, a model that always says it is right in all; means count each site alike."
     return (f" Tested samples of a split: {', '.join(said)}.{doubt}" if said else "") + few_events_note(study)
 
 
@@ -402,20 +413,32 @@ def _header(view: View, *more: str) -> tuple[str, ...]:
 
 
 def _note(view: View, metric: StudyMetric) -> str:
-    study, unit, without = view.study, " in %" if metric.is_share else "", _unmeasured(view, metric)
+    study, unit = view.study, " in %" if metric.is_share else ""
     seeds = f", each a mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
     if study.leaves_out:
         return (
             f"{metric.title}{unit} on the site that was left out{seeds}. {MEAN}: ± half of its {CONFIDENCE} interval "
-            f"over sites ({CORRECTED}).{without}"
+            f"over sites ({CORRECTED})."
         )
     count = len(study.splits.each)
     if count == 1:
-        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more.{without}"
-    return (
-        f"{metric.title}{unit}, mean over {count} splits{seeds}, ± half of its {CONFIDENCE} interval ({CORRECTED}). "
-        f"1 of {count}: defined in so many splits.{without}"
-    )
+        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more."
+    return f"{metric.title}{unit}, mean over {count} splits{seeds}, ± half of its {CONFIDENCE} interval ({CORRECTED})."
+
+
+def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
+    """Return a sentence on cells that are defined in some splits alone, "" without any."""
+    splits = len(view.study.splits.each)
+    if view.study.leaves_out or not any(one is not None and one.count < splits for one in cells):
+        return ""
+    return f" 1 of {splits}: defined in so many splits."
+
+
+def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
+    """Return a sentence on cells of several values without interval, "" without any."""
+    what = "sites" if view.study.leaves_out else "splits"
+    without = any(one is not None and one.half_width is None and one.count > 1 for one in cells)
+    return f" A number without interval is the same in all {what}." if without else ""
 
 
 def _unmeasured(view: View, metric: StudyMetric) -> str:

@@ -183,6 +183,7 @@ def test_a_study_by_patient(tables, tmp_path):
     place = done(study)
     page = (place / "study.html").read_text()
     assert "Samples of one patient are never in both parts" in page
+    assert "Each split tests on about 20 % of every site&#39;s samples" in page
     assert "Missing cells are filled by the median of the split" in page
     assert (place / "splits.csv").read_text().startswith("sample,site,label,group,tested\n")
 

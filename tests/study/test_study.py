@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,10 +16,17 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
+from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.report.tables import Table
 from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
+from hpcfed.study.measured import RunResult, StudyResults
+from hpcfed.study.measures import StudyMetric, metrics_of
+from hpcfed.study.page import write_results
+from hpcfed.study.plan import Study
+from hpcfed.study.rows import rows_of
+from hpcfed.study.tables import View, differences_table, results_table, tested_note
 from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from tests.launch import launch
 from tests.report import browser
@@ -228,7 +236,7 @@ def test_survival_counts_events(folder):
     """Those of each split, not its samples, are what concordance and bold differences stand on."""
     of_survival(folder / "sites.h5")
     recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
-    study = planned(folder, "fedavg,fedexp", kind="k-fold", splits=2, baselines="none")
+    study = planned(folder, "fedavg,fedexp", kind="k-fold", splits=2, baselines="ensemble")
     place, samples = done(study), study.samples
     said = []
     for k, site in enumerate(SITES):
@@ -241,6 +249,93 @@ def test_survival_counts_events(folder):
         text = (place / f"tables/concordance-{title}.tex").read_text()
         assert f"Tested samples of a split: {', '.join(said)}. {few}" in text
     assert few in (place / "tables/concordance-difference-from-fedavg.tex").read_text()
+    assert "the ensemble is left out: log hazards of separate Cox models" in (place / "study.html").read_text()
+
+
+def view_of(study: Study, values: dict[str, list[list[float | None]]], metric: str = "auroc") -> View:
+    """Return results without runs: of each arm, a value of a metric at each site in each split."""
+    runs = {
+        arm: [
+            RunResult(split, 0, {("global", k): {metric: value} for k, value in enumerate(each)})
+            for split, each in enumerate(splits)
+        ]
+        for arm, splits in values.items()
+    }
+    results = StudyResults({arm.key: [] for arm in study.arms} | runs, {arm.key: 0 for arm in study.arms})
+    return View(study, results, rows_of(study, results))
+
+
+def test_steps_are_those_of_a_split(folder):
+    """The ensemble is of the models of the sites that train; clients with a budget draw their steps."""
+    study = planned(folder, "fedavg", kind="leave-one-site-out", baselines="ensemble")
+    steps = [row.steps for row in view_of(study, {"ensemble": []}).rows]
+    assert steps == ["15 at each of 2 sites", "15 at each of 2 sites"]
+    methods = "fedavg,fedexp:budget.low=1"
+    study = planned(folder, methods, ["budget={low: 2, high: 5}"], baselines="personalised")
+    steps = [row.steps for row in view_of(study, {}).rows]
+    assert steps == ["6 to 15 at each of 3 sites", "3 to 15 at each of 3 sites", "6 to 15 at each of 3 sites, + 5"]
+
+
+def test_notes_explain_the_cells_that_are_there(folder):
+    """A value of some splits, one value in all, and a model that always says the only class."""
+    auroc, error = StudyMetric("auroc", True), StudyMetric("calibration-error", False)
+    study = planned(folder, "fedavg,fedexp", splits=2, baselines="none")
+    apart, same, some = [[0.5, 0.6, 0.7], [0.6, 0.5, 0.8]], [[0.5, 0.6, 0.7]] * 2, [[None, 0.6, 0.7], [0.6, 0.5, 0.8]]
+    for values, sentences in ((apart, ()), (same, ("without interval",)), (some, ("1 of 2: defined in so many",))):
+        note = results_table(view_of(study, {"fedavg": apart, "fedexp": values}), auroc).note
+        for sentence in ("without interval", "1 of 2: defined in so many"):
+            assert (sentence in note) == (sentence in sentences)
+    note = differences_table(view_of(study, {"fedavg": apart, "fedexp": apart}), auroc).note
+    assert "A number without interval is the same in all splits." in note
+    assert (
+        differences_table(view_of(planned(folder, "fedavg", splits=2, baselines="none"), {"fedavg": apart}), auroc)
+        is None
+    )
+    with h5py.File(folder / "sites.h5", "a") as file:
+        for part in ("train", "test"):
+            file[f"{part}/y"][file[f"{part}/offsets"][2] :] = 0
+    study = planned(folder, "fedavg", splits=2, baselines="none")
+    always = "Of one class, a model that always says it is right in all"
+    for metric in metrics_of(
+        load_recipe({**to_plain(study.recipe), "evaluate": {"metrics": METRICS}}), "classification"
+    ):
+        assert (always in tested_note(study, metric)) == (metric.name in ("f1-macro", "accuracy"))
+    assert [error.title, error.in_text, auroc.in_text] == ["Calibration error", "calibration error", "AUROC"]
+
+
+METRICS = ["auroc", "f1-macro", "calibration-error"]
+
+
+def test_the_page_of_one_method_and_a_site_of_one_class(folder):
+    """Numbers have their nouns, and what is not there is said, or left out."""
+    recipe(folder, rounds=1)
+    study = planned(folder, "fedavg", splits=2, baselines="none", standardize="client")
+    view = view_of(study, {"fedavg": [[0.5, 0.6, None], [0.6, 0.5, None]]})
+    curves = {("global", k, "auroc"): [(1, 0.5)] for k in (0, 1)}
+    runs = [replace(run, curves=curves) for run in view.results.runs["fedavg"]]
+    page = write_results(replace(view, results=StudyResults({"fedavg": runs}, {"fedavg": 2})), [], [])["study.html"]
+    for words in ("sites: 1 method at 3 sites", "has 1 round of 5 gradient steps at each of 3 sites"):
+        assert words in page
+    assert "AUROC is defined in no evaluation at west." in page
+    assert "Difference from" not in page
+    assert "left out are scaled" not in page
+    out = planned(folder, "fedavg", kind="leave-one-site-out", baselines="none", standardize="client")
+    assert "left out are scaled" in write_results(view_of(out, {}), [], [])["study.html"]
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+def test_long_names_leave_the_means_in_sight(folder):
+    with h5py.File(folder / "sites.h5", "a") as file:
+        del file["train/client"]
+        file["train/client"] = [f"University_Hospital of the {site}ern Lakes and Mountains".encode() for site in SITES]
+    study = planned(folder, "fedavg,fedexp", splits=2, baselines="none")
+    values = [[0.5, 0.6, 0.7], [0.6, 0.5, 0.8]]
+    files = write_results(view_of(study, {"fedavg": values, "fedexp": values}), [], [])
+    (folder / "study.html").write_text(files["study.html"])
+    with browser.started() as tab:
+        tab.open(folder / "study.html", width=1000, dark=False)
+        wider = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
+        assert tab.value(wider) == 0
 
 
 @pytest.mark.soak
