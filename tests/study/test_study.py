@@ -26,7 +26,7 @@ from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.page import write_results
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import rows_of
-from hpcfed.study.tables import View, differences_table, results_table, tested_note
+from hpcfed.study.tables import View, differences_table, results_table
 from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from tests.launch import launch
 from tests.report import browser
@@ -299,7 +299,7 @@ def test_notes_explain_the_cells_that_are_there(folder):
     for metric in metrics_of(
         load_recipe({**to_plain(study.recipe), "evaluate": {"metrics": METRICS}}), "classification"
     ):
-        assert (always in tested_note(study, metric)) == (metric.name in ("f1-macro", "accuracy"))
+        assert (always in results_table(view_of(study, {}), metric).note) == (metric.name in ("f1-macro", "accuracy"))
     assert [error.title, error.in_text, auroc.in_text] == ["Calibration error", "calibration error", "AUROC"]
 
 
