@@ -82,7 +82,7 @@ def results_table(view: View, metric: StudyMetric) -> Table:
     rows = [(row.title, row.steps, *_texts(view, each, metric)) for row, each in zip(view.rows, found, strict=True)]
     cells = [one for each in found for one in each]
     note = _note(view, metric) + _some_splits(view, cells) + _one_value(view, cells) + _unmeasured(view, metric)
-    note += tested_note(view.study, metric)
+    note += _positive(view.study, metric) + tested_note(view.study, metric)
     return Table("By site", _header(view, "Gradient steps"), tuple(rows), note)
 
 
@@ -202,6 +202,14 @@ def splits_table(study: Study) -> Table:
         rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), _range(held[:, k])))
     header = ("Site", "Samples", *labels, "Tested in a split")
     return Table("Sites", header, tuple(rows))
+
+
+def _positive(study: Study, metric: StudyMetric) -> str:
+    """Return a sentence on the class that average precision is of, where there are two; else ""."""
+    labels = study.samples.labels
+    if study.recipe.evaluate.metrics.get(metric.name) != "average-precision" or len(labels) != 2:
+        return ""
+    return f" Of the class {labels[1]!r}, the positive one."
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:

@@ -306,6 +306,13 @@ def test_notes_explain_the_cells_that_are_there(folder):
 METRICS = ["auroc", "f1-macro", "calibration-error"]
 
 
+def test_average_precision_is_of_the_second_class(folder):
+    recipe(folder, evaluate={"metrics": ["average-precision", "auroc"]})
+    view = view_of(planned(folder, "fedavg", splits=2, baselines="none"), {})
+    notes = [results_table(view, metric).note for metric in metrics_of(view.study.recipe, "classification")]
+    assert ["Of the class 'ill', the positive one." in note for note in notes] == [True, False, False]
+
+
 def test_the_page_of_one_method_and_a_site_of_one_class(folder):
     """Numbers have their nouns, and what is not there is said, or left out."""
     recipe(folder, rounds=1)
@@ -433,9 +440,13 @@ def test_a_wrong_key_names_its_method(folder):
 def test_runs_that_are_refused_are_wrong_input(folder, command):
     """No empty tables, exit code 2, and the mended recipe goes on; a run that failed makes it the machine's, 4."""
     words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--quiet"]
-    wrong = command([*words, "loss=cox"], folder)
+    (folder / "broken.py").write_text("def model():\n    raise ValueError('no such layer')\n")
+    wrong = command([*words, "model={factory: 'broken:model'}"], folder)
     assert wrong.returncode == 2
-    assert "2 of 2 runs came to nothing, the first was refused: got loss.name 'cox' does not fit" in wrong.stderr
+    assert "2 of 2 runs came to nothing, the first was refused: got " in wrong.stderr
+    assert (
+        "broken.py, line 2, in model); check model.args; mend the recipe; if the cause lies elsewhere" in wrong.stderr
+    )
     assert "mend the recipe; if the cause lies elsewhere, --retry tries them again" in wrong.stderr
     assert wrong.stdout == ""
     assert not (folder / "run-study/study.html").exists()
