@@ -7,8 +7,11 @@ the list names, its own does not, and nobody has changed since: no other file is
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+
+import psutil
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
@@ -40,8 +43,18 @@ def replace_results(folder: Path, files: Mapping[str, str]) -> None:
             if name not in own and path.is_file() and not path.is_symlink() and _hash(path.read_bytes()) == hashed:
                 path.unlink()
         write_whole(tables / LIST, _text(now))
+        _remove_remains(folder, {Path(name).name for name in files})
+        _remove_remains(tables, {LIST, *own, *(name for _, name in before)})
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
+
+
+def _remove_remains(folder: Path, names: Collection[str]) -> None:
+    """Remove the temporary files of these names that a killed process of this node has left."""
+    for path in folder.glob(".*.tmp"):
+        found = re.fullmatch(r"\.(.+)\.([1-9][0-9]{0,8})\.tmp", path.name, re.ASCII)
+        if found and found[1] in names and not psutil.pid_exists(int(found[2])):
+            path.unlink(missing_ok=True)
 
 
 def _hash(content: bytes) -> str:

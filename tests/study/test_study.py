@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -396,10 +397,15 @@ def test_tables_of_an_earlier_call_are_removed(folder):
     (tables / "tuning-chosen-values.tex").write_text("% edited for the paper")
     (tables / "my-cross-site-accuracy.csv").touch()
     (tables / "values.csv").unlink()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    (tables / f".values.csv.{ended.pid}.tmp").touch()
+    (tables / f".mine.csv.{ended.pid}.tmp").touch()
     done(planned(folder, "fedavg,fedprox", **options, baselines="none"), fresh=True)
     alone = planned(folder, "fedavg,fedprox", **options, baselines="none", output=folder / "fresh")
     new = {path.name for path in (done(alone) / "tables").iterdir()}
-    assert {path.name for path in tables.iterdir()} == new | {"tuning-chosen-values.tex", "my-cross-site-accuracy.csv"}
+    others = {"tuning-chosen-values.tex", "my-cross-site-accuracy.csv", f".mine.csv.{ended.pid}.tmp"}
+    assert {path.name for path in tables.iterdir()} == new | others
 
 
 @pytest.mark.parametrize(
