@@ -20,7 +20,7 @@ import numpy as np
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.setup import build_model, resolve
 from hpcfed.study.methods import MethodChoice
 
@@ -109,6 +109,11 @@ def work_of(recipe: Recipe, sizes: np.ndarray) -> Work:
     return Work(steps, recipe.rounds, recipe.cohort.size_in(len(sizes)) or len(sizes))
 
 
+def has_ensemble(task: str) -> bool:
+    """Whether models of a task can be averaged by their predictions."""
+    return task != "survival"
+
+
 def make_arms(
     methods: Sequence[MethodChoice], reference: str, baselines: Sequence[str], sites: Sequence[str], work: Work
 ) -> list[Arm]:
@@ -132,12 +137,14 @@ def make_arms(
     if POOLED in baselines:
         for factor, count in zip(factors, (one, whole), strict=False):
             key = POOLED if factor == 1 else f"{POOLED}-long"
-            arms.append(Arm(key, f"Pooled, {count:,} steps", POOLED, f"{count:,}", work.rounds, factor=factor))
+            arms.append(Arm(key, f"Pooled, {counted(count, 'step')}", POOLED, f"{count:,}", work.rounds, factor=factor))
     if TRAVELLING in baselines:
         for factor, count in zip(factors, (one, whole), strict=False):
             key = TRAVELLING if factor == 1 else f"{TRAVELLING}-long"
             rounds = work.rounds * factor
-            arms.append(Arm(key, f"Travelling, {count:,} steps", TRAVELLING, f"{count:,}", rounds, factor=factor))
+            arms.append(
+                Arm(key, f"Travelling, {counted(count, 'step')}", TRAVELLING, f"{count:,}", rounds, factor=factor)
+            )
     if ALONE in baselines or ENSEMBLE in baselines:
         for k, name in enumerate(sites):
             arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, f"{one:,}", work.rounds, site=k))

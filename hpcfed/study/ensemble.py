@@ -27,11 +27,6 @@ ROOM = 1 << 30
 """Bytes of samples that are kept."""
 
 
-def has_ensemble(task: str) -> bool:
-    """Whether models of a task can be averaged by their predictions."""
-    return task != "survival"
-
-
 def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
     """Measure the ensemble of a split's and a seed's models on all its test samples.
 

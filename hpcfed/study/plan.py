@@ -15,7 +15,18 @@ from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.setup import build_loss, resolve
-from hpcfed.study.arms import PERSONALISED, TRAVELLING, Arm, Work, make_arms, recipe_of, shared_parameters, work_of
+from hpcfed.study.arms import (
+    ENSEMBLE,
+    PERSONALISED,
+    TRAVELLING,
+    Arm,
+    Work,
+    has_ensemble,
+    make_arms,
+    recipe_of,
+    shared_parameters,
+    work_of,
+)
 from hpcfed.study.federations import files_of
 from hpcfed.study.measures import with_metrics
 from hpcfed.study.methods import Methods, parse_methods
@@ -99,6 +110,8 @@ class Study:
         if self.leaves_out and PERSONALISED in self.baselines:
             found.append("personalised models are left out: a site that is left out has no training samples")
         sites = len(self.trainers(0))
+        if ENSEMBLE in parse_baselines(self.asked.baselines) and ENSEMBLE not in self.baselines:
+            found.append("the ensemble is left out: log hazards of separate Cox models have no common scale")
         for arm in self.arms:
             if arm.kind == TRAVELLING and arm.rounds < sites:
                 found.append(
@@ -250,6 +263,8 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
     training = splits.each[0].training
     sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
     folder = asked.output or first.output.with_name(f"{first.output.name}-study")
+    if not has_ensemble(samples.dataset.task):
+        baselines = tuple(one for one in baselines if one != ENSEMBLE)
     study = Study(
         folder=Path(os.path.normpath(Path.cwd() / folder)),
         recipe=recipe,

@@ -36,7 +36,7 @@ def run_study(
         InputError: the folder holds other files, a recipe cannot be run, or runs that tune were refused.
         EnvironmentFailure: the disk refuses, or runs that tune failed.
     """
-    remarks = world.on_root(lambda: [*prepare(study, fresh=redo.fresh), *_left_out(study)])
+    remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh))
     if study.tuning is not None:
         inner = world.on_root(study.inner)
         if inner.arms:
@@ -48,15 +48,6 @@ def run_study(
         study = world.on_root(lambda: replace(study, tuned=_tuned(study, inner)))
     plan = world.on_root(study.plan)
     return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks, study
-
-
-def _left_out(study: Study) -> list[str]:
-    """Return a line on the ensemble if the task has none."""
-    from hpcfed.study.ensemble import has_ensemble
-
-    if ENSEMBLE not in study.baselines or has_ensemble(study.samples.dataset.task):
-        return []
-    return ["the ensemble is left out: log hazards of separate Cox models have no common scale"]
 
 
 def _tuned(study: Study, inner: Study) -> Tuned:
@@ -114,9 +105,9 @@ def _write(view: View, words: Sequence[str], remarks: Sequence[str]) -> None:
 
 def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
     """Return the results with those of the ensembles whose models are all there."""
-    from hpcfed.study.ensemble import ensemble_result, has_ensemble
+    from hpcfed.study.ensemble import ensemble_result
 
-    if ENSEMBLE not in study.baselines or not has_ensemble(study.samples.dataset.task):
+    if ENSEMBLE not in study.baselines:
         return results
     alone = [arm for arm in study.arms if arm.kind == ALONE]
     found = []
