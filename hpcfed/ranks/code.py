@@ -17,7 +17,7 @@ def digest() -> str:
     The files, 320 of them, are those of the folders that this process imports from.
     """
     found = hashlib.sha256()
-    for folder in _folders():
+    for folder in map(Path, folders()):
         for path in sorted(path for path in folder.rglob("*.py") if path.is_file()):  # not an editor's broken link
             content = path.read_bytes()
             found.update(f"{folder.name}/{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
@@ -25,6 +25,9 @@ def digest() -> str:
     return found.hexdigest()[:12]
 
 
-def _folders() -> list[Path]:
+def folders() -> tuple[str, ...]:
+    """Return the folders of hpcfed and data_prep that this process imports from."""
     specs = [find_spec(package) for package in PACKAGES]
-    return [Path(place) for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    return tuple(
+        str(Path(place).resolve()) for spec in specs if spec for place in spec.submodule_search_locations or ()
+    )

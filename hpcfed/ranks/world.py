@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
-from hpcfed.ranks.code import digest
+from hpcfed.ranks.code import digest, folders
 from hpcfed.ranks.pulse import Pulse
 from hpcfed.ranks.threads import start
 
@@ -158,9 +158,9 @@ class World:
 
 
 class MpiWorld(World):
-    """The ranks of an MPI communicator."""
+    """The ranks of an MPI communicator; `code` is this one's digest, where it is known."""
 
-    def __init__(self, comm: MPI.Comm):
+    def __init__(self, comm: MPI.Comm, code: str | None = None):
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -169,11 +169,20 @@ class MpiWorld(World):
         self.rank, self.size = comm.rank, comm.size
         with self.ends_within(MEETING, self._unmet()):
             self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
-            everywhere = comm.allgather((socket.gethostname(), digest() if comm.size > 1 else ""))
-            self.hosts, self.code = (tuple(column) for column in zip(*everywhere, strict=True))
+            places = comm.allgather((socket.gethostname(), folders()))
+            self.hosts = tuple(host for host, _ in places)
+            self.code = self._digests(places) if code is None else tuple(comm.allgather(code))
             if MPI.Query_thread() == MPI.THREAD_MULTIPLE and comm.size > 1:
                 self.pulse = Pulse(MPI, comm.Dup(), self._control)
         self.reads_gpu_memory = _reads_gpu_memory(MPI)
+
+    def _digests(self, places: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:
+        """Return each rank's digest: of those on one host with the same folders, the first one reads the files."""
+        if self.size == 1:
+            return ("",)
+        first = {place: rank for rank, place in reversed(list(enumerate(places)))}
+        found = self._comm.allgather(digest() if first[places[self.rank]] == self.rank else "")
+        return tuple(found[first[place]] for place in places)
 
     def _unmet(self) -> EnvironmentFailure:
         what = f"start, rank {self.rank} on {socket.gethostname()}: not all {self.size} ranks have met"
@@ -205,7 +214,7 @@ class MpiWorld(World):
 
     def split(self, groups: int) -> World:
         super().split(groups)
-        return MpiWorld(self._comm.Split(self.rank * groups // self.size, self.rank))
+        return MpiWorld(self._comm.Split(self.rank * groups // self.size, self.rank), self.code[self.rank])
 
     def exchange(
         self, outgoing: Sequence[tuple[Tensor, int]], incoming: Sequence[tuple[Tensor, int]]

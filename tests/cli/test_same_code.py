@@ -52,6 +52,22 @@ def test_ranks_with_other_code_do_not_train_together(other: Path, folder: Path) 
     assert any("ranks run different code of hpcfed" in found["what"] for found in json.loads(told.stdout)["findings"])
 
 
+READS = """
+from hpcfed.ranks.code import digest
+from hpcfed.ranks.world import connect
+world = connect()
+half = world.split(2)
+print(world.rank, digest.cache_info().misses, len(set(world.code) | set(half.code)), flush=True)
+"""
+
+
+@pytest.mark.one_mpi
+def test_one_rank_of_a_host_reads_the_code(tmp_path: Path) -> None:
+    """In a folder that hosts share, a rank's reading of all files takes seconds; groups know what the world found."""
+    done = launch(4, [READS], program=("-c",), cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["0 1 1", "1 0 1", "2 0 1", "3 0 1"]
+
+
 @pytest.mark.one_mpi
 def test_ranks_with_other_versions_are_not_called_bitwise(other: Path, folder: Path) -> None:
     about = other / "numpy-1.99.9.dist-info" / "METADATA"

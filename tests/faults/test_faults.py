@@ -78,10 +78,11 @@ def test_a_thread_that_cannot_be_started_is_the_machines_failure(tmp_path):
 
 @pytest.mark.parametrize("client", [2, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_killed_rank_ends_the_job(place, client):
-    done = place.start(args={"deed": "die", "whose": client, "visit": 2})
+    """Rank 0 may die with it before it has recorded the round before, but not before the one before that."""
+    done = place.start(args={"deed": "die", "whose": client, "visit": 3})
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    assert [row["round"] for row in place.rows()] == [1]
+    assert [row["round"] for row in place.rows()] in ([1], [1, 2])
 
 
 @pytest.mark.parametrize("access", ["mmap", pytest.param("memory", marks=pytest.mark.soak)])
