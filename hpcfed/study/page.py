@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from data_prep.tables.standardize import CLIENT
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import visible
+from hpcfed.errors import counted, visible
 from hpcfed.report.page import Picture, line_key, templates
 from hpcfed.report.read import read_recipe
 from hpcfed.report.style import DARK, LIGHT, to_svg
@@ -23,7 +23,6 @@ from hpcfed.study.plan import PAGE, TABLES, Study
 from hpcfed.study.rows import at_each, steps_of
 from hpcfed.study.splits import FOLDS, HOLDOUT
 from hpcfed.study.tables import View
-from hpcfed.sweep.plan import counted
 from hpcfed.version import __version__
 
 LEFT_OUT = " Those of the site that is left out are scaled by the training samples of all others."

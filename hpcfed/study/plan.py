@@ -13,7 +13,7 @@ import numpy as np
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.setup import build_loss, resolve
 from hpcfed.study.arms import (
     ENSEMBLE,
@@ -35,7 +35,7 @@ from hpcfed.study.samples import SiteSamples, read_samples
 from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, inner_split, make_splits
 from hpcfed.study.tuning import Tuned, Tuning, naming_tune, parse_tuning, variants
 from hpcfed.sweep.grid import Point
-from hpcfed.sweep.plan import Plan, Unit, counted
+from hpcfed.sweep.plan import Plan, Unit
 
 PAGE, TABLES, DATA, SWEEP, TUNING = "study.html", "tables", "data", "sweep", "tuning"
 """Entries of a study's folder."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfed.errors import counted
 from hpcfed.report.group import ABSENT
 from hpcfed.report.paired import MeanEstimate
 from hpcfed.report.tables import Table
@@ -23,7 +24,6 @@ from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import StudyRow, reference_of
 from hpcfed.study.statistics import corrected, interval
-from hpcfed.sweep.plan import counted
 
 if TYPE_CHECKING:
     from hpcfed.study.bootstrap import Resampled

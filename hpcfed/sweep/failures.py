@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, counted
 from hpcfed.sweep.claims import AGAIN, Claims
-from hpcfed.sweep.plan import Plan, counted
+from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import stand
 
 
