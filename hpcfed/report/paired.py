@@ -34,6 +34,11 @@ class MeanEstimate:
     count: int
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The ends of the confidence interval."""
+        return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
+
+    @property
     def is_clear(self) -> bool:
         """Whether zero lies outside the interval."""
         return self.half_width is not None and abs(self.mean) > self.half_width

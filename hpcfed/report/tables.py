@@ -150,8 +150,9 @@ def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pa
     if value is None:
         return ABSENT
     words = text(value.mean)
-    if value.half_width is not None:
-        words += f" [{text(value.mean - value.half_width)},\u00a0{text(value.mean + value.half_width)}]"
+    if value.interval is not None:
+        low, high = value.interval
+        words += f" [{text(low)},\u00a0{text(high)}]"
     return words if value.count == num_pairs else f"{value.count} of {num_pairs}: {words}"
 
 

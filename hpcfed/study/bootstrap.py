@@ -38,7 +38,7 @@ from hpcfed.study.measures import StudyMetric
 if TYPE_CHECKING:
     from hpcfed.study.plan import Study
     from hpcfed.study.rows import StudyRow
-    from hpcfed.study.tables import View
+    from hpcfed.study.view import View
 
 Outputs = Mapping[int, torch.Tensor]
 """Site → output of a model on its test samples, (n, …)."""

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from hpcfed.report.style import DASHES, LIGHT, PAGE, Medium, panels
 from hpcfed.study.arms import Arm
 from hpcfed.study.measures import StudyMetric
-from hpcfed.study.tables import View
+from hpcfed.study.view import View
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Title of a row → rounds (E,) and values (E,)."""

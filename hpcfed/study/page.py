@@ -20,9 +20,11 @@ from hpcfed.study.figures import curves_of, draw_confusion, draw_cross, draw_cur
 from hpcfed.study.files import csv_of_records, csv_of_table, file_name, latex_of_table
 from hpcfed.study.measures import StudyMetric, matrix_of, metrics_of
 from hpcfed.study.plan import PAGE, TABLES, Study
+from hpcfed.study.records import bootstrap_records, result_records, tuning_records, value_records
 from hpcfed.study.rows import at_each, steps_of
 from hpcfed.study.splits import FOLDS, HOLDOUT
-from hpcfed.study.tables import View
+from hpcfed.study.tested import splits_table
+from hpcfed.study.view import View
 from hpcfed.version import __version__
 
 LEFT_OUT = " Those of the site that is left out are scaled by the training samples of all others."
@@ -63,15 +65,15 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
     chapters = list(_chapters(view, metrics))
     files: dict[str, str] = {}
     named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
-    if intervals := tables.bootstrap_records(view, metrics):
+    if intervals := bootstrap_records(view, metrics):
         files[f"{TABLES}/bootstrap.csv"] = csv_of_records(intervals)
-    if records := tables.tuning_records(view.study):
-        files[f"{TABLES}/tuning-points.csv"] = csv_of_records(records)
-    for title, table in [*named, ("sites", tables.splits_table(view.study))]:
+    if points := tuning_records(view.study):
+        files[f"{TABLES}/tuning-points.csv"] = csv_of_records(points)
+    for title, table in [*named, ("sites", splits_table(view.study))]:
         name = f"{TABLES}/{file_name(title)}"
         files |= {f"{name}.csv": csv_of_table(table), f"{name}.tex": latex_of_table(table)}
-    files[f"{TABLES}/results.csv"] = csv_of_records(tables.tidy(view, metrics))
-    files[f"{TABLES}/values.csv"] = csv_of_records(tables.raw(view))
+    files[f"{TABLES}/results.csv"] = csv_of_records(result_records(view, metrics))
+    files[f"{TABLES}/values.csv"] = csv_of_records(value_records(view))
     files[PAGE] = _render(view, chapters, words, remarks)
     return files
 
@@ -102,7 +104,7 @@ def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapt
         found = [make(view, metric) for make in made]
         yield StudyChapter(metric.title, tuple(table for table in found if table is not None))
     main = metrics[0]
-    matrix, cross = tables.cross_matrix(view, main), tables.cross_table(view, main)
+    matrix, cross = view.cross_values(main), tables.cross_table(view, main)
     if matrix is not None and cross is not None:
         svg = to_svg(draw_cross(matrix, view.sites, main), "cross-site")
         others = [table for metric in metrics[1:] if (table := tables.cross_table(view, metric)) is not None]
@@ -168,7 +170,7 @@ def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], 
         keys=_keys(view),
         warnings=warnings(view),
         chapters=chapters,
-        sites=tables.splits_table(study),
+        sites=splits_table(study),
         how=[*_how(study), *remarks],
         command=shlex.join(["hpcfed", "study", *words]),
         recipes=list(_recipes(view)),

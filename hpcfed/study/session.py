@@ -14,8 +14,9 @@ from hpcfed.study.measured import StudyResults, read_results
 from hpcfed.study.measures import metrics_of
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import rows_of
-from hpcfed.study.tables import View, differences_table, results_table
+from hpcfed.study.tables import differences_table, results_table
 from hpcfed.study.tuning import Tuned, choose
+from hpcfed.study.view import View
 from hpcfed.study.written import replace_results
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.run import Redo, run_sweep

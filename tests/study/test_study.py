@@ -27,7 +27,8 @@ from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.page import write_results
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import rows_of
-from hpcfed.study.tables import View, differences_table, results_table
+from hpcfed.study.tables import differences_table, results_table
+from hpcfed.study.view import View
 from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from tests.launch import launch
 from tests.report import browser

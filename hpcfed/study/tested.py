@@ -1,0 +1,110 @@
+"""What a study tests on: samples, classes and events of each site in each split, as a table and in notes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcfed.errors import counted
+from hpcfed.report.tables import Table
+from hpcfed.study.measures import StudyMetric
+from hpcfed.study.plan import Study
+
+MOST_COUNTED = 12
+"""Most sites whose numbers of tested samples stand below each table; the table of the sites has all."""
+FEW_EVENTS = 10
+"""Events of a site in a split below which a concordance, and differences of it, are no ground for a claim."""
+FEW_UNITS = 10
+"""Patients below which a percentile interval over patients is far too narrow."""
+
+
+def splits_table(study: Study) -> Table:
+    """A row a site: samples, the labels among them, and how many are tested on in each split."""
+    samples, held = study.samples, _held(study)
+    labels = [] if samples.label is None else list(samples.labels)
+    rows = []
+    for k, name in enumerate(samples.sites):
+        own = samples.owner == k
+        counts = [] if samples.label is None else np.bincount(samples.label[own], minlength=len(labels)).tolist()
+        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), _range(held[:, k])))
+    header = ("Site", "Samples", *labels, "Tested in a split")
+    return Table("Sites", header, tuple(rows))
+
+
+def tested_note(study: Study, metric: StudyMetric) -> str:
+    """Return a sentence on how many samples of each site are tested on, which sites have one class, and their events.
+
+    Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
+    """
+    held, alone, events = _held(study), _one_class(study), _events(study)
+    said = []
+    for k, name in enumerate(study.samples.sites):
+        if alone[k] or len(study.samples.sites) <= MOST_COUNTED:
+            of_one = f" (one class in {alone[k]} of {(held[:, k] > 0).sum()})" if alone[k] else ""
+            of_events = "" if events is None else f" ({_events_text(events[held[:, k] > 0, k])})"
+            said.append(f"{name} {_range(held[:, k])}{of_one}{of_events}")
+    doubt = ""
+    if any(alone) and metric.best_by_one_class:
+        doubt = " Of one class, a model that always says it is right in all; means count each site alike."
+    return (f" Tested samples of a split: {', '.join(said)}.{doubt}" if said else "") + few_events_note(study)
+
+
+def few_events_note(study: Study) -> str:
+    """Return a sentence on the sites where a split tests on fewer than `FEW_EVENTS` events; "" without any."""
+    held, events = _held(study), _events(study)
+    if events is None:
+        return ""
+    few = [
+        name
+        for k, name in enumerate(study.samples.sites)
+        if events[held[:, k] > 0, k].min(initial=FEW_EVENTS) < FEW_EVENTS
+    ]
+    return f" Fewer than {FEW_EVENTS} events at {', '.join(few)}: numbers only, no claim." if few else ""
+
+
+def few_units(study: Study) -> list[str]:
+    """Return the sites with fewer than `FEW_UNITS` patients, or samples, to resample, with their numbers."""
+    tested = np.any([split.tests for split in study.splits.each], axis=0)
+    group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
+    counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]
+    return [f"{name} ({n})" for name, n in zip(study.samples.sites, counts, strict=True) if n < FEW_UNITS]
+
+
+def _events(study: Study) -> np.ndarray | None:
+    """Return how many events of each site each split tests on, (J, N); None for other tasks than survival."""
+    samples = study.samples
+    if samples.label is None or samples.dataset.task != "survival":
+        return None
+    return _counts(study, samples.label == 1)
+
+
+def _events_text(counts: np.ndarray) -> str:
+    """Return the events of a site in the splits that test on it, (J,), as text."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
+
+
+def _held(study: Study) -> np.ndarray:
+    """Return how many samples of each site each split tests on, (J, N)."""
+    return _counts(study, np.ones(len(study.samples.owner), bool))
+
+
+def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
+    """Return how many of the samples `kept`, (n,) bool, of each site each split tests on, (J, N)."""
+    owner, sites = study.samples.owner, len(study.samples.sites)
+    return np.array([np.bincount(owner[one.tests & kept], minlength=sites) for one in study.splits.each])
+
+
+def _range(counts: np.ndarray) -> str:
+    """Return the numbers of tested samples of a site, (J,), as text; splits that leave it out do not count."""
+    some = counts[counts > 0]
+    low, high = (some.min(), some.max()) if len(some) else (0, 0)
+    return f"{high:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _one_class(study: Study) -> list[int]:
+    """Return in how many splits each site's tested samples are of one class, (N,); zeros for other tasks."""
+    samples, sites = study.samples, range(len(study.samples.sites))
+    if samples.label is None or samples.dataset.task != "classification":
+        return [0 for _ in sites]
+    of_sites = [[samples.label[one.tests & (samples.owner == k)] for one in study.splits.each] for k in sites]
+    return [sum(len(np.unique(labels)) == 1 for labels in each) for each in of_sites]
