@@ -152,13 +152,12 @@ def _batches(path: Path, names: list[str]) -> Iterator[Any]:
 
         size = min(MOST_BYTES, max(BLOCK_BYTES, BLOCK_ROWS * len(_first_lines(path)[-1])))
         places = [str(k) for k in range(len(names))]
-        with path.open("rb") as file:
-            reader = arrow_csv.open_csv(
-                file,
-                read_options=arrow_csv.ReadOptions(column_names=places, use_threads=False, block_size=size),
-                parse_options=arrow_csv.ParseOptions(delimiter=separator(path), newlines_in_values=True),
-                convert_options=arrow_csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.string())),
-            )
+        options = {
+            "read_options": arrow_csv.ReadOptions(column_names=places, use_threads=False, block_size=size),
+            "parse_options": arrow_csv.ParseOptions(delimiter=separator(path), newlines_in_values=True),
+            "convert_options": arrow_csv.ConvertOptions(column_types=dict.fromkeys(places, pyarrow.string())),
+        }
+        with path.open("rb") as file, arrow_csv.open_csv(file, **options) as reader:  # ends its threads if left early
             header_rows = 1
             for batch in reader:
                 yield batch.slice(header_rows)
