@@ -62,12 +62,12 @@ def submit_array(
     """
     from hpcfed.cli.submit import submit_job
     from hpcfed.sweep.claims import Claims
-    from hpcfed.sweep.run import prepare, stand
+    from hpcfed.sweep.run import is_decided, prepare
 
     def is_done() -> bool:
         planned = plan()
         claims = Claims(planned.folder, "submit")
         prepare(planned, claims, redo)
-        return all(one.decided for one in stand(planned, claims).values())
+        return is_decided(planned, claims)
 
     submit_job(work, folder, words, is_done, array=array, **job)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from hpcfed.cli.array import array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.ranks.signals import Signals
     from hpcfed.study.plan import Study
+    from hpcfed.sweep.plan import Plan
 
 
 @click.command("study")
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 )
 @click.option("--accept-code", is_flag=True, help="Go on although your own code has changed; both are recorded.")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing while it runs.")
+@array_options
 def command(
     recipe: str,
     overrides: tuple[str, ...],
@@ -64,6 +69,8 @@ def command(
     fresh: bool,
     accept_code: bool,
     quiet: bool,
+    array: int | None,
+    **job: Any,
 ) -> None:
     """Compare methods and baselines at a few sites, on splits of their samples, and write one page.
 
@@ -72,14 +79,15 @@ def command(
 
     RECIPE names a federation whose clients are the sites. All their samples, training and test samples together, are
     split anew, and filled and scaled by the training samples of each split. Groups of ranks take runs until none is
-    left. After a stop or a kill the same command goes on; when all is done, it only writes the page.
+    left. After a stop or a kill the same command goes on; when all is done, it only writes the page. With --array the
+    splits are written here, and N SLURM jobs share the runs, each of the size that the options listed after it set.
     """
     from hpcfed.errors import Stopped
     from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
     from hpcfed.study.options import Asked
     from hpcfed.study.plan import read_study
-    from hpcfed.study.session import run_study
+    from hpcfed.study.session import next_runs, run_study
     from hpcfed.sweep.failures import endings, raise_if_failed
     from hpcfed.sweep.grid import parse_seeds
     from hpcfed.sweep.run import Redo
@@ -93,36 +101,54 @@ def command(
 
     world = connect()
     study = world.on_root(read)
-    stopped, remarks, study = run_study(study, world, groups, Redo(retry, fresh, accept_code), quiet=quiet)
-    remarks = [*study.remarks, *remarks]
+    redo = Redo(retry, fresh, accept_code)
+    if is_asked_for(array, job):
+        words = _words(click.get_current_context().params, study.folder)
+        runs = partial(next_runs, study, redo)
+        world.on_root(lambda: submit_array(study.recipe, study.folder, runs, words, array, redo, job))
+        return
+    stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
+    plan = world.on_root(study.plan)
     with catch_signals(world) as caught:
-        world.on_root(lambda: _report(study, remarks, caught, resamples=not stopped, quiet=quiet))
+        world.on_root(lambda: _report(study, plan, [*study.remarks, *remarks], caught, quiet=quiet))
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")
-    plan = world.on_root(study.plan)
     world.on_root(lambda: raise_if_failed(plan, endings(plan)))
 
 
-def _report(study: Study, remarks: Sequence[str], caught: Signals, *, resamples: bool, quiet: bool) -> None:
-    """Write the results so far, if there are any, and print the main tables; then resample patients.
+def _words(asked: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the command of every job of an array, as ``hpcfed`` takes it, from this command's parameters."""
+    words = ["study", str(Path(asked["recipe"]).resolve())]
+    words += [text for text in asked["overrides"] if not text.startswith("output=")]
+    same = ("methods", "splits", "kind", "seeds", "rounds", "baselines", "standardize", "bootstrap", "groups")
+    options = {name: name for name in same} | {"test-fraction": "fraction", "split-seed": "split_seed"}
+    words += [f"--{option}={asked[name]}" for option, name in options.items() if asked[name] is not None]
+    return [*words, *(f"--tune={text}" for text in asked["tune"]), f"--output={folder}"]
+
+
+def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *, quiet: bool) -> None:
+    """Write the results so far, if there are any, and print the main tables; once all runs are done resample patients.
 
     Raises:
         Stopped: a signal has stopped the resampling.
     """
     from hpcfed.cli.report import print_table
+    from hpcfed.study.page import without_results
     from hpcfed.study.plan import PAGE, TABLES
     from hpcfed.study.session import main_tables, write_intervals, write_study
+    from hpcfed.sweep.claims import Claims
+    from hpcfed.sweep.run import is_decided
 
     words = sys.argv[2:]
-    view = write_study(study, words, remarks)
+    view = write_study(study, plan, words, remarks)
     for table in [] if view is None else main_tables(view):
         print_table(table)
-    for line in remarks:
+    for line in remarks if view is None else [*remarks, *without_results(view)]:
         click.echo(line)
     if view is None:
         return
     click.echo(f"{study.folder / PAGE}\n{study.folder / TABLES}")
-    if resamples and study.asked.bootstrap:
+    if study.asked.bootstrap and is_decided(plan, Claims(plan.folder, "report")):
         from hpcfed.study.bootstrap import ResampleProgress
 
         progress = ResampleProgress(study.folder.name, not quiet, lambda: caught.name is not None)

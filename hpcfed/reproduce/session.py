@@ -19,11 +19,12 @@ from hpcfed.reproduce.inputs import Places, is_prepared, lacking, prepare
 from hpcfed.reproduce.measure import left_out, read_settings
 from hpcfed.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.reproduce.projections import compare_projections
-from hpcfed.reproduce.sites import compare_sites
+from hpcfed.reproduce.sites import check_sites, compare_sites
 from hpcfed.reproduce.table import make_table, markdown
+from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import Redo, run_sweep
+from hpcfed.sweep.run import Redo, run_sweep, standings
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class ReproduceSession:
             kept = [case for case in experiment.cases if case not in waiting]
             if prepared:
                 kept = [case for case in kept if is_prepared(experiment, case, self.places)]
+            if experiment.measure.kind == "sites" and len(kept) < len(experiment.cases):  # its table is of all
+                kept = []
             if kept:
                 found.append(experiment.limited(kept))
         if not found:
@@ -84,7 +87,7 @@ class ReproduceSession:
         """Make the federations of all cases, on rank 0 only; return the experiment with the cases that succeeded.
 
         Raises:
-            InputError: none did.
+            InputError: none did; or, where the table is of all, one did not.
         """
         kept, refused = [], []
         for name, case in experiment.cases.items():
@@ -97,9 +100,13 @@ class ReproduceSession:
                 refused.append(error)
                 if len(experiment.cases) > 1:
                     print(f"{experiment.name}: {case.title} is left out: {error}", flush=True)
-        if not kept:
+        of_sites = experiment.measure.kind == "sites"
+        if not kept or (of_sites and refused):
             raise refused[0]
-        return experiment.limited(kept)
+        ready = experiment.limited(kept)
+        if of_sites:
+            check_sites(ready, self.places)
+        return ready
 
     def run(self, experiment: Experiment) -> bool:
         """Run what is left of an experiment with prepared data, on all ranks; return whether it was stopped early.
@@ -135,6 +142,14 @@ class ReproduceSession:
         Raises:
             EnvironmentFailure: the disk refuses.
         """
+        if not experiment.trains:
+            return self._write(experiment)
+        plan = self._layout(experiment).plan
+        for _ in standings(plan, Claims(plan.folder, "report")):
+            shown = self._write(experiment)
+        return shown
+
+    def _write(self, experiment: Experiment) -> Shown:
         folder, remark = self.folder(experiment), ""
         if experiment.measure.kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")

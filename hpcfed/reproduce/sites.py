@@ -7,7 +7,8 @@ of all sites, scaled as its training data are. Every model is measured on all of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +79,18 @@ def _is_trained(status: str) -> bool:
     return status == "finished"
 
 
-def _tests(experiment: Experiment, places: Places) -> Tests:
+def check_sites(experiment: Experiment, places: Places) -> None:
+    """Check that the prepared data have the test sets which models are measured on.
+
+    Raises:
+        InputError: they have not.
+    """
+    with _federations(experiment, places):
+        pass
+
+
+@contextmanager
+def _federations(experiment: Experiment, places: Places) -> Iterator[tuple[Federation, Federation]]:
     with (
         Federation.open(places.federation(experiment.cases[SITES].data, 0)) as sites,
         Federation.open(places.federation(experiment.cases[POOLED].data, 0)) as pooled,
@@ -86,6 +98,11 @@ def _tests(experiment: Experiment, places: Places) -> Tests:
         if sites.test_offsets is None or pooled.test_offsets is not None:
             expected = "clients' test sets in case 'sites' and a common one in case 'pooled', for kind: sites"
             raise InputError("data", where=experiment.name, expected=expected)
+        yield sites, pooled
+
+
+def _tests(experiment: Experiment, places: Places) -> Tests:
+    with _federations(experiment, places) as (sites, pooled):
         of_sites, of_all = (Shards(one, torch.float32, torch.device("cpu"), 1 << 30) for one in (sites, pooled))
         found = {name: of_sites.client_test(k) for k, name in enumerate(sites.client_names())}
         found["all sites"] = of_all.test_chunk(0, pooled.num_test)

@@ -83,13 +83,19 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
     return table.title if table.title.startswith(chapter.title) else f"{chapter.title} {table.title}"
 
 
-def warnings(view: View) -> list[str]:
-    """Return what a reader must know before comparing: runs and intervals that are missing."""
+def without_results(view: View) -> list[str]:
+    """Return a line on each arm of which runs are missing: means are over the others."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
         if there < all_of:
             found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result; means are over the others.")
+    return found
+
+
+def _warnings(view: View) -> list[str]:
+    """Return what a reader must know before comparing: runs and intervals that are missing."""
+    found = without_results(view)
     if view.study.asked.bootstrap and view.resampled is None:
         found.append(
             "Intervals over patients are not here yet: they are computed last. If that was stopped, the same command "
@@ -168,7 +174,7 @@ def _render(view: View, chapters: Sequence[StudyChapter], words: Sequence[str], 
         title=f"{study.samples.dataset.name}: {counted(len(study.methods.each), 'method')} at {len(view.sites)} sites",
         lead=_lead(view),
         keys=_keys(view),
-        warnings=warnings(view),
+        warnings=_warnings(view),
         chapters=chapters,
         sites=splits_table(study),
         how=[*_how(study), *remarks],

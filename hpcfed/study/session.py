@@ -18,8 +18,11 @@ from hpcfed.study.tables import differences_table, results_table
 from hpcfed.study.tuning import Tuned, choose
 from hpcfed.study.view import View
 from hpcfed.study.written import replace_results
+from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import endings, raise_if_failed
-from hpcfed.sweep.run import Redo, run_sweep
+from hpcfed.sweep.plan import Plan
+from hpcfed.sweep.run import Redo, is_decided, run_sweep, standings
+from hpcfed.sweep.run import prepare as prepare_sweep
 
 if TYPE_CHECKING:
     from hpcfed.study.bootstrap import ResampleProgress
@@ -43,12 +46,33 @@ def run_study(
         if inner.arms:
             world.on_root(lambda: prepare_inner(inner, fresh=redo.fresh))
             tried = world.on_root(inner.plan)
-            if run_sweep(tried, world, groups, quiet=quiet, redo=redo):
+            if run_sweep(tried, world, groups, quiet=quiet, redo=redo, waits=True):
                 return True, remarks, study
             world.on_root(lambda: raise_if_failed(tried, endings(tried)))
         study = world.on_root(lambda: replace(study, tuned=_tuned(study, inner)))
     plan = world.on_root(study.plan)
     return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks, study
+
+
+def next_runs(study: Study, redo: Redo) -> Plan:
+    """Prepare the splits, and return the runs that come next: those that tune until all have ended. On rank 0 only.
+
+    Raises:
+        InputError, EnvironmentFailure: as `run_study`.
+    """
+    prepare(study, fresh=redo.fresh)
+    if study.tuning is not None:
+        inner = study.inner()
+        if inner.arms:
+            prepare_inner(inner, fresh=redo.fresh)
+            tried = inner.plan()
+            claims = Claims(tried.folder, "submit")
+            prepare_sweep(tried, claims, redo)
+            if not is_decided(tried, claims):
+                return tried
+            raise_if_failed(tried, endings(tried))
+        study = replace(study, tuned=_tuned(study, inner))
+    return study.plan()
 
 
 def _tuned(study: Study, inner: Study) -> Tuned:
@@ -60,7 +84,7 @@ def _tuned(study: Study, inner: Study) -> Tuned:
     return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
-def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> View | None:
+def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequence[str]) -> View | None:
     """Write the page and the tables of the results so far, without resamples, on rank 0 only; return the results.
 
     Without any finished run nothing is written, and None returned.
@@ -69,11 +93,12 @@ def write_study(study: Study, words: Sequence[str], remarks: Sequence[str]) -> V
         InputError: a run's files are damaged.
         EnvironmentFailure: the disk refuses.
     """
-    results = _with_ensemble(study, read_results(study))
-    if not any(results.runs.values()):
-        return None
-    view = View(study, results, rows_of(study, results))
-    _write(view, words, remarks)
+    view = None
+    for _ in standings(plan, Claims(plan.folder, "report")):
+        results = _with_ensemble(study, read_results(study))
+        if any(results.runs.values()):
+            view = View(study, results, rows_of(study, results))
+            _write(view, words, remarks)
     return view
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +57,13 @@ class Redo:
 
 
 def run_sweep(
-    plan: Plan, world: World, groups: int | None = None, *, quiet: bool = False, redo: Redo | None = None
+    plan: Plan,
+    world: World,
+    groups: int | None = None,
+    *,
+    quiet: bool = False,
+    redo: Redo | None = None,
+    waits: bool = False,
 ) -> bool:
     """Run what is left of a sweep on all ranks; called on every rank.
 
@@ -67,9 +73,10 @@ def run_sweep(
         groups: number of groups of ranks, each with one run at a time; default: the smaller of ranks and runs.
         quiet: whether rank 0 prints no progress.
         redo: treatment of existing runs; by default those of another recipe or other code are refused.
+        waits: whether it waits for the runs of other jobs, too, for a caller that needs every result.
 
     Returns:
-        Whether a signal or the time limit ended it before its last run.
+        Whether runs are left: a signal or the time limit ended it; or, if it `waits`, another program has their folder.
 
     Raises:
         InputError: more groups than ranks; or the folder holds other files, or another recipe's runs.
@@ -82,20 +89,36 @@ def run_sweep(
         forget(world.on_root(lambda: outdated(plan.units[0].recipe.python_path)))
         world.on_root(lambda: prepare(plan, claims, redo))
         wanted = sorted({unit.recipe.device for unit in plan.units})
-        left = world.on_root(lambda: not all(standing.decided for standing in stand(plan, claims).values()))
+        left = world.on_root(lambda: not is_decided(plan, claims))
         seats: dict[str, DeviceSlot] = {device: take_device_slot(device, world) for device in wanted} if left else {}
         progress = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
         with catch_signals(world) as caught:
-            _pull_all(plan, claims, group, seats, caught, progress)
+            _pull_all(plan, claims, group, seats, caught, progress, waits=waits)
             progress.wait_for_others(caught)
         stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
-        return stopped and world.on_root(lambda: not all(one.decided for one in stand(plan, claims).values()))
+        return (stopped or waits) and world.on_root(lambda: not is_decided(plan, claims))
 
 
 def stand(plan: Plan, claims: Claims) -> dict[str, Standing]:
     """Return the state of each run of the sweep, by name."""
     return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
+
+
+def is_decided(plan: Plan, claims: Claims) -> bool:
+    """Return whether all runs of the sweep have ended for good."""
+    return all(one.decided for one in stand(plan, claims).values())
+
+
+def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, Standing]]:
+    """Yield the states of all runs until they stay the same while the caller writes its results.
+
+    Another job that ends a run meanwhile writes results of more runs, which older ones must not replace.
+    """
+    seen = None
+    while (now := stand(plan, claims)) != seen:
+        yield now
+        seen = now
 
 
 def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
@@ -240,12 +263,14 @@ def _pull_all(
     seats: Mapping[str, DeviceSlot],
     caught: Signals,
     progress: SweepProgress,
+    *,
+    waits: bool,
 ) -> None:
     """Run one unit after another on this group, until none is left or the job must stop."""
     progress.begin()
     avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
 
-    pull = partial(_next, plan, claims, caught, avoided)
+    pull = partial(_next, plan, claims, caught, avoided, progress, waits=waits)
     while (taken := group.on_root(partial(_files, plan, pull))) is not None:
         unit, number = taken
         began = time.monotonic()
@@ -259,8 +284,13 @@ def _pull_all(
             group.on_root(partial(_files, plan, claims.ask_to_stop))
 
 
-def _next(plan: Plan, claims: Claims, caught: Signals, avoided: set[str]) -> tuple[Unit, int] | None:
-    """Claim the next run, waiting for holders that may be dead; None if nothing is left or this job stops."""
+def _next(
+    plan: Plan, claims: Claims, caught: Signals, avoided: set[str], progress: SweepProgress, *, waits: bool
+) -> tuple[Unit, int] | None:
+    """Claim the next run; None if nothing is left or this job stops.
+
+    It waits for holders that may be dead, and, if it `waits`, for those that are alive.
+    """
     while caught.name is None and not claims.asked_to_stop():
         standing = stand(plan, claims)
         for unit in plan.units:
@@ -268,8 +298,9 @@ def _next(plan: Plan, claims: Claims, caught: Signals, avoided: set[str]) -> tup
                 number = claims.take(unit.name, unit.digest, standing[unit.name])
                 if number is not None:
                     return unit, number
-        if not any(one.held and not one.vouched for one in standing.values()):
+        if not any(one.held and (waits or not one.vouched) for one in standing.values()):
             return None
+        progress.show()
         time.sleep(POLL)
     return None
 

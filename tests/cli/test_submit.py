@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcfed.cli.reproduce import command as reproduce
+from hpcfed.cli.study import command as study
 from hpcfed.cli.submit import command
 from hpcfed.errors import InputError
 from tests.launch import ROOT, launcher
@@ -110,6 +111,24 @@ def test_an_experiment_is_submitted_as_an_array(folder: Path) -> None:
         asked("gel-figure3")
     with pytest.raises(InputError, match=r"fedexp-figure12: expected one experiment, got fedexp-\S+, fedexp-\S+"):
         asked("fedexp-figure12")
+
+
+def test_a_study_is_submitted_as_an_array(folder: Path) -> None:
+    asked = ["recipe.yaml", "local.lr=0.2", "output=other", "--methods", "fedavg,fedexp:eps=0.1", "--bootstrap", "100",
+             "--tune", "local.lr=0.1,1", "--tune", "fedexp:eps=1,2", "--test-fraction", "0.4"]  # fmt: skip
+    done = CliRunner().invoke(study, [*asked, "--array", "3", "--time", "1:00:00", "--dry-run"])
+    assert done.exit_code == 0, done.exception
+    assert "array=1-3" in directives(done.output)
+    job = words(done.output)
+    (at,) = (place for place, word in enumerate(job) if word == "study")
+    assert job[at + 1 : at + 3] == [f"{folder}/recipe.yaml", "local.lr=0.2"]
+    assert {
+        "--methods=fedavg,fedexp:eps=0.1", "--bootstrap=100", "--tune=local.lr=0.1,1", "--tune=fedexp:eps=1,2",
+        "--test-fraction=0.4", "--kind=holdout", f"--output={folder}/other-study",
+    } <= {*job[at:]}  # fmt: skip
+    assert not (folder / "other-study").exists()
+    with pytest.raises(InputError, match="expected --array and --time"):
+        raise CliRunner().invoke(study, [*asked, "--array", "3"]).exception or AssertionError
 
 
 def test_the_name_is_not_for_the_taking() -> None:

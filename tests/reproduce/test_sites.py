@@ -44,6 +44,20 @@ def test_models_are_measured_on_every_sites_tests_and_on_all(command, tmp_path: 
         assert cell.rstrip("*") == f"{np.mean(right):.1f} ± {np.std(right, ddof=1):.1f}"
 
 
+def test_data_without_the_sites_tests_are_refused_before_anything_is_trained(command, tmp_path: Path) -> None:
+    data = "data: {source: leaf-synthetic, clients: 4, partition: natural}"
+    (tmp_path / "own.yaml").write_text(
+        "title: Sites\nrecipe: {rounds: 1, model: logistic, local: {steps: 1, lr: 0.1}, evaluate: {every: 1}}\n"
+        f"cases:\n  sites: {{title: sites, {data}}}\n  pooled: {{title: pooled, {data}}}\n"
+        "methods:\n  fedavg: {title: FedAvg, recipe: {algorithm: fedavg}}\n"
+        "measure: {kind: sites, column: test_accuracy}\n"
+    )
+    done = command(["reproduce", "own.yaml", "--output", "out"], tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "expected clients' test sets in case 'sites' and a common one in case 'pooled'" in done.stderr
+    assert not (tmp_path / "out" / "own").exists()
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "size", "far"),
     [

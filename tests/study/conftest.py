@@ -102,7 +102,7 @@ def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
     plan = study.plan()
     raise_if_failed(plan, endings(plan))
     if writes:
-        view = write_study(study, ["recipe.yaml"], remarks)
+        view = write_study(study, plan, ["recipe.yaml"], remarks)
         if view is not None and study.asked.bootstrap:
             write_intervals(view, ["recipe.yaml"], remarks, ResampleProgress("study"))
     return study.folder

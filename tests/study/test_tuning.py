@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,9 @@ from sklearn.preprocessing import StandardScaler
 
 from hpcfed.errors import InputError
 from hpcfed.study.folder import prepare, prepare_inner
+from hpcfed.study.session import next_runs
+from hpcfed.sweep.claims import Claims, Standing
+from hpcfed.sweep.run import Redo
 from tests.launch import launch
 from tests.study.conftest import done, of_numbers, planned, recipe, table
 
@@ -71,6 +75,25 @@ def test_values_are_chosen_on_the_training_part_alone(folder, kind):
         assert recipe_at(place / "sweep/runs/feddyn-alpha-0.1.split-0.seed-0")["algorithm"]["alpha"] == 0.1
     page = (place / "study.html").read_text()
     assert "Tuned inside each split&#39;s training part: local.lr=0.0001,0.05" in page
+
+
+def test_values_are_chosen_when_the_runs_of_other_jobs_have_ended(folder):
+    """Another job holds the run of the better value for a while, and leaves it undone."""
+    recipe(folder, rounds=1, evaluate={})
+    options = {"tune": ["local.lr=0.0001,0.05"], "splits": 1, "baselines": "none"}
+    whole = done(planned(folder, "fedavg", output=folder / "whole", **options))
+    study = planned(folder, "fedavg", **options)
+    plan = next_runs(study, Redo())
+    held, other = plan.units[1], Claims(plan.folder, "other")
+    number = other.take(held.name, held.digest, Standing())
+    leaves = threading.Timer(1.5, other.end, (held.name, number, "stopped"))
+    leaves.start()
+    place = done(study)
+    leaves.join()
+    assert (place / "tables/tuning-points.csv").read_bytes() == (whole / "tables/tuning-points.csv").read_bytes()
+    assert recipe_at(place / "sweep/runs/fedavg.split-0.seed-0")["local"]["lr"] == RATES[1]
+    (only,) = next_runs(study, Redo()).units
+    assert only.recipe.output == place / "sweep/runs/fedavg.split-0.seed-0"
 
 
 @pytest.mark.parametrize(
