@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 ARRAY = click.option(
     "--array", type=click.IntRange(1), metavar="N", help="Submit to SLURM as N jobs that share the runs."
 )
+
+
+class SharedWork(NamedTuple):
+    """What a job needs that runs recipes of one study or experiment: see `hpcfed.cli.submit.Work`."""
+
+    name: str
+    threads: int
+    device: str
 
 
 def array_options(function: F) -> F:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.array import array_options, is_asked_for, submit_array
+from hpcfed.cli.array import SharedWork, array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.errors import InputError
@@ -206,14 +206,6 @@ def _words(asked: Mapping[str, Any]) -> list[str]:
     return words + ["--to-targets"] * asked["to_targets"]
 
 
-class _Work(NamedTuple):
-    """What a job of an experiment needs: see `hpcfed.cli.submit.Work`."""
-
-    name: str
-    threads: int
-    device: str
-
-
 def _submit(
     session: ReproduceSession,
     present: Sequence[Experiment],
@@ -234,7 +226,7 @@ def _submit(
     parts = list(experiment.recipe_parts())
     threads = max(int(part.get("threads", 1)) for part in parts)
     device = next((str(part["device"]) for part in parts if "device" in part), "auto")
-    work = _Work(experiment.name, threads, device)
+    work = SharedWork(experiment.name, threads, device)
     folder = session.folder(experiment)
     submit_array(work, folder, lambda: session.plan(session.prepare(experiment)), words, array, session.redo, job)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.array import array_options, is_asked_for, submit_array
+from hpcfed.cli.array import SharedWork, array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.ranks.signals import Signals
@@ -105,7 +105,8 @@ def command(
     if is_asked_for(array, job):
         words = _words(click.get_current_context().params, study.folder)
         runs = partial(next_runs, study, redo)
-        world.on_root(lambda: submit_array(study.recipe, study.folder, runs, words, array, redo, job))
+        work = SharedWork(study.folder.name, study.recipe.threads, study.recipe.device)
+        world.on_root(lambda: submit_array(work, study.folder, runs, words, array, redo, job))
         return
     stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
     plan = world.on_root(study.plan)

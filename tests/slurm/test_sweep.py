@@ -84,6 +84,22 @@ def test_an_experiment_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
     assert "fedexp-toy: finished already" in cluster.call(*asked, *size, cwd=tmp_path).stdout
 
 
+def test_a_study_as_an_array(cluster: Cluster, place: Path) -> None:
+    """Both jobs share the runs that tune and those of the tables; the last one's page has all."""
+    write_recipe(place, rounds=2)
+    asked = (*HPCFED, "study", "recipe.yaml", "--splits", "2", "--baselines", "pooled", "--output", "studied")
+    asked += ("--tune", "local.lr=0.01,0.1", "--array", "2", "--time", "5", "--notice", "10")
+    said = cluster.call(*asked, cwd=place)
+    assert said.returncode == 0, said.stderr
+    for task in ("1", "2"):
+        assert cluster.wait(f"{number_of(said.stdout)}_{task}", JobState="COMPLETED")["ExitCode"] == "0:0"
+    for sweep in ("studied/tuning/sweep", "studied/sweep"):
+        assert all(len(claims) == 1 for claims in read_claims(place / sweep).values())
+    assert len(read_claims(place / "studied/sweep")) == 6
+    assert "have no result" not in (place / "studied" / "study.html").read_text()
+    assert "studied: finished already" in cluster.call(*asked, cwd=place).stdout
+
+
 def test_the_ready_made_script(cluster: Cluster, place: Path, pmi: str) -> None:
     program = place / "bin" / "hpcfed"
     program.parent.mkdir()
