@@ -86,12 +86,17 @@ def _report(coalitions: Coalitions, stopped: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hpcfed.errors import Stopped
+    from hpcfed.errors import Stopped, counted
     from hpcfed.io.console import Console
+    from hpcfed.whatif.coalitions import num_going_on
     from hpcfed.whatif.values import contributed, table, write_contributions
 
     if stopped:
         raise Stopped(f"{coalitions.plan.folder} stopped", remedy="the same command goes on from there")
+    if left := num_going_on(coalitions):
+        runs = counted(len(coalitions.plan.units), "run")
+        click.echo(f"{left} of {runs} still going on in other jobs: the last of them writes the contributions")
+        return
     found = contributed(coalitions)
     page = write_contributions(found)
     head, rows = table(found)

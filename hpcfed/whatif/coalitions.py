@@ -14,7 +14,7 @@ from hpcfed.ranks.world import World
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.grid import Grid, Value
 from hpcfed.sweep.plan import Plan, Unit, make_plan
-from hpcfed.sweep.run import Redo, prepare, run_sweep
+from hpcfed.sweep.run import Redo, prepare, run_sweep, stand
 from hpcfed.sweep.select import Rule, parse_rule
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 from hpcfed.whatif.shapley import Orders, Subset, all_subsets, as_numbers, random_orders, subsets_of, without_one
@@ -167,6 +167,12 @@ def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, 
     """Run what is left of the subsets on all ranks; return whether a signal ended it before the last."""
     world.on_root(lambda: _begin_all(coalitions, redo))
     return run_sweep(coalitions.plan, world, groups, quiet=quiet, redo=redo)
+
+
+def num_going_on(coalitions: Coalitions) -> int:
+    """Return how many runs have not ended: other jobs have them."""
+    plan = coalitions.plan
+    return sum(not one.decided for one in stand(plan, Claims(plan.folder, "report")).values())
 
 
 def _begin_all(coalitions: Coalitions, redo: Redo) -> None:

@@ -12,12 +12,16 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 
 import hpcfed
+from hpcfed.cli.contributions import command
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
+from hpcfed.sweep.claims import Claims, Standing
 from hpcfed.sweep.run import Redo
+from hpcfed.sweep.run import prepare as prepare_sweep
 from hpcfed.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
 from hpcfed.whatif.shapley import added_in, all_subsets, random_orders, shapley
 from hpcfed.whatif.values import Contributed, contributed, table, write_contributions
@@ -108,6 +112,23 @@ def test_shapley_values_are_those_of_all_subsets_by_hand(num_clients, tmp_path, 
         assert one.takes.mean == pytest.approx(on_each_without[k] - on_each[k], rel=1e-9)
         assert one.alone == pytest.approx(by_hand(num_clients, [k])[1][k], rel=1e-9)
     check_files(found, tmp_path / "run-contributions")
+
+
+def test_the_job_that_ends_last_writes_the_contributions(tmp_path, monkeypatch):
+    """Without all values some of the contributions would be missing."""
+    monkeypatch.chdir(tmp_path)
+    hpcfed.run(prepare(tmp_path, 3), quiet=True)
+    plan = plan_coalitions(Contributions(Path("run"))).plan
+    held, other = plan.units[2], Claims(plan.folder, "other")
+    prepare_sweep(plan, other, Redo())
+    number = other.take(held.name, held.digest, Standing())
+    done = CliRunner().invoke(command, ["run", "--quiet"], catch_exceptions=False)
+    assert done.output == "1 of 7 runs still going on in other jobs: the last of them writes the contributions\n"
+    assert not (tmp_path / "run-contributions" / "contributions.html").exists()
+    other.end(held.name, number, "stopped")
+    done = CliRunner().invoke(command, ["run", "--quiet"], catch_exceptions=False)
+    assert "site-2" in done.output
+    assert (tmp_path / "run-contributions" / "contributions.html").exists()
 
 
 def check_files(found: Contributed, folder: Path) -> None:
