@@ -20,11 +20,14 @@ from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.split import NOBODY, Split
 from data_prep.write import write
+from hpcfed.data.federation import Federation
 from hpcfed.study.samples import SiteSamples
 from hpcfed.study.splits import TrainTestSplit
 
 POOL = "all sites"
 """The client of the pooled file that trains."""
+REMARKS = "remarks"
+"""Entry of the files' ``source``."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ def files_of(folder: Path, number: int) -> SplitFiles:
 
 def write_split(
     files: SplitFiles, samples: SiteSamples, split: TrainTestSplit, scale: str, about: dict[str, Any]
-) -> tuple[str, ...]:
-    """Write a split's files, each whole; return remarks on the scaling.
+) -> None:
+    """Write a split's files, each whole, with remarks on how they were filled and scaled.
 
     Args:
         files: their paths.
@@ -62,6 +65,7 @@ def write_split(
     partition = {"scheme": "study", **about}
     of_sites = Split(owner, len(names), partition, names, held=held)
     finished = finish(dataset, of_sites, scale)
+    finished = replace(finished, source={**finished.source, REMARKS: list(finished.remarks)})
     write(files.sites, finished, **vars(of_sites), overwrite=True)
     together = replace(finished, statistics=None)
     if left_out:
@@ -70,7 +74,16 @@ def write_split(
         place = np.where(owner == NOBODY, NOBODY, np.where(split.tests, 1 + owner, 0))
         of_all = Split(place, 1 + len(names), partition, [POOL, *names], held=held)
     write(files.pooled, together, **vars(of_all), overwrite=True)
-    return finished.remarks
+
+
+def remarks_on(files: SplitFiles) -> list[str]:
+    """Return the remarks on how a split's files were filled and scaled, as they were when these were written.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    with Federation.open(files.sites) as federation:
+        return [str(line) for line in federation.source.get(REMARKS, [])]
 
 
 def _clients(samples: SiteSamples, split: TrainTestSplit) -> tuple[Dataset, np.ndarray, list[str]]:

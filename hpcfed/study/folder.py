@@ -20,7 +20,7 @@ import numpy as np
 from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
-from hpcfed.study.federations import files_of, write_split
+from hpcfed.study.federations import files_of, remarks_on, write_split
 from hpcfed.study.plan import DATA, PAGE, SWEEP, TABLES, TUNING, Study
 from hpcfed.study.tuning import naming_tune
 
@@ -66,7 +66,7 @@ def prepare_inner(inner: Study, *, fresh: bool) -> None:
 
 
 def _write_splits(study: Study) -> list[str]:
-    """Write the splits' files that are not there; return remarks on their scaling.
+    """Write the splits' files that are not there; return remarks on how all of them were filled and scaled.
 
     Raises:
         InputError: the samples cannot be scaled or filled.
@@ -77,8 +77,8 @@ def _write_splits(study: Study) -> list[str]:
     for number, split in enumerate(study.splits.each):
         files = files_of(study.folder / DATA, number)
         if not (files.sites.exists() and files.pooled.exists()):
-            told = write_split(files, study.samples, split, str(about["standardize"]), {**about, "split": number})
-            remarks += [f"split {number}: {line}" for line in told]
+            write_split(files, study.samples, split, str(about["standardize"]), {**about, "split": number})
+        remarks += [f"split {number}: {line}" for line in remarks_on(files)]
     return remarks
 
 

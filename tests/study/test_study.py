@@ -388,6 +388,15 @@ def test_other_splits_are_refused_or_set_aside(folder):
         prepare(planned(folder, "fedavg", output=folder / "other"), fresh=False)
 
 
+def test_a_later_call_has_the_remarks_on_the_splits_too(folder):
+    """Which the first call has written, or the one that submits an array."""
+    recipe(folder, rounds=1, evaluate={})
+    options = {"kind": "leave-one-site-out", "standardize": "client", "baselines": "none"}
+    for _ in range(2):
+        place = done(planned(folder, "fedavg", **options))
+        assert "split 2: the common test set is scaled by" in (place / "study.html").read_text()
+
+
 def test_tables_of_an_earlier_call_are_removed(folder):
     """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
     recipe(folder, rounds=1, evaluate={})
