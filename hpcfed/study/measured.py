@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,8 @@ class StudyResults:
         return np.sum(found, axis=0) if found else None
 
 
-def read_results(study: Study) -> StudyResults:
-    """Read the finished runs.
+def read_results(study: Study, finished: Collection[str]) -> StudyResults:
+    """Read the runs whose names are in `finished`: a folder may also hold a run of fewer rounds, which goes on later.
 
     Raises:
         InputError: a run's files are damaged.
@@ -97,7 +97,7 @@ def read_results(study: Study) -> StudyResults:
             for seed in study.seeds:
                 planned[arm.key] += 1
                 folder = study.run_folder(arm, split, seed)
-                if _is_finished(folder):
+                if study.run_name(arm, split, seed) in finished and _is_finished(folder):
                     runs[arm.key].append(_read(study, arm, split, seed, folder))
     return StudyResults(runs, planned)
 

@@ -21,7 +21,7 @@ from hpcfed.study.written import replace_results
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import Redo, is_decided, run_sweep, standings
+from hpcfed.sweep.run import Redo, finished, is_decided, run_sweep, stand, standings
 from hpcfed.sweep.run import prepare as prepare_sweep
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def _tuned(study: Study, inner: Study) -> Tuned:
     assert study.tuning is not None
     metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
     trainers = [study.trainers(split) for split in range(len(study.splits.each))]
-    runs = read_results(inner).runs
+    plan = inner.plan()
+    runs = read_results(inner, finished(stand(plan, Claims(plan.folder, "report")))).runs
     return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
@@ -94,8 +95,8 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
         EnvironmentFailure: the disk refuses.
     """
     view = None
-    for _ in standings(plan, Claims(plan.folder, "report")):
-        results = _with_ensemble(study, read_results(study))
+    for standing in standings(plan, Claims(plan.folder, "report")):
+        results = _with_ensemble(study, read_results(study, finished(standing)))
         if any(results.runs.values()):
             view = View(study, results, rows_of(study, results))
             _write(view, words, remarks)

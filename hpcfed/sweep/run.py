@@ -110,6 +110,11 @@ def is_decided(plan: Plan, claims: Claims) -> bool:
     return all(one.decided for one in stand(plan, claims).values())
 
 
+def finished(standing: Mapping[str, Standing]) -> set[str]:
+    """Return the names of the runs that have finished."""
+    return {name for name, one in standing.items() if one.claim.ending == "finished"}
+
+
 def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, Standing]]:
     """Yield the states of all runs until they stay the same while the caller writes its results.
 

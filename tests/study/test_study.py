@@ -19,6 +19,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
@@ -27,9 +28,11 @@ from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.page import write_results
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import rows_of
+from hpcfed.study.session import write_study
 from hpcfed.study.tables import differences_table, results_table
 from hpcfed.study.view import View
 from hpcfed.sweep.failures import RunEnding, raise_if_failed
+from hpcfed.sweep.run import run_sweep
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
@@ -386,6 +389,18 @@ def test_other_splits_are_refused_or_set_aside(folder):
     (folder / "other/thesis.txt").touch()
     with pytest.raises(InputError, match=r"not a study's: got thesis\.txt"):
         prepare(planned(folder, "fedavg", output=folder / "other"), fresh=False)
+
+
+def test_runs_of_fewer_rounds_are_in_no_table(folder):
+    """A study that goes on to more rounds, and is stopped after one run of four."""
+    recipe(folder, rounds=1, evaluate={})
+    done(planned(folder, "fedavg", splits=4, baselines="none"))
+    more = planned(folder, "fedavg", splits=4, baselines="none", rounds=2)
+    plan = more.plan()
+    run_sweep(replace(plan, units=plan.units[:1]), World(), quiet=True)
+    view = write_study(more, plan, [], [])
+    assert [run.split for run in view.results.runs["fedavg"]] == [0]
+    assert "FedAvg: 3 of 4 runs have no result" in (folder / "run-study" / "study.html").read_text()
 
 
 def test_a_later_call_has_the_remarks_on_the_splits_too(folder):
