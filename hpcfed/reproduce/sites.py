@@ -27,6 +27,7 @@ from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.inputs import Places
 from hpcfed.reproduce.measure import Measured, shown
+from hpcfed.reproduce.table import so_far
 
 SITES, POOLED = "sites", "pooled"
 FAR = 2.0
@@ -72,7 +73,8 @@ def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: 
         f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
     )
     head = ("Method", *(f"{name} ({len(y)})" for name, (_, y) in tests.sets.items()))
-    return Table(experiment.title, head, tuple(rows), " ".join(filter(None, [words, experiment.note])))
+    note = " ".join(filter(None, [words, so_far(measured), experiment.note]))
+    return Table(experiment.title, head, tuple(rows), note)
 
 
 def _is_trained(status: str) -> bool:

@@ -37,7 +37,7 @@ def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
         rows += rows_of(experiment, case, settings)
     if experiment.paper == OWN and not any(case.paper or case.paper_beyond for case in experiment.cases.values()):
         header, *rows = _without_papers([header, *rows])
-    remarks = [words, _so_far(measured) if experiment.measure.kind == "tuned" else "", experiment.note]
+    remarks = [words, so_far(measured) if experiment.measure.kind == "tuned" else "", experiment.note]
     return Table(experiment.title, header, tuple(rows), " ".join(filter(None, remarks)))
 
 
@@ -50,7 +50,7 @@ def _without_papers(rows: Sequence[Row]) -> list[Row]:
     return [tuple(row[place] for place in kept) for row in rows]
 
 
-def _so_far(grid: Sequence[Measured]) -> str:
+def so_far(grid: Sequence[Measured]) -> str:
     """Return a remark if runs of a grid are missing or have not had all their rounds; else ""."""
     there, wanted = sum(len(one.runs) for one in grid), sum(len(one.setting.folders) for one in grid)
     short = sum(run.num_rounds < one.setting.rounds for one in grid for run in one.runs.values())

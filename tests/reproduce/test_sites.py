@@ -30,6 +30,7 @@ def test_models_are_measured_on_every_sites_tests_and_on_all(command, tmp_path: 
     assert done.returncode == 0, done.stderr
     rows = (tmp_path / "out" / "flamby-heart" / "table.md").read_text().splitlines()
     table = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if row.startswith("|")]
+    assert "So far: 4 of 26 runs, 2 without all their rounds." in rows[-1]  # `pooled` has two rounds
     assert [row[0] for row in table if row[0] != "published" and row[1] != "–"] == ["Method", "---", "FedAvg", "pooled"]
     (sites,) = [path for path in (tmp_path / "out" / "data").glob("*.h5") if "iid" not in path.name]
     (pooled,) = [path for path in (tmp_path / "out" / "data").glob("*.h5") if "iid" in path.name]
