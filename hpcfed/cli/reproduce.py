@@ -87,7 +87,6 @@ def command(
         raise click.UsageError(f"{what} does not go with --array", click.get_current_context())
     if ranks is not None and not table:
         _start(ranks)
-    from hpcfed.errors import InputError, Stopped
     from hpcfed.ranks.world import connect
     from hpcfed.reproduce.session import ReproduceSession
     from hpcfed.sweep.run import Redo
@@ -99,12 +98,25 @@ def command(
     if submits:
         words = _words(click.get_current_context().params)
         world.on_root(lambda: _submit(session, present, words, array, job))
-        return
-    left_out = []
-    for experiment in present:
-        if table:
+    elif table:
+        for experiment in present:
             world.on_root(partial(_show, session, experiment))
-            continue
+    else:
+        _run_each(session, present, name)
+
+
+def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: str) -> None:
+    """Prepare, run and show one experiment after another, on all ranks; those without data are named and left out.
+
+    Raises:
+        InputError: none can be prepared, or a recipe cannot be run.
+        EnvironmentFailure: runs failed or were lost.
+        Stopped: a signal has ended it.
+    """
+    from hpcfed.errors import InputError, Stopped
+
+    world, left_out = session.world, []
+    for experiment in present:
         try:
             ready = world.on_root(partial(session.prepare, experiment))
         except InputError as error:
