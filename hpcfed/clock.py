@@ -32,12 +32,12 @@ class Clock:
         self._began = self._trained = time.perf_counter()
         self._cpu = time.process_time()
 
-    def requests(self) -> Request:
-        """Return this rank's requests in the round that begins."""
+    def requests(self, evaluates: tuple[bool, bool]) -> Request:
+        """Return this rank's requests in the round that begins; `evaluates`: whether it and the next are evaluated."""
         requests = self._checkpoints.requests()
         if self._caught.name:
             requests |= Request.STOP
-        if self._is_root and self._time_left.is_up(self._checkpoints.seconds):
+        if self._is_root and self._time_left.is_up(self._checkpoints.seconds, evaluates):
             requests |= Request.TIME_IS_UP
         return requests
 
@@ -48,8 +48,8 @@ class Clock:
     def lap(self) -> dict[str, float]:
         """Return the seconds of the round that ends; what follows, such as writing its record, is the next one's."""
         began, cpu, self._began, self._cpu = self._began, self._cpu, time.perf_counter(), time.process_time()
-        self._time_left.add(self._began - began)
         evaluated, total = self._began - self._trained, self._began - began
+        self._time_left.add(total - evaluated, evaluated)
         return {"evaluate": evaluated, "total": total, "cpu": self._cpu - cpu}
 
     def stopped(self, name: str, round: int, requests: Request) -> Stopped:

@@ -190,7 +190,8 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
 def _train(session: Session, round: int) -> RoundResult:
     """Train a round; if the ranks differ and the method is the user's, the error says to check the method first."""
     try:
-        requests, written = session.clock.requests(), session.checkpoints.written
+        this, following = (any(_due(session.recipe, one)) for one in (round, round + 1))
+        requests, written = session.clock.requests((this, following)), session.checkpoints.written
         return session.simulation.round(round, requests=requests, written=written)
     except RanksDiffer as error:
         if session.recipe.algorithm.factory is None:
@@ -241,15 +242,21 @@ def _nothing_old_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
+def _due(recipe: Recipe, round: int) -> tuple[bool, bool, bool]:
+    """Return whether test set, training sets and clients are evaluated after a round; the last one always is."""
+    section, is_last = recipe.evaluate, round == recipe.rounds
+    test, train, clients = (
+        every > 0 and (round % every == 0 or is_last)
+        for every in (section.every, section.train.every, section.clients.every)
+    )
+    return test, train, clients
+
+
 def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientScores | None]:
-    """Return the scores of the round's model by column; the last round is always evaluated."""
-
-    def due(every: int) -> bool:
-        return every > 0 and (round % every == 0 or round == session.recipe.rounds)
-
+    """Return the scores of the round's model by column."""
     session.parts.watchdog.stage(f"round {round}: evaluation", waits=True)
-    section, world = session.recipe.evaluate, session.parts.world
-    test, train, clients = due(section.every), due(section.train.every), due(section.clients.every)
+    world = session.parts.world
+    test, train, clients = _due(session.recipe, round)
     if not (test or train or clients):
         return session.evaluator.nothing, None
     try:

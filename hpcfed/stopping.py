@@ -11,7 +11,7 @@ from typing import Any
 from hpcfed.config.limits import Stop
 
 RECENT = 10
-"""Number of last rounds, the longest of which is the expected time of the next one."""
+"""Number of last rounds, the longest of which is the expected time of the next one, without its evaluation."""
 RESERVE = 1.5
 """Multiple of the time of a round and a checkpoint that is kept free before the deadline."""
 
@@ -83,22 +83,30 @@ class TimeLeft:
 
     def __init__(self, rule: Stop):
         now, wall = time.monotonic(), time.time()
-        ends = os.environ.get("SLURM_JOB_END_TIME", "")
-        self._deadlines = {"the job's time limit": now + int(ends) - wall} if ends.isdigit() else {}
+        ends = os.environ.get("SLURM_JOB_END_TIME", "")  # one that is past is another job's
+        left = int(ends) - wall if ends.isdecimal() else 0.0
+        self._deadlines = {"the job's time limit": now + left} if left > 0 else {}
         if rule.max_hours is not None:
             self._deadlines["stop.max_hours"] = now + 3600 * rule.max_hours
         self._rounds: deque[float] = deque(maxlen=RECENT)
+        self._evaluation = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Add the duration of a round."""
-        self._rounds.append(seconds)
+    def add(self, training: float, evaluation: float) -> None:
+        """Add the seconds of a round: those of its evaluation, and all others."""
+        self._rounds.append(training)
+        self._evaluation = max(self._evaluation, evaluation)
 
-    def is_up(self, checkpoint: float) -> bool:
-        """Whether the round that begins now should be the last, if a checkpoint takes `checkpoint` seconds."""
+    def is_up(self, checkpoint: float, evaluates: tuple[bool, bool]) -> bool:
+        """Whether the round that begins now should be the last.
+
+        Args:
+            checkpoint: seconds that one takes.
+            evaluates: whether this round and the next one are evaluated, which takes as long as the longest so far.
+        """
         if not self._deadlines:
             return False
-        expected = max(self._rounds, default=0.0)
-        return time.monotonic() + expected + RESERVE * (expected + checkpoint) >= min(self._deadlines.values())
+        this, following = (max(self._rounds, default=0.0) + self._evaluation * one for one in evaluates)
+        return time.monotonic() + this + RESERVE * (following + checkpoint) >= min(self._deadlines.values())
 
     def reason(self) -> str:
         """Return the name of the nearest limit."""

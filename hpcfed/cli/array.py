@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from hpcfed.cli.submit import TIME, F, job_options
 
@@ -41,10 +42,12 @@ def is_asked_for(array: int | None, job: Mapping[str, Any]) -> bool:
     """
     from hpcfed.errors import InputError
 
-    if array is None and job["time"] is None and not job["dry_run"]:
+    source = click.get_current_context().get_parameter_source
+    if array is None and all(source(name) is not ParameterSource.COMMANDLINE for name in job):
         return False
     if array is None or job["time"] is None:
-        raise InputError("an array of jobs", expected="--array and --time", remedy="give both, or neither to run here")
+        remedy = "give both, or no option of a job to run here"
+        raise InputError("an array of jobs", expected="--array and --time", remedy=remedy)
     return True
 
 

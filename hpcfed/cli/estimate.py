@@ -96,6 +96,11 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
     yield "a checkpoint", decimal(costs.checkpoint_bytes), f"{computed}, at most"
     yield "checkpoints on disk", decimal(costs.checkpoints_bytes), f"{computed}, at most"
     yield "record on disk", decimal(costs.record_bytes), f"{computed}, roughly"
+    yield (
+        "models on disk",
+        decimal(costs.models_bytes),
+        f"{computed}: the last one, and the evaluated one if it is another",
+    )
 
 
 def _duration(hours: float) -> str:

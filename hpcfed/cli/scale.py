@@ -96,11 +96,13 @@ def command(
     words = ["scale", str(recipe.resolve()), *overrides, "--here", "--mode", mode, "--rounds", str(rounds)]
     words += ["--output", str(folder)]
     left = [count for count in ranks if count not in found]
-    if not slurm:
+    if slurm:
+        sizes_of = {count: _size(count, **job) for count in left}  # all are checked before the first is submitted
+    else:
         _check_fits(left)
     for count in left:
         if slurm:
-            _submit(resolved, folder, count, words, **job)
+            _submit(resolved, folder, count, words, **{**job, **sizes_of[count]})
         else:
             _measure(words, count, folder)
     found = _found(resolved, mode, rounds, folder, ranks)
@@ -176,24 +178,27 @@ def _measure(words: Sequence[str], count: int, folder: Path) -> None:
     click.echo(f"{name}: measured in {done.seconds:.0f} s")
 
 
-def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **job: Any) -> None:
-    """Submit the measurement on `count` ranks, on as few nodes as hold them."""
-    from hpcfed.cli.submit import submit_job
-    from hpcfed.errors import InputError
-    from hpcfed.scaling.measure import path_of
+def _size(count: int, *, ranks_per_node: int | None, gpus_per_node: int | None, **_: Any) -> dict[str, int]:
+    """Return the job's size for a measurement on `count` ranks, on as few nodes as hold them.
 
-    each = job.pop("ranks_per_node") or job["gpus_per_node"] or count
+    Raises:
+        InputError: they fill no whole nodes.
+    """
+    from hpcfed.errors import InputError
+
+    each = ranks_per_node or gpus_per_node or count
     if count > each and count % each:
         raise InputError("--ranks-per-node", expected=f"a number that divides {count} ranks", got=str(each))
-    nodes = max(1, count // each)
+    return {"nodes": max(1, count // each), "ranks_per_node": min(each, count)}
+
+
+def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **job: Any) -> None:
+    """Submit the measurement on `count` ranks."""
+    from hpcfed.cli.submit import submit_job
+    from hpcfed.scaling.measure import path_of
+
     is_done: Callable[[], bool] = path_of(folder, count).exists
-    size = {
-        **job,
-        "nodes": nodes,
-        "ranks_per_node": min(each, count),
-        "chain": 1,
-    }  # an interrupted measurement is not requeued
-    submit_job(recipe, folder / f"ranks-{count}", words, is_done, **size)
+    submit_job(recipe, folder / f"ranks-{count}", words, is_done, chain=1, **job)  # an interrupted one is not requeued
 
 
 def _report(

@@ -125,12 +125,13 @@ def submit_job(
     """
     from hpcfed.errors import InputError
     from hpcfed.submit.queue import jobs_named, submit
-    from hpcfed.submit.script import Job, render
+    from hpcfed.submit.script import Job, doubt_of, render
     from hpcfed.submit.site import read_site
 
     cluster = read_site(Path(site) if site else None)
     options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
-    asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in {**cluster.options, **options})
+    asked = {**cluster.options, **options}
+    asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in asked)
     if work.device not in ("auto", "cpu") and not asks_for_gpus:
         what, remedy = f"device: {work.device}", "add --gpus-per-node"
         raise InputError(what, where=words[1], expected="GPUs", got="none", remedy=remedy)
@@ -139,16 +140,18 @@ def submit_job(
         output=output,
         words=words,
         nodes=nodes,
-        ranks_per_node=ranks_per_node or gpus_per_node or 1,
+        ranks_per_node=ranks_per_node or _gpus(asked.get("gpus-per-node")) or 1,
         threads=work.threads,
         time=time,
         notice=notice,
         options=options,
-        requeue=cluster.requeue and chain is None,
+        requeue=cluster.requeue and chain is None and "no-requeue" not in asked,
         chained=chain is not None,
         array=array,
     )
     text = render(job, cluster)
+    if doubt := doubt_of(cluster):
+        click.echo(f"hpcfed: {doubt}", err=True)
     if dry_run:
         click.echo(text, nl=False)
         return
@@ -169,7 +172,14 @@ def submit_job(
 def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict[str, str | int | None]:
     """Return sbatch's options: those of `named` that are set, overridden by `more`, ``key=value`` or ``flag`` texts."""
     options = {key: value for key, value in named.items() if value is not None}
-    return options | {key: value if equals else None for key, equals, value in (text.partition("=") for text in more)}
+    parts = (text.removeprefix("--").partition("=") for text in more)
+    return options | {key: value if equals else None for key, equals, value in parts}
+
+
+def _gpus(option: str | int | None) -> int:
+    """Return the number in sbatch's ``gpus-per-node``, such as 4 or ``a100:4``; 0 without one."""
+    number = str(option or "").rpartition(":")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _write(path: Path, text: str) -> None:

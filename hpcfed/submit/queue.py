@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def jobs_named(label: str) -> list[Queued]:
         InputError: SLURM is not installed here.
         EnvironmentFailure: SLURM does not answer.
     """
-    listed = _slurm(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={label}", "--format=%i %T"])
+    listed = _slurm(["squeue", "--noheader", f"--user={os.getuid()}", f"--name={label}", "--format=%i %T"])
     if listed.returncode != 0:
         raise EnvironmentFailure("squeue failed", got=_last_line(listed.stderr), remedy="try again, or ask the site")
     rows = (line.split() for line in listed.stdout.splitlines() if line.strip())

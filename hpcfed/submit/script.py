@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -31,8 +33,11 @@ LIMIT = re.compile(
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 NOTICE, SHORTEST = 120, 10
 """Seconds of notice of a long job, and of the shortest."""
+REQUEUE = ("requeue", "no-requeue")
+"""Options of sbatch that `Job.requeue` stands for."""
 EARLY = 60
 """Seconds by which SLURM may send its signal before the notice."""
+VARIABLE = re.compile(r"(\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})", re.ASCII)
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 """Characters that sbatch cannot take in a path."""
 
@@ -69,7 +74,7 @@ class Job:
     @property
     def label(self) -> str:
         """The job's name in the queue, unique to the run folder."""
-        digest = hashlib.sha256(str(self.output).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(os.path.realpath(self.output).encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.name)}-{digest}"
 
     @property
@@ -88,8 +93,8 @@ def render(job: Job, site: Site) -> str:
         loader=PackageLoader("hpcfed", "submit"), undefined=StrictUndefined, keep_trailing_newline=False
     )
     environment.filters["quote"] = lambda word: shlex.quote(str(word))
-    python = words_of(site.python) if site.python else [sys.executable]
-    launch = words_of(site.launch) if site.launch else _srun()
+    launch = [_expanding(word) for word in words_of(site.launch)] if site.launch else _srun()
+    python = [_expanding(word) for word in words_of(site.python)] if site.python else [shlex.quote(sys.executable)]
     text = environment.get_template("job.sbatch.j2").render(
         directives=_directives(job, site),
         modules=site.modules,
@@ -98,14 +103,21 @@ def render(job: Job, site: Site) -> str:
         output=job.output,
         requeue=job.requeue,
         chained=job.chained,
-        run=[*launch, *python, "-m", "hpcfed", *job.words],
+        run=[*launch, *python, "-m", "hpcfed", *map(shlex.quote, job.words)],
     )
     return text.rstrip() + "\n"
+
+
+def _expanding(word: str) -> str:
+    """Return a word as bash reads it, of which ``$NAME`` and ``${NAME}`` expand and nothing else."""
+    pieces = VARIABLE.split(word)  # text and variables in turn
+    return "".join(f'"{piece}"' if place % 2 else shlex.quote(piece) for place, piece in enumerate(pieces) if piece)
 
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     """Return the options of sbatch; the job's override the site's."""
     options = {**site.options, "time": job.time, **job.options}
+    options = {key: value for key, value in options.items() if key not in REQUEUE}
     notice = _notice(str(options["time"]), job.notice)
     if "job-name" in options:
         raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
@@ -151,6 +163,19 @@ def _notice(limit: str, notice: int | None) -> int:
     return notice
 
 
+def doubt_of(site: Site) -> str:
+    """Return a line for the user if nothing says which PMI the ranks need, else ""."""
+    if site.launch or (vendor := _vendor()) in PMI:
+        return ""
+    which = f"{vendor} is the MPI" if vendor else "no MPI can be loaded"
+    return f"{which} here, so the script leaves the PMI to srun; the site file may name one: 'launch: srun --mpi=…'"
+
+
 def _srun() -> list[str]:
-    vendor = find_mpi({}).vendor
+    vendor = _vendor()
     return ["srun", f"--mpi={PMI[vendor]}", TOGETHER] if vendor in PMI else ["srun", TOGETHER]
+
+
+@cache
+def _vendor() -> str | None:
+    return find_mpi({}).vendor

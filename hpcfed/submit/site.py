@@ -4,9 +4,11 @@ modules: [gcc/13, openmpi/5.0]         # loaded in this order
 setup: |                               # shell lines before the run
   source ~/venvs/hpcfed/bin/activate
 launch: srun --mpi=pmix --wait=60      # how ranks are started; default: srun with the plugin of this MPI
-python: python                         # runs hpcfed there; default: the one that submits
-options: {account: project7, partition: cpu, constraint: milan}      # of sbatch
+python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one that submits
+options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
 requeue: true                          # whether jobs may requeue themselves; else use --chain
+
+In `launch` and `python` $VARIABLES expand where the job runs, and nothing else does.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from hpcfed.config.load import validated
 from hpcfed.errors import InputError
@@ -39,6 +41,13 @@ def _a_command(text: str) -> str:
     return text
 
 
+def _with_flags(options: object) -> object:
+    """Return options of sbatch where ``true`` makes a flag, and ``false`` or nothing leaves it out."""
+    if not isinstance(options, dict):
+        return options
+    return {key: None if value is True else value for key, value in options.items() if value is not False}
+
+
 Word = Annotated[str, AfterValidator(_one_word)]
 
 
@@ -50,13 +59,16 @@ class Site(BaseModel):
     setup: str = ""
     launch: Annotated[str, AfterValidator(_a_command)] | None = None
     python: Annotated[str, AfterValidator(_a_command)] | None = None
-    options: dict[Word, Word | int | None] = Field(default_factory=dict)
+    options: Annotated[dict[Word, Word | int | None], BeforeValidator(_with_flags)] = Field(default_factory=dict)
     requeue: bool = True
 
 
-def default_path() -> Path:
-    """Return the default path of the site file."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcfed" / "site.yaml"
+def default_path() -> Path | None:
+    """Return the default path of the site file; None for a user without a home folder."""
+    try:
+        return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcfed" / "site.yaml"
+    except RuntimeError:
+        return None
 
 
 def read_site(path: Path | None) -> Site:
@@ -67,7 +79,7 @@ def read_site(path: Path | None) -> Site:
     """
     if path is None:
         path = default_path()
-        if not path.exists():
+        if path is None or not path.exists():
             return Site()
     try:
         content = parse_yaml(read_text(path, LONGEST, pipes=True))

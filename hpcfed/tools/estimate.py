@@ -71,6 +71,7 @@ class Estimate:
         state_bytes: of clients' states after all possible participants have taken part.
         checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
         record_bytes: of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
+        models_bytes: of the last and the evaluated model, for all seeds; without private parts.
     """
 
     measured: StepTimes
@@ -92,6 +93,7 @@ class Estimate:
     checkpoint_bytes: int
     checkpoints_bytes: int
     record_bytes: int
+    models_bytes: int
 
     @property
     def rounds_per_second(self) -> float:
@@ -167,6 +169,7 @@ def estimate(
         if recipe.checkpoint.every
         else 0,
         record_bytes=seeds * _record_bytes(recipe, parts),
+        models_bytes=seeds * (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes,
     )
 
 

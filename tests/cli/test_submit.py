@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hpcfed.cli.reproduce import command as reproduce
 from hpcfed.cli.study import command as study
 from hpcfed.cli.submit import command
+from hpcfed.cli.sweep import command as sweep
 from hpcfed.errors import InputError
 from tests.launch import ROOT, launcher
 
@@ -22,6 +23,8 @@ COMMON = (ROOT / "hpcfed" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
 SCRIPTS = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 JOB = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "1"}
 """Variables of a script that is started without SLURM."""
+SHARING = {"sweep": sweep, "study": study, "reproduce": reproduce}
+"""Commands whose runs an array of jobs may share."""
 REQUEUED = [script for script in SCRIPTS if script.stem != "scaling"]
 
 
@@ -79,6 +82,63 @@ def test_ranks_follow_gpus() -> None:
     assert {"ntasks-per-node=8"} <= set(directives(shown("--gpus-per-node", "4", "--ranks-per-node", "8")))
     with pytest.raises(InputError, match="device: cuda: expected GPUs, got none; add --gpus-per-node"):
         shown("device=cuda")
+
+
+def test_options_of_sbatch_count_wherever_they_stand(folder: Path) -> None:
+    (folder / "gpus.yaml").write_text(
+        "{launch: srun, options: {gpus-per-node: 'a100:4', exclusive: true, oversubscribe: false}}"
+    )
+    told = directives(shown("--site", "gpus.yaml", "device=cuda"))
+    assert {"gpus-per-node=a100:4", "ntasks-per-node=4", "exclusive"} <= set(told)
+    assert not any("oversubscribe" in line for line in told)
+    script = shown("-o", "--no-requeue", "-o", "cpus-per-task=4")
+    assert "\nrequeue=no\n" in script
+    assert [line for line in directives(script) if "requeue" in line] == ["no-requeue"]
+    assert 'SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"' in script  # what the job has, not what the recipe asks for
+
+
+def test_variables_of_the_site_file_expand_in_the_job(folder: Path) -> None:
+    """And nothing else does."""
+    (folder / "site.yaml").write_text(
+        "{launch: 'run --bind \"$ROOT/a b,${ROOT}\" $(touch hacked) `x`', python: $ROOT/python}"
+    )
+    script = shown("--site", "site.yaml")
+    (line,) = [line for line in script.splitlines() if line.startswith("run=(")]
+    said = subprocess.run(
+        ["bash", "-c", f'ROOT="/r s"; {line}; printf "%s\n" "${{run[@]}}"'], capture_output=True, text=True, cwd=folder
+    )
+    assert said.stdout.splitlines()[:7] == [
+        "run",
+        "--bind",
+        "/r s/a b,/r s",
+        "$(touch",
+        "hacked)",
+        "`x`",
+        "/r s/python",
+    ]
+    assert not (folder / "hacked").exists()
+
+
+def test_a_run_folder_behind_a_link_is_looked_into(folder: Path, site_file: Path) -> None:
+    """For what the run has saved; and the job has the name that it has without the link."""
+    (folder / "scratch").mkdir()
+    (folder / "linked").symlink_to("scratch")
+    scripts = [shown(f"output={name}") for name in ("scratch", "linked")]
+    names = [line for script in scripts for line in directives(script) if line.startswith("job-name=")]
+    assert names[0] == names[1]
+    (folder / "scratch" / "checkpoints").mkdir()
+    (folder / "scratch" / "checkpoints" / "round-1.json").touch()
+    (saved,) = [line for line in scripts[1].splitlines() if line.startswith("saved()")]
+    found = subprocess.run(["bash", "-c", f"output={folder}/linked; {saved}; saved"], capture_output=True, text=True)
+    assert found.stdout == f"{folder}/linked/checkpoints/round-1.json\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("sweep", "recipe.yaml"), ("study", "recipe.yaml"), ("reproduce", "fedexp-toy")]
+)
+def test_options_of_a_job_without_an_array_run_nothing_here(name: str, what: str) -> None:
+    with pytest.raises(InputError, match="expected --array and --time; give both, or no option of a job to run here"):
+        raise CliRunner().invoke(SHARING[name], [what, "--nodes", "1"]).exception or AssertionError
 
 
 def test_chained_jobs_do_not_requeue_themselves() -> None:

@@ -18,12 +18,14 @@ import pytest
 
 import hpcfed
 from hpcfed.checkpoint.layout import _digest
+from hpcfed.config.limits import Stop
 from hpcfed.config.load import load_recipe
 from hpcfed.data.content import content_hash
 from hpcfed.errors import EnvironmentFailure, InputError, Stopped
 from hpcfed.ranks.world import World
 from hpcfed.report.read import read_run
 from hpcfed.simulation import Simulation
+from hpcfed.stopping import TimeLeft
 from hpcfed.sweep.select import read_numbers
 from tests.mpi.recipes import METHODS, small, write_small
 from tests.mpi.test_same_result import left_by
@@ -549,6 +551,16 @@ def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
         done = len((folder / "run" / "metrics.jsonl").read_text().splitlines())
         assert checkpoints(folder / "run")[-1] == done > rounds
         rounds = done
+
+
+def test_time_is_kept_for_an_evaluation_that_is_due():
+    """However many rounds ago the last one was."""
+    clock = TimeLeft(Stop(max_hours=300 / 3600))
+    clock.add(5.0, 600.0)
+    for _ in range(20):
+        clock.add(5.0, 0.0)
+    assert not clock.is_up(2.0, (False, False))
+    assert clock.is_up(2.0, (False, True))
 
 
 def test_time_for_a_checkpoint_is_by_the_clock(world, folder):
