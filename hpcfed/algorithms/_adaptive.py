@@ -64,7 +64,8 @@ class Adaptive(Part):
             steps = 1 if self.debias == "constant" else means.round
             direction = m / (1 - means.arithmetic.power(self.beta1, steps))
             spread = v / self.scale_of_v(steps, means.arithmetic)
-        below = (spread + self.tau).sqrt() if self.root == "padded" else spread.sqrt() + self.tau
+        sqrt = means.arithmetic.sqrt
+        below = sqrt(spread + self.tau) if self.root == "padded" else sqrt(spread) + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
         return ServerUpdate(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
 

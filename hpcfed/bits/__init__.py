@@ -2,8 +2,8 @@
 
 Element by element, IEEE 754 rounds +, −, ·, / and √ in one way, everywhere. What differs between machines is the order
 of sums (BLAS, vector registers of another length), a product and a sum rounded once in place of twice (FMA), and the
-functions of a library (exp, log, pow). Here sums have a stated order, no operation multiplies and adds, and functions
-are made of the five operations. docs/bits.md has the measurements.
+functions of a library (exp, log, pow; MKL's √, too). Here sums have a stated order, no operation multiplies and adds,
+and functions are made of the five operations. docs/bits.md has the measurements.
 
     sums         sums over an axis by halving, and products of matrices by them
     elementary   exp, log, log1p and whole powers

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hpcfed import algorithms, models
-from hpcfed.bits.arithmetic import PORTABLE
+from hpcfed.bits.arithmetic import LIBRARIES, PORTABLE, Arithmetic
 from hpcfed.client.batched.gradients import perceptron_of
 from hpcfed.client.batched.matmul import matmul_for
 from hpcfed.client.batched.portable import PortableNetwork
@@ -233,16 +233,16 @@ def norms(rng: torch.Generator) -> Outputs:
     return {f"{len(v)}": torch.dot(v, v).reshape(1) for v in vectors}
 
 
-def server(*names: str) -> Operation:
+def server(*names: str, arithmetic: Arithmetic = LIBRARIES) -> Operation:
     """Return the next models and states of methods' server steps, given the same means and norms."""
 
     def operation(rng: torch.Generator) -> Outputs:
-        return {f"{name} {part}": tensor for name in names for part, tensor in server_steps(name, rng)}
+        return {f"{name} {part}": tensor for name in names for part, tensor in server_steps(name, rng, arithmetic)}
 
     return operation
 
 
-def server_steps(name: str, rng: torch.Generator) -> Iterator[tuple[str, Tensor]]:
+def server_steps(name: str, rng: torch.Generator, arithmetic: Arithmetic) -> Iterator[tuple[str, Tensor]]:
     """Yield the model and the states after three server steps of a method."""
     parameters = dict(algorithms.examples()[name])
     if name in ("fedadam", "fedyogi"):
@@ -252,7 +252,7 @@ def server_steps(name: str, rng: torch.Generator) -> Iterator[tuple[str, Tensor]
     vectors = {"delta": delta, **dict.fromkeys(method.local.vectors(True), delta / 3)}
     state, shared = method.server.begin(w), method.local.begin_shared(w)
     for round in range(1, 4):
-        means = Means(vectors, 3.7, 1.9, 0.3, 3, round, 0.1, 7.0)
+        means = Means(vectors, 3.7, 1.9, 0.3, 3, round, 0.1, 7.0, arithmetic=arithmetic)
         update = method.server.step(w, state, means, RoundContext(round, 0.1))
         w, state, shared = update.w, update.state, method.local.share(shared, means)
     yield "w", w
@@ -294,6 +294,7 @@ IMAGES, SMALL_IMAGES = (3, 32, 32), (1, 28, 28)
 OPERATIONS: Mapping[str, Operation] = {
     "a + b, a − b, a · b, a / b": elementwise(lambda a, b: torch.cat([a + b, a - b, a * b, a / b]), 2),
     "square root": elementwise(torch.sqrt, 1, positive=True),
+    "square root, bits: portable": elementwise(PORTABLE.sqrt, 1, positive=True),
     "a + α b in one call": elementwise(lambda a, b: torch.add(a, b, alpha=-0.1), 2),
     "lerp, addcmul, addcdiv": elementwise(
         lambda a, b, c: torch.cat([torch.lerp(a, b, 0.1), a.addcmul(b, c, value=0.3), a.addcdiv(b, c, value=0.3)]),
@@ -338,6 +339,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "norms ‖Δ‖²": norms,
     "server steps, of all methods but FedExP-M": server(*(name for name in algorithms.names() if name != "fedexp-m")),
     "server step of FedExP-M": server("fedexp-m"),
+    "server steps, bits: portable": server(*algorithms.names(), arithmetic=PORTABLE),
     "initial model, linear": initial({"name": "linear"}),
     "initial model, feddyn-cnn": initial({"name": "feddyn-cnn"}),
     "lr_decay^t": powers,

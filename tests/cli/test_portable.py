@@ -22,7 +22,7 @@ from tests.launch import ROOT
 from tests.mpi.recipes import small, write_recipe, write_small
 
 SETTINGS = runpy.run_path(str(ROOT / "jobs" / "bench" / "bits.py"))["SETTINGS"]
-FEW = ["scaffold", "fedexp-m", "fednova", "momentum", "clip", "float64", "least-squares"]
+FEW = ["scaffold", "fedexp-m", "fednova", "fedadam", "momentum", "clip", "float64", "least-squares"]
 OLDEST, NATIVE = "all oldest", "native"
 
 

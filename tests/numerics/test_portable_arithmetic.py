@@ -51,6 +51,14 @@ def test_functions_at_the_ends():
     assert log1p(torch.zeros(1, dtype=torch.float64)) == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_square_roots_are_the_nearest_numbers(dtype):
+    for x in DRAWS.uniform(0, 100, 2000).astype(dtype):
+        root = PORTABLE.sqrt(torch.tensor([x])).numpy()[0]
+        half = Fraction(float(np.spacing(root))) / 2
+        assert (Fraction(float(root)) - half) ** 2 <= Fraction(float(x)) <= (Fraction(float(root)) + half) ** 2
+
+
 @pytest.mark.parametrize("base", [0.0, 0.9, 0.99999, 1.0, 1.01])
 def test_powers_are_the_nearest_numbers(base):
     for exponent in (0, 1, 2, 7, 300):
