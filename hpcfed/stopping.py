@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -65,7 +66,7 @@ class Stopping:
         if self._rule.patience is None or loss is None:
             return None
         score = -loss if accuracy is None else accuracy
-        if self._best is None or score > self._best:
+        if not math.isnan(score) and (self._best is None or not self._best >= score):
             self._best, self._since_best = score, 0
         else:
             self._since_best += 1

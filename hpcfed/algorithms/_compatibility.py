@@ -98,6 +98,12 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
             reason,
             "use optimizer: sgd, with momentum if you like",
         )
+    if method.local.full_gradient and optimizer != "sgd":
+        yield (
+            f"local.optimizer: {optimizer} with {method.name}",
+            "a round is one step along the full gradient, whose size that optimizer takes away",
+            "use optimizer: sgd",
+        )
     if recipe.local.step is not None:
         yield from _without_meaning_by_an_own_step(recipe, method)
     if guess != "none" and method.local.full_gradient:

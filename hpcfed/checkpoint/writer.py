@@ -141,6 +141,7 @@ class CheckpointWriter:
             for suffix in ("server", "clients") if manifest.num_clients else ("server",):
                 self._temporary(manifest.round, suffix).replace(self._folder / f"{stem(manifest.round)}.{suffix}")
             write_whole(self._folder / f"{stem(manifest.round)}.json", manifest.to_json())
+            to_disk(self._folder)  # the names, before older ones go
             remove_all_but(self._folder, self._keep)
         except OSError as error:
             self._failure = self._refused(manifest.round, error)

@@ -53,7 +53,8 @@ class Evaluator:
         measures: loss, the task's accuracy if it has one, and the recipe's metrics.
         outputs: shape of the model's output for a sample.
         private: the clients' private parts, if they have any.
-        counted: (N,) bool, clients whose data count; all by default.
+        counted: (N,) bool, clients whose data count in scores; all by default.
+        present: (N,) bool, clients whose data are in the model, for ``statistics: training``; all by default.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Evaluator:
         outputs: Sequence[int] = (),
         private: PrivateParts | None = None,
         counted: np.ndarray | None = None,
+        present: np.ndarray | None = None,
     ):
         self._section = section
         self._model, self._private = model, private
@@ -88,7 +90,8 @@ class Evaluator:
         self._news: list[str] = []
         self._statistics = None
         if section.statistics == "training":
-            where = model, shards, federation, placement, world, private
+            sizes = federation.sizes if present is None else np.where(present, federation.sizes, 0)
+            where = model, shards, sizes, placement, world, private
             self._statistics = TrainingStatistics(*where, section.batch_size)
 
     @property

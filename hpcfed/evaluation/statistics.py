@@ -1,10 +1,11 @@
-"""Running statistics of a model, estimated anew on all training samples: for averaged or extrapolated iterates.
+"""Running statistics of a model, estimated anew on the training samples: for averaged or extrapolated iterates.
 
     μ = Σ_b n_b μ_b / n,     σ² = Σ_b n_b (σ_b² + μ_b²) / n − μ²
 
-over the minibatches b of all clients, of ``evaluate.batch_size`` samples at most. μ_b and σ_b² (unbiased) are those of
-a layer's input while every layer with running statistics normalises by the minibatch's own; all else, such as dropout,
-is as in evaluation. Sums are taken client by client in their order, so values do not depend on ranks.
+over the minibatches b of all clients but those left out (``cohort.without``), of ``evaluate.batch_size`` samples at
+most. μ_b and σ_b² (unbiased) are those of a layer's input while every layer with running statistics normalises by the
+minibatch's own; all else, such as dropout, is as in evaluation. Sums are taken client by client in their order, so
+values do not depend on ranks.
 
 Reference: Izmailov et al., "Averaging weights leads to wider optima and better generalization", UAI 2018, section 3.2.
 """
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor
 
 from hpcfed.client.private_parts import PrivateParts
-from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.placement import Placement
@@ -35,6 +35,7 @@ class TrainingStatistics:
     """Estimates the averaged running statistics of a model on all training samples; called on every rank.
 
     Args:
+        sizes: samples that count of each client, (N,).
         private: the clients' private parts; None where they have none.
         batch_size: most samples of a minibatch.
     """
@@ -43,20 +44,20 @@ class TrainingStatistics:
         self,
         model: FlatModel,
         shards: Shards,
-        federation: Federation,
+        sizes: np.ndarray,
         placement: Placement,
         world: World,
         private: PrivateParts | None,
         batch_size: int,
     ):
         self._model, self._private, self._shards = model, private, shards
-        self._federation, self._placement, self._world = federation, placement, world
+        self._sizes, self._placement, self._world = sizes, placement, world
         self._batch_size = batch_size
         self._width = len(_read(model.averaging, "running_mean"))
 
     def __call__(self, w: Tensor) -> State:
         """Return the averaged buffers for the model `w`, (d,): statistics of its layers, all else as it is."""
-        means, squares = self._sums(w).reshape(2, -1) / self._federation.sizes.sum()
+        means, squares = self._sums(w).reshape(2, -1) / self._sizes.sum()
         self._model.load(w)
         _write(self._model.averaging, "running_mean", means)
         _write(self._model.averaging, "running_var", np.maximum(squares - means**2, 0.0))
@@ -64,7 +65,7 @@ class TrainingStatistics:
 
     def _sums(self, w: Tensor) -> np.ndarray:
         """Return Σ n_b μ_b and Σ n_b (σ_b² + μ_b²) over all clients, one after the other, (2 · width,)."""
-        sizes, mine = self._federation.sizes, set(self._placement.at_home(self._world.rank).tolist())
+        sizes, mine = self._sizes, set(self._placement.at_home(self._world.rank).tolist())
         total, together = np.zeros(2 * self._width), max(1, ENTRIES // (2 * self._width))
         for first in range(0, len(sizes), together):
             clients = range(first, min(first + together, len(sizes)))

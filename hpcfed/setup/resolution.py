@@ -42,7 +42,6 @@ def _resolve(recipe: Recipe) -> Recipe:
         if recipe.bits == "portable":
             check_portable(asked, federation.task)
             recipe = recipe.model_copy(update={"device": "cpu"})  # auto would take a GPU where there is one
-            recipe = recipe.model_copy(update={"device": "cpu"})
         _check_samples(recipe, federation, spec)
         _check_test_set(recipe, federation)
         if federation.task == "survival" and recipe.loss.factory is None:

@@ -211,6 +211,8 @@ def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
         yield 1, "N enters the average of all clients' models"
     if recipe.loss.weights == "balanced":
         yield 1, "the class weights are those of the others' samples"
+    if recipe.evaluate.statistics == "training":
+        yield 1, "the running statistics are those of the others' samples"
     if recipe.cohort.without is not None and recipe.cohort.without.evaluate == "others":
         yield from _other_scores(recipe, federation)
 

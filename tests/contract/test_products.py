@@ -94,6 +94,7 @@ ADAM = {"steps": 3, "batch_size": 10, "lr": 0.1, "optimizer": "adam"}
 MEANINGLESS = {
     "scaffold-adam": ({"algorithm": {"name": "scaffold"}, "local": ADAM}, ("optimizer: adam", "‖a_i‖₁", "sgd")),
     "steps-adam": ({"algorithm": {"normalize": "steps"}, "local": ADAM}, ("optimizer: adam", "normalisation")),
+    "dsgd-adam": ({"algorithm": {"name": "dsgd"}, "local": {**ADAM, "steps": 1}}, ("optimizer: adam with dsgd", "sgd")),
     "guess-without-moment": ({"guess": "limit"}, ("guess: limit without momentum", "local.momentum")),
     "guess-from-one-gradient": ({"guess": "limit", "algorithm": {"name": "dsgd"}}, ("guess: limit with dsgd",)),
     "schedule-and-decay": (

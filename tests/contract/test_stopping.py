@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -48,6 +49,11 @@ def test_rules(rule, accuracies, ends):
 
 def test_patience_follows_the_loss_of_a_regression():
     assert told({"patience": 2}, [None] * 5, [3.0, 2.0, 2.5, 2.0, 1.0]) == 4
+
+
+def test_a_loss_that_is_not_a_number_is_no_best_one():
+    assert told({"patience": 3}, [None] * 5, [math.nan, 3.0, 2.0, 1.0, 0.5]) is None
+    assert told({"patience": 2}, [None] * 4, [3.0, math.nan, math.nan, 1.0]) == 3
 
 
 def test_a_run_ends_at_its_target_on_all_ranks(world, shared_tmp):
