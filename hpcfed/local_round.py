@@ -22,7 +22,7 @@ from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.rng import Purpose
-from hpcfed.round_checks import LOWER, check_own, checked, whereabouts
+from hpcfed.round_checks import LOWER, check_own, checked, client_label
 from hpcfed.run_folder.outcome import see_log
 from hpcfed.types import ClientInfo, RoundContext, State
 from hpcfed.user_code.blame import blamed
@@ -32,18 +32,18 @@ log = logging.getLogger("hpcfed")
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a round begins with; the same on every rank.
+    """Inputs of one round's training; identical on all ranks.
 
     Attributes:
         round, lr: its number, counted from 1, and its η_l.
         cohort: its clients, with their weights and steps.
         ranks: the rank of each member, (S,).
         effective_steps: ‖a_i‖₁ of each member, (S,); None if not asked for, or if the client optimizer has none.
-        common_steps: the ‖a‖₁ that all members share, else None.
+        common_effective_steps: the ‖a‖₁ that all members share, else None.
         factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
         w: the server's model, (d,) in the run's dtype on the device.
-        shared: what the server keeps for the clients, likewise.
-        touched: (N,) bool, which clients have a state on any rank.
+        shared: the method's shared state, likewise.
+        touched: (N,) bool, clients that have taken part in a round; their state may still be the initial one.
     """
 
     round: int
@@ -51,7 +51,7 @@ class RoundPlan:
     cohort: Cohort
     ranks: Sequence[int]
     effective_steps: Sequence[float | None]
-    common_steps: float | None
+    common_effective_steps: float | None
     factors: np.ndarray
     w: Tensor
     shared: State
@@ -60,7 +60,7 @@ class RoundPlan:
     @property
     def alike(self) -> bool:
         """Whether ‖a_i‖₁ is known and the same for all members."""
-        return self.common_steps is not None
+        return self.common_effective_steps is not None
 
 
 class Training:
@@ -79,7 +79,7 @@ class Training:
         self._parts, self._buffer, self._averaged = parts, buffer, averaged
         self._most = len(parts.federation.sizes)
         self.moving_seconds = 0.0
-        self._moves = Moves(parts.clients, parts.method.local.begin(parts.initial_w), parts.world)
+        self._moves = Moves(parts.clients, lambda: parts.method.local.begin(parts.initial_w), parts.world)
 
     def __call__(self, plan: RoundPlan) -> tuple[Mapping[int, State], HpcfedError | None]:
         """Train this rank's members of the cohort; return their next states, and what went wrong, if anything."""
@@ -139,6 +139,8 @@ class Training:
                 if not self._parts.skips_bad or lasting:
                     self._buffer.fail(left[0])
                     return explained
+                if len(left) > 1:
+                    log.warning("round %d: %d more of its group are skipped with it", plan.round, len(left) - 1)
                 for place in left:
                     self._buffer.skip(place)
         return None
@@ -200,7 +202,7 @@ class Training:
                 skips=self._parts.skips_bad,
             )
             if not added:
-                log.warning("%s: skipped, its update is not finite", whereabouts(federation, plan.round, client))
+                log.warning("%s: skipped, its update is not finite", client_label(federation, plan.round, client))
                 continue
             if next_state is not None:
                 states[client] = next_state
@@ -208,7 +210,7 @@ class Training:
     def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
         world = self._parts.world
-        place = f"{whereabouts(self._parts.federation, round, client)}, rank {world.rank} on {world.hosts[world.rank]}"
+        place = f"{client_label(self._parts.federation, round, client)}, rank {world.rank} on {world.hosts[world.rank]}"
         log.error("%s: training raised", place, exc_info=error)
         if isinstance(error, HpcfedError):
             return type(error)(f"{place}: {error}")

@@ -99,7 +99,7 @@ def check_step(method: str, update: ServerUpdate, w: Tensor) -> None:
         raise InputError(f"{method}, server step", expected=expected, got=got)
 
 
-def whereabouts(federation: Federation, round: int, client: int) -> str:
+def client_label(federation: Federation, round: int, client: int) -> str:
     """Return the words for a client in a round."""
     return f"round {round}, client {client} ({federation.client_name(client)})"
 
@@ -133,18 +133,22 @@ def check_sums(
     Raises:
         RanksDiffer: the ranks' states differ.
         EnvironmentFailure: the training of a client raised.
-        Diverged: a client's update is not finite.
+        Diverged: a client's update is not finite, or none is left that has a weight.
     """
     check_same(sums.hashes, round, world)
-    if (sums.status == SKIPPED).all():
-        what = f"round {round}: training failed for every client of the cohort"
+    left = sums.status != SKIPPED
+    if not left.any() or (cohort.shares.any() and not cohort.shares[left].any()):
+        what = f"round {round}: training failed for every client of the cohort that has samples"
         raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
     failed = np.flatnonzero(sums.status == FAILED)
     if len(failed):
-        raise world.broadcast(failure, root=ranks[failed[0]]) or EnvironmentFailure("a rank failed")
+        first = ranks[failed[0]]
+        raise world.broadcast(failure, root=first) or EnvironmentFailure(
+            f"round {round}: rank {first} failed without saying why", remedy="see its log in logs/ of the run folder"
+        )
     bad = np.flatnonzero(~np.isfinite(sum([*sums.bounds.values(), *map(np.abs, sums.scalars.values())])))
     if len(bad):
-        place = f"{whereabouts(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
+        place = f"{client_label(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
         raise Diverged(f"{place}: its update is not finite after {sums.steps[bad[0]]} steps", remedy=LOWER)
 
 
@@ -191,7 +195,7 @@ def check_repeated(
         place, client = int(differing[0]), int(cohort.clients[differing[0]])
         rank = ranks[place]
         raise EnvironmentFailure(
-            f"{whereabouts(federation, round, client)}, rank {rank} on {world.hosts[rank]}: trained twice, it "
+            f"{client_label(federation, round, client)}, rank {rank} on {world.hosts[rank]}: trained twice, it "
             "reported two different updates",
             remedy="look for randomness of its own in the model, the loss or the method, and for kernels that are not "
             "deterministic",

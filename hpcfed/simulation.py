@@ -72,8 +72,8 @@ class Simulation:
     Attributes:
         w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
         server: the server method's state; the same on every rank.
-        shared: what the server keeps for the clients; the same on every rank.
-        touched: (N,) bool, which clients have a state on any rank; the same on every rank.
+        shared: the method's shared state; the same on every rank.
+        touched: (N,) bool, clients that have taken part in a round; the same on every rank.
         buffers: the module's averaged buffers; the same on every rank.
         magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
     """
@@ -125,7 +125,7 @@ class Simulation:
             return_freed_memory()
         plan = self.plan(round)
         if not len(plan.cohort.clients):
-            return self._round_of_nobody(plan, requests, written)
+            return self._empty_round(plan, requests, written)
         cohort, ranks = plan.cohort, plan.ranks
         vectors = (*self._parts.method.reported(plan.alike), *self.buffers.entries)
         counts = counts_of(vectors, cohort.counts, plan.factors)
@@ -167,10 +167,10 @@ class Simulation:
             hash=self.hash,
             attempts=1 if better is None else 2,
             update_hashes=sums.update_hashes,
-            never_drawn=int((~self.touched).sum()) if self._parts.model.own else None,
+            never_drawn=self._never_drawn(),
         )
 
-    def _round_of_nobody(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
+    def _empty_round(self, plan: RoundPlan, requests: Request, written: int) -> RoundResult:
         """Return a round without training: one Allreduce of the ranks' requests and hashes.
 
         Raises:
@@ -195,8 +195,12 @@ class Simulation:
             units={} if self._is_exact else None,
             hash=self.hash,
             attempts=1,
-            never_drawn=int((~self.touched).sum()) if self._parts.model.own else None,
+            never_drawn=self._never_drawn(),
         )
+
+    def _never_drawn(self) -> int | None:
+        """Return the number of clients whose private part is still the initial one; None without private parts."""
+        return int((self._parts.cohorts.present & ~self.touched).sum()) if self._parts.model.own else None
 
     def _attempt(
         self, plan: RoundPlan, units: Mapping[str, Units], requests: Request, written: int
@@ -261,7 +265,7 @@ class Simulation:
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
             effective_steps=effective_steps,
-            common_steps=common_to_all(effective_steps),
+            common_effective_steps=common_to_all(effective_steps),
             factors=factors,
             w=upload(self.w, self._device),
             shared={name: upload(tensor.to(self._dtype), self._device) for name, tensor in self.shared.items()},
@@ -280,10 +284,10 @@ class Simulation:
         )
         update = server_step(method.server, self.w, self.server, means, context)
         check_step(method.name, update, self.w)
-        self.shared = method.local.share(self.shared, means)
+        self.shared = _compact(method.local.share(self.shared, means))
         last = {"previous": self.w, **({"mean_delta": means.delta} if DELTA in means.vectors else {})}
         self._last = {name: last.get(name, kept) for name, kept in self._last.items()}
-        self.w, self.server = update.w.to(self._dtype), update.state
+        self.w, self.server = update.w.to(self._dtype).contiguous(), _compact(update.state)
         if not math.isfinite(float(self.w.sum())):
             raise Diverged(f"round {means.round}: the server's model is not finite", remedy=LOWER)
         return update
@@ -328,7 +332,7 @@ class Simulation:
             cohort_size=int(done.sum()),
             round=plan.round,
             lr=plan.lr,
-            effective_steps=plan.common_steps,
+            effective_steps=plan.common_effective_steps,
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
             arithmetic=self._parts.arithmetic,
@@ -351,6 +355,11 @@ class Simulation:
             for name in sorted(state):
                 digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
         return int(np.uint64(digest.intdigest()).view(np.int64))
+
+
+def _compact(state: State) -> State:
+    """Return a state whose tensors lie without gaps and follow no gradients, as hashes and checkpoints take them."""
+    return {name: tensor.detach().contiguous() for name, tensor in state.items()}
 
 
 def _kept(cohort: Cohort, sums: Sums) -> float:

@@ -1,8 +1,8 @@
 """The types that methods, clients and the reduction share: contexts, updates, means, and the protocols of rules.
 
 Shapes, everywhere in the package: d parameters (a flat vector, padded so that every parameter tensor starts on 64
-bytes), N clients, S cohort members, K local steps, B samples of a minibatch, P ranks. The gaps between tensors are 0,
-and stay 0 in every vector that a rule returns.
+bytes), N clients, S cohort members, K local steps, B samples of a minibatch, P ranks. The gaps between tensors are 0;
+the tilts, reports and models that a rule of yours returns have them set to 0 again.
 
 Sign, everywhere: Δ_i = w − y_i, the server's model minus the client's last iterate. It points uphill like a gradient,
 and the server subtracts it.
@@ -248,7 +248,7 @@ class Part(BaseModel):
 
 
 class LocalMethod(Protocol):
-    """What a method does at its clients, and what the server keeps for them.
+    """Client side of a method, and its shared state: tensors of the server that clients read (SCAFFOLD's c).
 
     Order of calls: `begin_shared` once, before round 1, and `begin` at a client's first participation. In a round
     `tilt`, the local solve, `report` and, if `stateful`, `next_state` for each member of the cohort, on the rank that
@@ -318,11 +318,14 @@ class LocalMethod(Protocol):
         ...
 
     def begin(self, w: Tensor) -> State:
-        """Return a client's state at its first participation; `w` is the *initial* model (d,)."""
+        """Return a client's state before its first participation; `w` is the *initial* model, (d,) in the run's dtype.
+
+        Pure: it may be called any number of times.
+        """
         ...
 
     def begin_shared(self, w: Tensor) -> State:
-        """Return what the server keeps for the clients, before round 1; float64, as is the initial model `w` (d,)."""
+        """Return the shared state before round 1; float64, as is the initial model `w` (d,)."""
         ...
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
@@ -332,7 +335,8 @@ class LocalMethod(Protocol):
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         """Return the client's contribution; `client` is its state, never None.
 
-        May be called twice in a round with the same arguments; must return the same bits.
+        A rule that compresses returns the decoded vectors; ``bytes_up`` counts them as dense ones. May be called twice
+        in a round with the same arguments; must return the same bits.
         """
         ...
 
@@ -342,12 +346,13 @@ class LocalMethod(Protocol):
         """Return the client's next state; None leaves the state as it is.
 
         `sent` is what `report` returned: a rule that compresses keeps Δ_i + e_i − ``sent.delta`` as its next error
-        e_i. It is valid until the next client is trained, as ``local.delta`` is: a state holds new tensors.
+        e_i. ``sent`` and ``local.delta`` are valid until the next client is trained: return new tensors. `w` and the
+        tensors of `client` may be returned, for they are copied.
         """
         ...
 
     def share(self, shared: State, means: Means) -> State:
-        """Return what the server keeps for the clients after the round: pure, float64, the same on every rank."""
+        """Return the shared state after the round: pure, float64, the same on every rank."""
         ...
 
 

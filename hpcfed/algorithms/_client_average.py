@@ -64,16 +64,17 @@ class _WithClientAverage:
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State:
-        inner = self._inner.next_state(sent, local, w, shared, client, context)
-        return {**(inner or {}), LAST: w - local.delta}
+        own = _without(client, LAST)
+        after = self._inner.next_state(sent, local, w, shared, own, context)
+        return {**(own if after is None else after), LAST: w - local.delta}
 
     def share(self, shared: State, means: Means) -> State:
         average = shared[AVERAGE] + means.fraction * means.vectors[MOVED]
-        return {**self._inner.share(shared, means), AVERAGE: average}
+        return {**self._inner.share(_without(shared, AVERAGE), means), AVERAGE: average}
 
 
 def following_clients(method: Method) -> Method:
-    """Return the method with the average over all clients' last models as part of what the server keeps."""
+    """Return the method with the average over all clients' last models as part of its shared state."""
     return replace(method, local=cast("LocalMethod", _WithClientAverage(method.local)))
 
 
@@ -90,7 +91,7 @@ class _WithStepAverage:
         return {STEP_AVERAGE: w, STEPS: w.new_zeros(()), **self._inner.begin(w)}
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
-        update = self._inner.step(w, state, means, context)
+        update = self._inner.step(w, _without(state, STEP_AVERAGE, STEPS), means, context)
         weight = 1.0 if update.server_lr is None else update.server_lr
         total = state[STEPS] + weight
         share = weight / total.where(total > 0, 1.0)  # 0 while no step has moved
@@ -99,8 +100,13 @@ class _WithStepAverage:
 
 
 def following_iterates(method: Method) -> Method:
-    """Return the method with the average of its iterates as part of what the server keeps."""
+    """Return the method with the average of its iterates as part of the server's state."""
     return replace(method, server=cast("ServerMethod", _WithStepAverage(method.server)))
+
+
+def _without(state: State, *names: str) -> State:
+    """Return what the wrapped rule keeps itself: it may return all that it was given."""
+    return {name: tensor for name, tensor in state.items() if name not in names}
 
 
 def evaluated_model(which: str, w: Tensor, last: State, shared: State, server: State) -> Tensor:
@@ -110,7 +116,7 @@ def evaluated_model(which: str, w: Tensor, last: State, shared: State, server: S
         which: the recipe's ``evaluate.model``.
         w: model after the round's step, (d,), in the run's dtype.
         last: what `LAST_ROUND` names: ``previous``, the model before the step, likewise; ``mean_delta``, Δ̄, float64.
-        shared: what the server keeps for the clients, after the step.
+        shared: the shared state, after the step.
         server: the server's own state after it.
     """
     if which == "last-two":

@@ -26,13 +26,14 @@ class Moves:
 
     Args:
         clients: the states at this rank.
-        like: a state, for the names, shapes and types of all.
+        initial: returns a client's initial state: the names, shapes and types of all, and what a client has that has
+            kept it.
         world: the ranks.
     """
 
-    def __init__(self, clients: ClientStates, like: State, world: World):
-        self._clients, self._world = clients, world
-        self._like = {name: (tensor.shape, tensor.dtype) for name, tensor in like.items()}
+    def __init__(self, clients: ClientStates, initial: Callable[[], State], world: World):
+        self._clients, self._initial, self._world = clients, initial, world
+        self._like = {name: (tensor.shape, tensor.dtype) for name, tensor in initial().items()}
         self._sent: list[int] = []
         self._arriving: dict[int, dict[str, Tensor]] = {}
         self._wait: Callable[[], None] | None = None
@@ -43,8 +44,7 @@ class Moves:
         incoming: list[tuple[Tensor, int]] = []
         for client, source, target in moves:
             if source == self._world.rank:
-                state = self._clients.get(client)
-                assert state is not None  # clients that have taken part have one
+                state = self._clients.get(client) or self._initial()
                 outgoing += [(state[name].cpu().contiguous(), target) for name in self._like]
                 self._sent.append(client)
             elif target == self._world.rank:

@@ -46,6 +46,7 @@ class FlatModel:
         grad: their gradients, (d,).
         trained, trained_grad: shared and private ones, (d + p,); `vector` and `grad` themselves if p = 0.
         private, private_grad: the private ones, (p,); None if p = 0.
+        gaps: the entries of `vector` that no parameter has, int64.
         num_parameters: shared parameters, gaps not counted.
         own: what a client begins with beside the shared parameters: private parameters and buffers. Empty without.
         averaged: the averaged buffers after the last round, which the simulation sets; empty without.
@@ -68,6 +69,7 @@ class FlatModel:
         self._places, size = _laid_out(shared, per_line)
         self._private_places, private_size = _laid_out(private, per_line)
         self.num_parameters = sum(parameter.numel() for parameter in shared.values())
+        self.gaps = _gaps(self._places, size).to(device)
         self.trained = torch.zeros(size + private_size, dtype=dtype, device=device)
         self.trained_grad = torch.zeros_like(self.trained)
         self.vector, self.grad = self.trained, self.trained_grad
@@ -246,6 +248,14 @@ def _laid_out(parameters: Mapping[str, Tensor], per_line: int) -> tuple[Places, 
         places[name] = (end, parameter.shape)
         end += -(-parameter.numel() // per_line) * per_line
     return places, end + -end % (per_line * END // ALIGNMENT)
+
+
+def _gaps(places: Places, size: int) -> Tensor:
+    """Return the entries of a vector that no parameter has, int64."""
+    unused = torch.ones(size, dtype=torch.bool)
+    for start, shape in places.values():
+        unused[start : start + shape.numel()] = False
+    return unused.nonzero().flatten()
 
 
 def _views(vector: Tensor, places: Places) -> dict[str, Tensor]:

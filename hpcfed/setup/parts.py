@@ -51,11 +51,12 @@ def parts_of(
         InputError: as `hpcfed.setup.assemble` says.
     """
     torch.set_num_threads(recipe.threads)
-    method, dtype, device = _method(recipe), getattr(torch, recipe.dtype), slot.device
+    dtype, device = getattr(torch, recipe.dtype), slot.device
     loss = build_loss(recipe, federation, dtype, device)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
     model = build_model(recipe, federation, dtype, device)
+    method = _method(recipe, model)
     initial_w = model.vector.clone()
     _check_statistics(recipe, federation, model)
     if model.own:
@@ -72,7 +73,9 @@ def parts_of(
     measures = Measures(model, loss, federation.task, sums, whole, recipe.evaluate.batch_size)
     measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
-    evaluator = Evaluator(recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured)
+    evaluator = Evaluator(
+        recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured, present=cohorts.present
+    )
     fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
     arithmetic = arithmetic_of(recipe.bits)
     parts = Parts(
@@ -102,11 +105,11 @@ def parts_of(
     return parts, evaluator
 
 
-def _method(recipe: Recipe) -> Method:
+def _method(recipe: Recipe, model: FlatModel) -> Method:
     """Return the recipe's method, with what the model to be evaluated needs."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None:
-        method = checked(method)
+        method = checked(method, model.gaps)
     if recipe.evaluate.model == "client-average":
         return following_clients(method)
     return following_iterates(method) if recipe.evaluate.model == "step-average" else method
@@ -193,7 +196,12 @@ def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel)
         return
     size, sizes = recipe.local.batch_size, np.where(present_in(recipe, federation.num_clients), federation.sizes, 0)
     most = recipe.budget.high if recipe.budget is not None else recipe.local.steps
-    last = sizes if size == "full" else np.where((most or sizes) > sizes // size, sizes % size, 0)
+    if size == "full":
+        last = sizes
+    elif size == 1:
+        last = np.minimum(sizes, 1)
+    else:
+        last = np.where((most or sizes) > sizes // size, sizes % size, 0)
     for client in np.flatnonzero(last == 1)[:1].tolist():
         raise InputError(
             f"local.batch_size: client {client} ({federation.client_name(client)})",

@@ -57,7 +57,7 @@ def described(error: Exception) -> str:
     first = error.errors(include_url=False)[0]
     key = ".".join([error.title, *map(str, first["loc"])])
     if first["type"] == "frozen_instance":
-        remedy = "state goes in through begin and out of step (a client's: out of report)"
+        remedy = "state goes in through begin and out of step (a client's: out of next_state)"
         return f"{key} is assigned, but a part is frozen: {remedy}"
     expected, got = refusal(error)
     return f"{key}: expected {expected}, got {got}"

@@ -1,4 +1,8 @@
-"""Checks of a user's method: types, names, shapes and dtypes of everything it returns."""
+"""Checks of a user's method: types, names, shapes and dtypes of everything it returns.
+
+The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
+and sum, so that random numbers of a method in them would be in its step size and in no parameter.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,23 @@ Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
 
 
-def checked(method: Method) -> Method:
-    """Return the method with parts whose results are checked."""
+def checked(method: Method, gaps: Tensor) -> Method:
+    """Return the method with parts whose results are checked.
+
+    Args:
+        gaps: entries of a vector (d,) that no parameter has, int64, on the clients' device.
+    """
     return replace(
         method,
-        local=cast("LocalMethod", _CheckedLocal(method.local)),
-        server=_CheckedServer(method.server),
-        normalize=None if method.normalize is None else _CheckedNormalization(method.normalize),
+        local=cast("LocalMethod", _CheckedLocal(method.local, gaps)),
+        server=_CheckedServer(method.server, gaps.cpu()),
+        normalize=None if method.normalize is None else _CheckedNormalization(method.normalize, gaps),
     )
 
 
 class _Checked:
-    def __init__(self, part: Any):
-        self._part = part
+    def __init__(self, part: Any, gaps: Tensor):
+        self._part, self._gaps = part, gaps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
@@ -69,6 +77,12 @@ class _Checked:
             if found.get(key) != like.get(key):
                 self._refuse(name, f"its state {key!r}", _named(like.get(key)), _named(found.get(key)))
 
+    def _closed(self, vector: Tensor) -> Tensor:
+        """Return a vector (d,) with its gaps set to 0, in place where its memory allows it."""
+        if vector.requires_grad or not vector.is_contiguous():
+            return vector.detach().index_fill(0, self._gaps, 0)
+        return vector.index_fill_(0, self._gaps, 0)
+
     def _check_vector(self, name: str, what: str, vector: object, like: Tensor, dtype: Any) -> None:
         expected = (tuple(like.shape), dtype)
         if not isinstance(vector, Tensor):
@@ -94,14 +108,15 @@ class _CheckedLocal(_Checked):
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
         tilt = self._part.tilt(w, shared, client, context)
         self._check_kind("tilt", tilt, Tilt)
-        for what, vector in (("shift", tilt.shift), ("anchor", tilt.anchor), ("offset", tilt.offset)):
+        vectors = {"shift": tilt.shift, "anchor": tilt.anchor, "offset": tilt.offset}
+        for what, vector in vectors.items():
             if vector is not None:
                 self._check_vector("tilt", f"its {what}", vector, w, w.dtype)
         if (tilt.offset is not None or tilt.radius) and not self._part.evaluates_elsewhere:
             self._refuse("tilt", "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
         if not isinstance(tilt.mu, int | float):
             self._refuse("tilt", "its mu", "a number", f"a {type(tilt.mu).__name__}")
-        return tilt
+        return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         update = self._part.report(local, w, shared, client, context)
@@ -110,7 +125,9 @@ class _CheckedLocal(_Checked):
         if update.delta is not None:
             self._check_vector("report", "its delta", update.delta, w, w.dtype)
         self._signature("report", update.vectors)
-        return update
+        delta = None if update.delta is None else self._closed(update.delta)
+        fitting = {name: self._closed(vector) for name, vector in update.vectors.items() if vector.shape == w.shape}
+        return replace(update, delta=delta, vectors={**update.vectors, **fitting})
 
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
@@ -146,7 +163,7 @@ class _CheckedServer(_Checked):
         for name, number in update.metrics.items():
             if not isinstance(number, int | float):
                 self._refuse("step", f"its metric {name!r}", "a number", f"a {type(number).__name__}")
-        return update
+        return replace(update, w=self._closed(update.w))
 
 
 class _CheckedNormalization(_Checked):

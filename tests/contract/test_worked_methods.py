@@ -102,7 +102,71 @@ class NoisyStep(ServerStep):
 
 def method():
     return Method("noisy", Noisy(), NoisyStep())
+
+
+def noisy_clients():
+    return Method("noisy", Noisy(), ServerStep())
 """
+
+
+def test_random_numbers_in_the_gaps_between_parameters_are_in_no_norm(world, place):
+    """‖Δ̄‖² is that of the change of the parameters."""
+    world.on_root(lambda: (place / "noisy.py").write_text(NOISY) and None)
+    common = {"model": {"name": "logistic"}, "dtype": "float64", "loss": {"reduction": "sum"}}
+    algorithm = {"factory": "noisy:noisy_clients"}
+    one, two = (run(place, f"{rounds}", world, algorithm, rounds=rounds, **common) for rounds in (1, 2))
+    before, after = ([p.detach() for p in result.module.parameters()] for result in (one, two))
+    change = sum(float((a - b).square().sum()) for a, b in zip(after, before, strict=True))
+    assert two.metrics[1]["delta_sq"] == pytest.approx(change, rel=1e-9)
+
+
+SETTLED = """
+import torch
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, ServerUpdate, Update
+
+
+class Settled(ClientRule):
+    stateful = True
+
+    def begin(self, w):
+        return {"e": w.new_full(w.shape, 0.1)}
+
+    def report(self, local, w, shared, client, context):
+        return Update(local.delta * (1 + client["e"]))
+
+    def next_state(self, sent, local, w, shared, client, context):
+        return None if context.round < 3 else {**client, "e": client["e"] * 2}
+
+
+class Strided(ServerStep):
+    def begin(self, w):
+        return {"v": torch.zeros_like(w)}
+
+    def step(self, w, state, means, context):
+        both = torch.stack([state["v"] + means.delta, w], 1)
+        return ServerUpdate(w - both[:, 0], {**state, "v": both[:, 0]})
+
+
+def method():
+    return Method("settled", Settled(), Strided())
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, *({"evaluate": {"model": f"{which}-average"}} for which in ("client", "step")), {"placement": "balanced"}],
+    ids=str,
+)
+def test_states_left_as_they_are_and_states_in_other_memory(changes, world, place):
+    """A client whose next state is None keeps it, where it moves, too; a server's state may be a column of a matrix."""
+    world.on_root(lambda: (place / "settled.py").write_text(SETTLED) and None)
+    changes = {"cohort": {"size": 3}, "rounds": 5, **changes}
+    together = run(place, "together", world, {"factory": "settled:method"}, **changes)
+    alone = run(place, f"alone-{world.rank}", World(), {"factory": "settled:method"}, **changes)
+    assert model(together) == model(alone)
+    assert [row["hash"] for row in together.metrics] == [row["hash"] for row in alone.metrics]
 
 
 def test_random_streams_of_methods_do_not_depend_on_ranks(world, place):

@@ -60,6 +60,8 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 
         clients = [marked(client, 20 + 7 * client) for client in range(NUM_CLIENTS)]
         write_federation(shared_tmp / "marked.h5", clients, num_classes=4, test=marked(0, 30))
+        clients.append(marked(NUM_CLIENTS, 0))
+        write_federation(shared_tmp / "one-empty.h5", clients, num_classes=4, test=marked(0, 30))
         (shared_tmp / "moody.py").write_text(MOODY)
 
     world.on_root(write)
@@ -128,10 +130,11 @@ def test_what_happened_is_in_the_log_of_its_rank(world, folder):
     assert "its update is not finite" in logs["other"][0]
 
 
-@pytest.mark.parametrize("deed", ["raise", "nan"])
-def test_a_round_in_which_all_fail_ends_the_run(deed, world, folder):
+@pytest.mark.parametrize(("deed", "data"), [("raise", "marked.h5"), ("nan", "marked.h5"), ("nan", "one-empty.h5")])
+def test_a_round_in_which_all_fail_ends_the_run(deed, data, world, folder):
+    """Also where a client without samples, and so without weight, is left."""
     with pytest.raises(Diverged, match=f"round {BAD_ROUND}: training failed for every client of the cohort"):
-        hpcfed.run(moody(deed, list(range(NUM_CLIENTS))), world=world, quiet=True)
+        hpcfed.run(moody(deed, list(range(NUM_CLIENTS)), data=data), world=world, quiet=True)
     ending = json.loads((folder / "run" / "result.json").read_text())
     assert (ending["status"], ending["rounds"]) == ("diverged", BAD_ROUND - 1)
 

@@ -198,10 +198,12 @@ def test_it_is_what_a_plain_loop_computes(parameters, world, folder):
             np.testing.assert_allclose(found[name], own[k][name], rtol=1e-12, atol=1e-13)
 
 
-def test_statistics_of_an_averaged_iterate_are_those_of_all_training_samples(world, folder):
+@pytest.mark.parametrize("left_out", [[], [4]], ids=["all", "without"])
+def test_statistics_of_an_averaged_iterate_are_those_of_the_training_samples(left_out, world, folder):
     """By hand from the evaluated module, one minibatch a client; the round's stay in ``model.safetensors``."""
+    cohort = {"size": 3, **({"without": left_out} if left_out else {})}
     evaluate = {"every": 2, "model": "last-two", "statistics": "training", "clients": {"every": 3}}
-    base = recipe("run", {"buffers": "averaged"}, dtype="float64", rounds=3, algorithm={"name": "fedexp"})
+    base = recipe("run", {"buffers": "averaged"}, dtype="float64", rounds=3, algorithm="fedexp", cohort=cohort)
     run = check_same_as_alone(world, folder, {**base, "evaluate": evaluate})
     usual = hpcfed.run(
         {**base, "output": "usual", "evaluate": {"every": 2, "model": "last-two"}}, world=world, quiet=True
@@ -209,7 +211,8 @@ def test_statistics_of_an_averaged_iterate_are_those_of_all_training_samples(wor
     loaded = hpcfed.load(run.folder)
     with Federation.open(folder / "small.h5") as federation, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        hidden = [loaded.evaluated[1](torch.tensor(federation.client(k)[0]).double()) for k in (0, 1, 3, 4, 5)]
+        clients = [k for k in (0, 1, 3, 4, 5) if k not in left_out]
+        hidden = [loaded.evaluated[1](torch.tensor(federation.client(k)[0]).double()) for k in clients]
         test_x, test_y = (torch.tensor(part) for part in federation.test(0, federation.num_test))
         loss = functional.cross_entropy(loaded.evaluated(test_x.double()), test_y.long())
     mean = torch.cat(hidden).mean(0)
@@ -374,6 +377,7 @@ WRONG: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], str]] = {
         "no averaged running statistics",
     ),
     "own-step": (FEDBN, {"local": {**LOCAL, "step": "nets:mlp"}}, "a step of your own trains the shared parameters"),
+    "one-sample-each": (FEDBN, {"local": {"steps": 2, "batch_size": 1, "lr": 0.1}}, "client 0.*one of 1 sample, of"),
     "one-sample": (FEDBN, {"local": {"epochs": 1, "batch_size": 22, "lr": 0.1}}, "client 5.*one of 1 sample, of 67"),
 }
 
