@@ -125,7 +125,7 @@ def run_resolved(
     with Reporter(recipe.name, recipe.rounds, speaks=speaks, live=world.size == 1) as reporter:
         for text in twice:
             reporter.say(f"{recipe.name}: {text.partition('=')[0]} is given more than once; the last, {text}, holds")
-        finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.word_of_code(recipe)))
+        finished, word = world.on_root(lambda: (folder.is_finished(recipe), folder.code_remark(recipe)))
         if word:
             reporter.say(f"{recipe.name}: {word}")
         if finished:

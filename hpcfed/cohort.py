@@ -27,7 +27,7 @@ class Cohort:
 
     Attributes:
         clients: (S,) int64, distinct; none of them where all that were drawn are left out (``cohort.without``).
-        shares: p_i = q_i / q(S), (S,) float64; they sum to 1.
+        shares: p_i = q_i / q(S), (S,) float64; they sum to 1, or are all 0 if no member has samples.
         counts: |S| p_i, (S,) float64, one quotient each: exactly 1 where weights are equal.
         fraction: q(S).
         steps: τ_i, (S,) int64; 0 for a client without samples.

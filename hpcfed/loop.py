@@ -94,7 +94,7 @@ def train(
                 with (
                     Recorder(folder, parts, totals) as recorder,
                     observers.watching(facts, done),
-                    _nothing_old_collected(),
+                    _startup_objects_frozen(),
                 ):
                     session = Session(
                         recipe=recipe,
@@ -232,7 +232,7 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
 
 
 @contextmanager
-def _nothing_old_collected() -> Iterator[None]:
+def _startup_objects_frozen() -> Iterator[None]:
     """Exempt what torch has loaded from garbage collection, whose scans of it would cost time every few rounds."""
     gc.collect(1)  # a whole collection takes longer than a short run
     gc.freeze()

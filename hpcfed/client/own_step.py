@@ -38,7 +38,7 @@ class StepContext:
         client: the client's number and size.
         step, steps: number of the present step, from 1, and of all, τ_i.
         w: the server's model, (d,).
-        state, shared: the method's state of this client, and what its server keeps for the clients.
+        state, shared: the method's state of this client, and its shared state.
         memory: empty at the client's first step in a round; for a momentum, say.
         module: the model, for its structure: call it by `output`, since its parameters are those evaluated last.
 

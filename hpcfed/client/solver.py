@@ -46,8 +46,8 @@ class Task:
         tilt: what the method adds to its gradients.
         steps: τ_i, minibatch steps.
         guessed: τ'_i, steps that follow without gradients; ``inf`` for the limit.
-        info, shared, state: what a step of the user's own may read: the client's size, what the server keeps for the
-            clients, and the client's state.
+        info, shared, state: what a step of the user's own may read: the client's size, the shared state and the
+            client's own.
         own: its private parameters and buffers; empty where it has none.
     """
 

@@ -169,6 +169,7 @@ class _Tier(ABC):
         """Return the state in a place."""
 
     def forget(self, client: int) -> None:
+        """Free a client's place; one that the snapshot holds is freed by `release`."""
         place = self._places.pop(client, None)
         if place is None:
             return
@@ -184,9 +185,11 @@ class _Tier(ABC):
         return dict(self._places)
 
     def let_go(self, client: int) -> None:
+        """Stop holding a client's place: the snapshot's copy has been read."""
         self._held.discard(client)
 
     def release(self) -> None:
+        """End the snapshot: free the places that only it held."""
         self._held.clear()
         self._spare += self._superseded
         self._superseded.clear()

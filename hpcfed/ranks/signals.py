@@ -32,7 +32,7 @@ class Signals:
         self.name: str | None = None
 
 
-_heeding: list[Signals] = []
+_outermost: list[Signals] = []
 """The signals of the outermost `catch_signals` block: a sweep's, around those of its runs."""
 
 
@@ -43,8 +43,8 @@ def catch_signals(world: World) -> Iterator[Signals]:
     A nested block shares the outer block's signals, past ones included; the outermost takes over those that were noted
     before it (`hpcfed.ranks.early`).
     """
-    caught = _heeding[0] if _heeding else Signals()
-    if _heeding or threading.current_thread() is not threading.main_thread():
+    caught = _outermost[0] if _outermost else Signals()
+    if _outermost or threading.current_thread() is not threading.main_thread():
         yield caught
         return
     reading, writing = os.pipe()
@@ -58,13 +58,13 @@ def catch_signals(world: World) -> Iterator[Signals]:
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     before = {number: signal.signal(number, _noted_elsewhere) for number in ASKING if number not in ignored}
-    _heeding.append(caught)
+    _outermost.append(caught)
     if early := bytes(take_noted()):
         os.write(writing, early[:1])
     try:
         yield caught
     finally:
-        _heeding.clear()
+        _outermost.clear()
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by a library in C

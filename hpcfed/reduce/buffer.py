@@ -276,15 +276,15 @@ class RoundBuffer:
                 slots["delta_sq"][places] = squared * np.square([report.factor for report in reports])
 
     def is_filled(self, place: int) -> bool:
-        """Whether the slot of a place says anything already."""
+        """Whether the client at this place has been added, skipped or failed."""
         return bool(self._status[place])
 
     def skip(self, place: int) -> None:
-        """Say that the round goes on without the client at this place."""
+        """Leave the client at this place out of the round."""
         self._status[place] = SKIPPED
 
     def fail(self, place: int) -> None:
-        """Say that this rank could not train the client at this place."""
+        """Mark the client at this place as one that could not be trained, which ends the run."""
         self._status[place] = FAILED
 
     @property

@@ -9,6 +9,8 @@ Rounding is one addition: the last bit of x + 1.5·2^52 in float64 has the value
 round(x) plus a constant. The constants of many contributions are subtracted together: those expected while the first is
 written, and what is left by `ExactSum.settle`. This holds for |x| < 2^51 units; a block of a vector with a larger entry
 is rounded and converted, to the same integers.
+
+Reference: Demmel and Nguyen, "Fast reproducible floating-point summation", ARITH 2013, rounds to a common unit first.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class ExactSum:
         arithmetic: of vectors' norms on a host.
 
     Attributes:
-        integers: the running sum; right after `settle`.
+        integers: the running sum; correct only after `settle`.
         rows: vectors that wait for `add_rows`.
     """
 
@@ -75,7 +77,7 @@ class ExactSum:
         Both are NaN or infinite where the vector is; the sum is then meaningless, and the caller must say so.
         """
         if vector.device.type != "cpu":
-            return self._add_unseen(vector, weight)
+            return self._add_async(vector, weight)
         squared, largest, offset = 0.0, 0.0, -self._expected if self._empty else 0
         for start in range(0, vector.numel(), self._block):
             piece = vector[start : start + self._block]
@@ -95,7 +97,7 @@ class ExactSum:
         """Add the first of `rows` by weights (n,); return squared norms and largest magnitudes, (n,), as `add` does."""
         rows = self.rows.first(len(weights))
         if rows.device.type != "cpu":
-            return self._add_unseen_rows(rows, weights)
+            return self._add_rows_async(rows, weights)
         largest = np.maximum(-rows.amin(1).numpy(), rows.amax(1).numpy())  # aminmax takes twenty times as long
         if not (np.abs(weights) * largest < SMALL * self._units[0]).all():
             squares = [self.add(row, weight)[0] for row, weight in zip(rows, weights.tolist(), strict=True)]
@@ -115,8 +117,8 @@ class ExactSum:
         self._empty = False
         return squared, largest
 
-    def _add_unseen(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Add a device's vector as `add` does a host's, without waiting for its size: to the same integers."""
+    def _add_async(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """`add` for a vector on a GPU: no host synchronisation, the same integers."""
         low, high = torch.aminmax(vector)
         scaled = self._scaled.copy_(vector)
         squared = torch.dot(scaled, scaled)
@@ -124,8 +126,8 @@ class ExactSum:
         self._empty = False
         return squared, torch.maximum(-low, high)
 
-    def _add_unseen_rows(self, rows: Tensor, weights: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Add a device's rows as `add_rows` does a host's, without waiting for their sizes: to the same integers."""
+    def _add_rows_async(self, rows: Tensor, weights: np.ndarray) -> tuple[Tensor, Tensor]:
+        """`add_rows` for rows on a GPU: no host synchronisation, the same integers."""
         low, high = torch.aminmax(rows, dim=1)
         squared = torch.stack([torch.dot(row, row) for row in rows])
         rows.mul_(upload(torch.from_numpy(weights / self._units[0]), rows.device).unsqueeze(1))
@@ -165,7 +167,7 @@ class ExactSum:
                 scaled.mul_(self._units[word] / self._units[word + 1])
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
-        """Take the constants that are left off the entries ``first:last``, once and after the last contribution."""
+        """Subtract the rounding constants left in the entries ``first:last``; once, after the last contribution."""
         for word in self.integers:
             entries = word[first:last]
             if self._empty:

@@ -28,7 +28,7 @@ class FastSum:
     It has no units: where one names them, they are not looked at.
 
     Attributes:
-        floats: (1, d) float32, the running sum; right after `settle`.
+        floats: (1, d) float32, the running sum; correct only after `settle`.
         rows: vectors that wait for `add_rows`.
     """
 
@@ -55,7 +55,7 @@ class FastSum:
         The norm is right to some 1e-6 of itself. Both are NaN or infinite where the vector is.
         """
         if vector.device.type != "cpu":
-            return self._add_unseen(vector, weight)
+            return self._add_async(vector, weight)
         squared, share = 0.0, weight / self._number
         for start in range(0, vector.numel(), self._block):
             piece, total = vector[start : start + self._block], self.floats[0][start : start + self._block]
@@ -81,20 +81,20 @@ class FastSum:
             total.add_(added)
         self._empty = False
         if rows.device.type != "cpu":
-            return _unseen_norms(dots, rows)
+            return _norms_async(dots, rows)
         squared = dots.double().numpy()
         for row in np.flatnonzero(~((SQUARES[0] < squared) & (squared < SQUARES[1]))):
             squared[row] = float(rows[row].double().square_().sum())
         return squared, np.sqrt(squared)
 
-    def _add_unseen(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Add a device's vector as `add` does a host's, without waiting for its norm."""
+    def _add_async(self, vector: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """`add` for a vector on a GPU: no host synchronisation."""
         if self._empty:
             torch.mul(vector, weight / self._number, out=self.floats[0])
         else:
             self.floats[0].add_(vector, alpha=weight / self._number)
         self._empty = False
-        return _unseen_norms(torch.dot(vector, vector), vector)
+        return _norms_async(torch.dot(vector, vector), vector)
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
         """Make the entries ``first:last`` of the sum of no vectors 0."""
@@ -127,7 +127,7 @@ class FastSum:
         slots.view(np.uint16)[:] = words
 
 
-def _unseen_norms(squared: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+def _norms_async(squared: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return squared norms in float64, and norms, from float32 dot products where these can hold them."""
     holds = (squared > SQUARES[0]) & (squared < SQUARES[1])
     exact = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64).square()

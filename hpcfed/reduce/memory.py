@@ -311,7 +311,7 @@ def _split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
 
 
 def _at_least(memory: Tensor, words: int, device: torch.device, *, on_host: bool = False) -> Tensor:
-    """Return `memory` where it holds that many words, else new memory that does: a device's, or the host's for it."""
+    """Return `memory` if it has `words` words, else new memory on `device`, or page-locked on the host for it."""
     if memory.numel() >= words:
         return memory
     if device.type == "cpu":

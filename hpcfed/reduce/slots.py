@@ -14,6 +14,7 @@ RANK_SLOT = np.dtype(
 )
 """Flags of a rank, for all others."""
 DONE, FAILED, SKIPPED = 1, 2, 3
+"""Status of a cohort member; 0: not reached."""
 
 
 @cache

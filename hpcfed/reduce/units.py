@@ -46,7 +46,7 @@ INITIAL_SPAN = -34.0, 20.0
 FINEST = -1000
 """Exponent below which units are not refined: float64 ends soon after."""
 RANGE = 2.0**960
-"""What no unit is made for: float64 ends at 2^1024."""
+"""Bound on a sum beyond which no unit is chosen, and the run has diverged: float64 ends at 2^1024."""
 
 
 class Terms(NamedTuple):

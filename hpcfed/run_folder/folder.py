@@ -101,7 +101,7 @@ class RunFolder:
         if self._goes_on():
             self.code.refuse_changes(recipe)
 
-    def word_of_code(self, recipe: Recipe) -> str:
+    def code_remark(self, recipe: Recipe) -> str:
         """Return a remark: this run's code is not recorded, or has changed and the run starts again; else ""."""
         if self.fresh or not self._has_rounds() or not references(recipe):
             return ""

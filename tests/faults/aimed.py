@@ -68,7 +68,7 @@ class _Aim:
 
     def visit(self) -> None:
         """The model is asked for its output."""
-        stage, round = whereabouts()
+        stage, round = client_label()
         if self._is_spent or round < self._round or attempt() < self._attempt:
             return
         if self._stage == REDUCTION and stage == LOCAL:
@@ -97,7 +97,7 @@ class _Aim:
             self._strike()
 
     def _strike(self) -> None:
-        stage, round = whereabouts()
+        stage, round = client_label()
         here = Path(__file__).parent
         writes = any(thread.name == "checkpoint" for thread in threading.enumerate())
         told = {
@@ -113,7 +113,7 @@ class _Aim:
             time.sleep(0.5)
 
 
-def whereabouts() -> tuple[str, int]:
+def client_label() -> tuple[str, int]:
     """Return the stage and round that the main thread is in."""
     main = list(_stack(sys._current_frames()[threading.main_thread().ident or 0]))
     round = next((frame.f_locals["round"] for frame in main if isinstance(frame.f_locals.get("round"), int)), 0)

@@ -189,7 +189,7 @@ def code(folder: Path, seed: int) -> None:
     path.write_bytes(damaged)
     try:
         there = RunFolder(run)
-        there.word_of_code(recipe)
+        there.code_remark(recipe)
         read_code(path)
         there.code.write(recipe, 3)
         assert not there.code.changes(recipe)
