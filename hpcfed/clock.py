@@ -9,7 +9,7 @@ from hpcfed.config.limits import Stop
 from hpcfed.errors import Stopped
 from hpcfed.ranks.signals import Signals
 from hpcfed.ranks.world import World
-from hpcfed.stopping import TimeLeft
+from hpcfed.stopping import Due, TimeLeft
 from hpcfed.types import Request
 
 ENDING = Request.STOP | Request.TIME_IS_UP
@@ -31,13 +31,15 @@ class Clock:
         self._checkpoints, self._is_root = checkpoints, world.is_root
         self._began = self._trained = time.perf_counter()
         self._cpu = time.process_time()
+        self._due: Due = (False, False, False)
 
-    def requests(self, evaluates: tuple[bool, bool]) -> Request:
-        """Return this rank's requests in the round that begins; `evaluates`: whether it and the next are evaluated."""
+    def requests(self, due: tuple[Due, Due]) -> Request:
+        """Return this rank's requests in the round that begins; `due`: evaluations of it and of the next one."""
+        self._due = due[0]
         requests = self._checkpoints.requests()
         if self._caught.name:
             requests |= Request.STOP
-        if self._is_root and self._time_left.is_up(self._checkpoints.seconds, evaluates):
+        if self._is_root and self._time_left.is_up(self._checkpoints.seconds, due):
             requests |= Request.TIME_IS_UP
         return requests
 
@@ -49,7 +51,7 @@ class Clock:
         """Return the seconds of the round that ends; what follows, such as writing its record, is the next one's."""
         began, cpu, self._began, self._cpu = self._began, self._cpu, time.perf_counter(), time.process_time()
         evaluated, total = self._began - self._trained, self._began - began
-        self._time_left.add(total - evaluated, evaluated)
+        self._time_left.add(total - evaluated, evaluated, self._due)
         return {"evaluate": evaluated, "total": total, "cpu": self._cpu - cpu}
 
     def stopped(self, name: str, round: int, requests: Request) -> Stopped:

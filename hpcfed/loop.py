@@ -30,7 +30,7 @@ from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
-from hpcfed.stopping import Stopping
+from hpcfed.stopping import Due, Stopping
 from hpcfed.trail.certificate import write_certificate
 from hpcfed.trail.left_out import TRAINING_ONLY, without_facts
 from hpcfed.types import Request
@@ -190,8 +190,8 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
 def _train(session: Session, round: int) -> RoundResult:
     """Train a round; if the ranks differ and the method is the user's, the error says to check the method first."""
     try:
-        this, following = (any(_due(session.recipe, one)) for one in (round, round + 1))
-        requests, written = session.clock.requests((this, following)), session.checkpoints.written
+        due = _due(session.recipe, round), _due(session.recipe, round + 1)
+        requests, written = session.clock.requests(due), session.checkpoints.written
         return session.simulation.round(round, requests=requests, written=written)
     except RanksDiffer as error:
         if session.recipe.algorithm.factory is None:
@@ -242,7 +242,7 @@ def _startup_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _due(recipe: Recipe, round: int) -> tuple[bool, bool, bool]:
+def _due(recipe: Recipe, round: int) -> Due:
     """Return whether test set, training sets and clients are evaluated after a round; the last one always is."""
     section, is_last = recipe.evaluate, round == recipe.rounds
     test, train, clients = (

@@ -17,6 +17,10 @@ RESERVE = 1.5
 """Multiple of the time of a round and a checkpoint that is kept free before the deadline."""
 
 
+Due = tuple[bool, bool, bool]
+"""Whether the test set, the training sets and the clients are evaluated after a round."""
+
+
 class Stopping:
     """Early stopping by scores: the target accuracy and the patience of ``stop``.
 
@@ -90,25 +94,38 @@ class TimeLeft:
         if rule.max_hours is not None:
             self._deadlines["stop.max_hours"] = now + 3600 * rule.max_hours
         self._rounds: deque[float] = deque(maxlen=RECENT)
-        self._evaluation = 0.0
+        self._evaluations: dict[Due, float] = {}
 
-    def add(self, training: float, evaluation: float) -> None:
-        """Add the seconds of a round: those of its evaluation, and all others."""
+    def add(self, training: float, evaluation: float, due: Due) -> None:
+        """Add the seconds of a round: those of its evaluation, of what was `due`, and all others."""
         self._rounds.append(training)
-        self._evaluation = max(self._evaluation, evaluation)
+        self._evaluations[due] = max(self._evaluations.get(due, 0.0), evaluation)
 
-    def is_up(self, checkpoint: float, evaluates: tuple[bool, bool]) -> bool:
+    def is_up(self, checkpoint: float, due: tuple[Due, Due]) -> bool:
         """Whether the round that begins now should be the last.
 
         Args:
             checkpoint: seconds that one takes.
-            evaluates: whether this round and the next one are evaluated, which takes as long as the longest so far.
+            due: evaluations of this round and of the next one.
         """
         if not self._deadlines:
             return False
-        this, following = (max(self._rounds, default=0.0) + self._evaluation * one for one in evaluates)
+        this, following = (max(self._rounds, default=0.0) + self._expected(one) for one in due)
         return time.monotonic() + this + RESERVE * (following + checkpoint) >= min(self._deadlines.values())
+
+    def _expected(self, due: Due) -> float:
+        """Return the seconds of an evaluation: the longest of the same or fewer parts; else the shortest of more."""
+        if not any(due):
+            return 0.0
+        fewer = [seconds for known, seconds in self._evaluations.items() if any(known) and _is_part(known, due)]
+        more = [seconds for known, seconds in self._evaluations.items() if _is_part(due, known)]
+        return max(fewer, default=min(more, default=0.0))
 
     def reason(self) -> str:
         """Return the name of the nearest limit."""
         return min(self._deadlines, key=self._deadlines.__getitem__, default="the time limit")
+
+
+def _is_part(one: Due, other: Due) -> bool:
+    """Whether all that is evaluated in `one` is in `other`."""
+    return all(there or not here for here, there in zip(one, other, strict=True))

@@ -88,13 +88,16 @@ def _report(coalitions: Coalitions, stopped: bool) -> None:
 
     from hpcfed.errors import Stopped, counted
     from hpcfed.io.console import Console
-    from hpcfed.whatif.coalitions import num_going_on
+    from hpcfed.whatif.coalitions import num_left
     from hpcfed.whatif.values import contributed, table, write_contributions
 
     if stopped:
         raise Stopped(f"{coalitions.plan.folder} stopped", remedy="the same command goes on from there")
-    if left := num_going_on(coalitions):
-        runs = counted(len(coalitions.plan.units), "run")
+    left, held = num_left(coalitions)
+    runs = counted(len(coalitions.plan.units), "run")
+    if left > held:
+        raise Stopped(f"{left - held} of {runs} left", remedy="the same command goes on from there")
+    if left:
         click.echo(f"{left} of {runs} still going on in other jobs: the last of them writes the contributions")
         return
     found = contributed(coalitions)

@@ -178,15 +178,24 @@ def _measure(words: Sequence[str], count: int, folder: Path) -> None:
     click.echo(f"{name}: measured in {done.seconds:.0f} s")
 
 
-def _size(count: int, *, ranks_per_node: int | None, gpus_per_node: int | None, **_: Any) -> dict[str, int]:
+def _size(
+    count: int,
+    *,
+    ranks_per_node: int | None,
+    gpus_per_node: int | None,
+    site: str | None,
+    more: Sequence[str],
+    **_: Any,
+) -> dict[str, int]:
     """Return the job's size for a measurement on `count` ranks, on as few nodes as hold them.
 
     Raises:
         InputError: they fill no whole nodes.
     """
+    from hpcfed.cli.submit import gpus_of_a_node
     from hpcfed.errors import InputError
 
-    each = ranks_per_node or gpus_per_node or count
+    each = ranks_per_node or gpus_of_a_node(site, gpus_per_node, more) or count
     if count > each and count % each:
         raise InputError("--ranks-per-node", expected=f"a number that divides {count} ranks", got=str(each))
     return {"nodes": max(1, count // each), "ranks_per_node": min(each, count)}

@@ -110,8 +110,9 @@ def command(
         return
     stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
     plan = world.on_root(study.plan)
-    with catch_signals(world) as caught:
-        world.on_root(lambda: _report(study, plan, [*study.remarks, *remarks], caught, quiet=quiet))
+    if not stopped or study.tuning is None or study.tuned is not None:  # else of other values than those chosen before
+        with catch_signals(world) as caught:
+            world.on_root(lambda: _report(study, plan, [*study.remarks, *remarks], caught, quiet=quiet))
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")
     world.on_root(lambda: raise_if_failed(plan, endings(plan)))
@@ -137,11 +138,9 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
     from hpcfed.study.page import without_results
     from hpcfed.study.plan import PAGE, TABLES
     from hpcfed.study.session import main_tables, write_intervals, write_study
-    from hpcfed.sweep.claims import Claims
-    from hpcfed.sweep.run import is_decided
 
     words = sys.argv[2:]
-    view = write_study(study, plan, words, remarks)
+    view, complete = write_study(study, plan, words, remarks)
     for table in [] if view is None else main_tables(view):
         print_table(table)
     for line in remarks if view is None else [*remarks, *without_results(view)]:
@@ -149,7 +148,7 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
     if view is None:
         return
     click.echo(f"{study.folder / PAGE}\n{study.folder / TABLES}")
-    if study.asked.bootstrap and is_decided(plan, Claims(plan.folder, "report")):
+    if study.asked.bootstrap and complete:
         from hpcfed.study.bootstrap import ResampleProgress
 
         progress = ResampleProgress(study.folder.name, not quiet, lambda: caught.name is not None)

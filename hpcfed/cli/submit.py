@@ -6,9 +6,12 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from hpcfed.submit.site import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIME = "Limit of each job, as sbatch takes it: 4:00:00, or 2-12 for days-hours."
@@ -145,7 +148,7 @@ def submit_job(
         time=time,
         notice=notice,
         options=options,
-        requeue=cluster.requeue and chain is None and "no-requeue" not in asked,
+        requeue=_requeues(cluster, options, chain),
         chained=chain is not None,
         array=array,
     )
@@ -155,10 +158,11 @@ def submit_job(
     if dry_run:
         click.echo(text, nl=False)
         return
-    if is_done():
+    queued = jobs_named(job.label)
+    if (not queued or array is None) and is_done():  # of an array it may set folders aside that jobs are using
         click.echo(f"{job.name}: finished already, see {output}")
         return
-    if queued := jobs_named(job.label):
+    if queued:
         waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
         click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted")
         return
@@ -169,11 +173,39 @@ def submit_job(
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(job.script))}")
 
 
+def gpus_of_a_node(site: str | None, gpus_per_node: int | None, more: Sequence[str]) -> int:
+    """Return the GPUs of a node that a job of these options has; 0 if nothing says so.
+
+    Raises:
+        InputError: the site file cannot be read.
+    """
+    from hpcfed.submit.site import read_site
+
+    asked = {**read_site(Path(site) if site else None).options, **_options({"gpus-per-node": gpus_per_node}, more)}
+    return _gpus(asked.get("gpus-per-node"))
+
+
 def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict[str, str | int | None]:
     """Return sbatch's options: those of `named` that are set, overridden by `more`, ``key=value`` or ``flag`` texts."""
     options = {key: value for key, value in named.items() if value is not None}
     parts = (text.removeprefix("--").partition("=") for text in more)
     return options | {key: value if equals else None for key, equals, value in parts}
+
+
+def _requeues(cluster: Site, options: Mapping[str, str | int | None], chain: int | None) -> bool:
+    """Return whether a job requeues itself: what is typed counts before the site file.
+
+    Raises:
+        InputError: it is to do so, and to be one of a chain.
+    """
+    from hpcfed.errors import InputError
+
+    if chain is not None and "requeue" in options:
+        raise InputError("-o requeue", expected="none with --chain, whose jobs follow one another", got="both")
+    typed = [key for key in options if key in ("requeue", "no-requeue")]
+    if chain is not None or typed:
+        return typed[-1:] == ["requeue"]
+    return cluster.requeue and "no-requeue" not in cluster.options
 
 
 def _gpus(option: str | int | None) -> int:

@@ -90,6 +90,7 @@ class ReproduceSession:
             InputError: none did; or, where the table is of all, one did not.
         """
         kept, refused = [], []
+        of_sites = experiment.measure.kind == "sites"
         for name, case in experiment.cases.items():
             try:
                 for seed in range(experiment.seeds):
@@ -98,9 +99,8 @@ class ReproduceSession:
                 kept.append(name)
             except InputError as error:
                 refused.append(error)
-                if len(experiment.cases) > 1:
+                if len(experiment.cases) > 1 and not of_sites:
                     print(f"{experiment.name}: {case.title} is left out: {error}", flush=True)
-        of_sites = experiment.measure.kind == "sites"
         if not kept or (of_sites and refused):
             raise refused[0]
         ready = experiment.limited(kept)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
 from hpcfed.study.folder import prepare, prepare_inner
 from hpcfed.study.measured import StudyResults, read_results
 from hpcfed.study.measures import metrics_of
-from hpcfed.study.plan import Study
+from hpcfed.study.plan import SWEEP, Study
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import differences_table, results_table
 from hpcfed.study.tuning import Tuned, choose
@@ -69,6 +70,11 @@ def next_runs(study: Study, redo: Redo) -> Plan:
             claims = Claims(tried.folder, "submit")
             prepare_sweep(tried, claims, redo)
             if not is_decided(tried, claims):
+                if (redo.fresh or redo.accept_code) and (study.folder / SWEEP).exists():
+                    option = "--fresh" if redo.fresh else "--accept-code"
+                    expected = "none with --array while values are still tuned, since other runs have begun there"
+                    remedy = "call it without --array, or choose another --output"
+                    raise InputError(option, where=str(study.folder), expected=expected, remedy=remedy)
                 return tried
             raise_if_failed(tried, endings(tried))
         study = replace(study, tuned=_tuned(study, inner))
@@ -85,22 +91,24 @@ def _tuned(study: Study, inner: Study) -> Tuned:
     return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
-def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequence[str]) -> View | None:
-    """Write the page and the tables of the results so far, without resamples, on rank 0 only; return the results.
+def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequence[str]) -> tuple[View | None, bool]:
+    """Write the page and the tables of the results so far, without resamples, on rank 0 only.
 
-    Without any finished run nothing is written, and None returned.
+    Returns:
+        The results, None without any finished run, of which nothing is written; and whether all runs have ended.
 
     Raises:
         InputError: a run's files are damaged.
         EnvironmentFailure: the disk refuses.
     """
-    view = None
+    view, complete = None, False
     for standing in standings(plan, Claims(plan.folder, "report")):
+        complete = all(one.decided for one in standing.values())
         results = _with_ensemble(study, read_results(study, finished(standing)))
         if any(results.runs.values()):
             view = View(study, results, rows_of(study, results))
             _write(view, words, remarks)
-    return view
+    return view, complete
 
 
 def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> None:

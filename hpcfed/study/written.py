@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
@@ -19,6 +19,8 @@ from hpcfed.io.text import read_text
 from hpcfed.study.plan import TABLES
 
 LIST = ".written"
+LONG_AGO = 3600.0
+"""Seconds after which nobody still writes a temporary file: jobs on other nodes write results here, too."""
 
 
 def replace_results(folder: Path, files: Mapping[str, str]) -> None:
@@ -50,11 +52,12 @@ def replace_results(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _remove_remains(folder: Path, names: Collection[str]) -> None:
-    """Remove the temporary files of these names that a killed process of this node has left."""
+    """Remove the temporary files of these names that a killed process has left, on this node or another."""
     for path in folder.glob(".*.tmp"):
-        found = re.fullmatch(r"\.(.+)\.([1-9][0-9]{0,8})\.tmp", path.name, re.ASCII)
-        if found and found[1] in names and not psutil.pid_exists(int(found[2])):
-            path.unlink(missing_ok=True)
+        found = re.fullmatch(r"\.(.+)\.[1-9][0-9]{0,8}\.tmp", path.name, re.ASCII)
+        with suppress(FileNotFoundError):
+            if found and found[1] in names and time.time() - path.stat().st_mtime > LONG_AGO:
+                path.unlink()
 
 
 def _hash(content: bytes) -> str:

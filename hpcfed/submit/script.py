@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hpcfed.doctor.launch import find_mpi
+from hpcfed.doctor.launch import Mpi, find_mpi
 from hpcfed.errors import InputError
 from hpcfed.submit.site import SAFE, Site, words_of
 
@@ -37,6 +37,10 @@ REQUEUE = ("requeue", "no-requeue")
 """Options of sbatch that `Job.requeue` stands for."""
 EARLY = 60
 """Seconds by which SLURM may send its signal before the notice."""
+ESCAPED = re.compile(r"\\.", re.DOTALL)
+QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+DOLLAR = "\0"
+"""Stands for a ``$`` that does not expand; a site file has no such character."""
 VARIABLE = re.compile(r"(\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})", re.ASCII)
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 """Characters that sbatch cannot take in a path."""
@@ -93,8 +97,8 @@ def render(job: Job, site: Site) -> str:
         loader=PackageLoader("hpcfed", "submit"), undefined=StrictUndefined, keep_trailing_newline=False
     )
     environment.filters["quote"] = lambda word: shlex.quote(str(word))
-    launch = [_expanding(word) for word in words_of(site.launch)] if site.launch else _srun()
-    python = [_expanding(word) for word in words_of(site.python)] if site.python else [shlex.quote(sys.executable)]
+    launch = _expanding(site.launch) if site.launch else _srun()
+    python = _expanding(site.python) if site.python else [shlex.quote(sys.executable)]
     text = environment.get_template("job.sbatch.j2").render(
         directives=_directives(job, site),
         modules=site.modules,
@@ -108,10 +112,26 @@ def render(job: Job, site: Site) -> str:
     return text.rstrip() + "\n"
 
 
-def _expanding(word: str) -> str:
-    """Return a word as bash reads it, of which ``$NAME`` and ``${NAME}`` expand and nothing else."""
+def _expanding(command: str) -> list[str]:
+    """Return the words of a command for bash: ``$NAME`` and ``${NAME}`` expand, and nothing else.
+
+    As in a shell, a ``$`` in single quotes or after a backslash stays as it is.
+    """
+    return [_quoted(word) for word in words_of(QUOTED.sub(_with_literal_dollars, command))]
+
+
+def _with_literal_dollars(quoted: re.Match[str]) -> str:
+    """Return a quoted part, or an escaped character, with `DOLLAR` for each ``$`` that does not expand in it."""
+    if quoted[0].startswith("'"):
+        return quoted[0].replace("$", DOLLAR)
+    return ESCAPED.sub(lambda found: DOLLAR if found[0] == "\\$" else found[0], quoted[0])
+
+
+def _quoted(word: str) -> str:
+    """Return a word for bash, in which variables expand and nothing else."""
     pieces = VARIABLE.split(word)  # text and variables in turn
-    return "".join(f'"{piece}"' if place % 2 else shlex.quote(piece) for place, piece in enumerate(pieces) if piece)
+    parts = (f'"{piece}"' if place % 2 else shlex.quote(piece) for place, piece in enumerate(pieces) if piece)
+    return "".join(parts).replace(DOLLAR, "$") or "''"
 
 
 def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
@@ -165,17 +185,18 @@ def _notice(limit: str, notice: int | None) -> int:
 
 def doubt_of(site: Site) -> str:
     """Return a line for the user if nothing says which PMI the ranks need, else ""."""
-    if site.launch or (vendor := _vendor()) in PMI:
+    if site.launch or _mpi().vendor in PMI:
         return ""
-    which = f"{vendor} is the MPI" if vendor else "no MPI can be loaded"
+    library = _mpi().vendor or _mpi().library
+    which = f"{library} is the MPI" if library else "no MPI can be loaded"
     return f"{which} here, so the script leaves the PMI to srun; the site file may name one: 'launch: srun --mpi=…'"
 
 
 def _srun() -> list[str]:
-    vendor = _vendor()
+    vendor = _mpi().vendor
     return ["srun", f"--mpi={PMI[vendor]}", TOGETHER] if vendor in PMI else ["srun", TOGETHER]
 
 
 @cache
-def _vendor() -> str | None:
-    return find_mpi({}).vendor
+def _mpi() -> Mpi:
+    return find_mpi({})

@@ -8,7 +8,8 @@ python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one tha
 options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
 requeue: true                          # whether jobs may requeue themselves; else use --chain
 
-In `launch` and `python` $VARIABLES expand where the job runs, and nothing else does.
+In `launch` and `python` $VARIABLES expand where the job runs, but not in single quotes or after a backslash; nothing
+else expands.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _a_command(text: str) -> str:
 
 
 def _with_flags(options: object) -> object:
-    """Return options of sbatch where ``true`` makes a flag, and ``false`` or nothing leaves it out."""
+    """Return options of sbatch where ``true`` or nothing makes a flag, and ``false`` leaves it out."""
     if not isinstance(options, dict):
         return options
     return {key: None if value is True else value for key, value in options.items() if value is not False}

@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -260,7 +261,7 @@ class Claims:
 
     def _server_time(self) -> float:
         """Return the time by the clock of the folder's file server."""
-        clock = self._folder / f".clock-{self.session}"
+        clock = self._folder / f".clock-{uuid.uuid4().hex}"  # of this look alone: sessions of other jobs look, too
         clock.touch()
         try:
             return _touched(clock)

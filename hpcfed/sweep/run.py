@@ -116,14 +116,19 @@ def finished(standing: Mapping[str, Standing]) -> set[str]:
 
 
 def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, Standing]]:
-    """Yield the states of all runs until they stay the same while the caller writes its results.
+    """Yield the states of all runs, again while runs end as the caller writes its results.
 
-    Another job that ends a run meanwhile writes results of more runs, which older ones must not replace.
+    Another job that ends a run meanwhile writes results of more runs, which older ones must not replace. While others
+    still have runs it is not yielded again: they write theirs later.
     """
     seen = None
-    while (now := stand(plan, claims)) != seen:
+    while True:
+        now = stand(plan, claims)
+        endings = {name: one.claim.ending for name, one in now.items()}
+        if endings == seen or (seen is not None and any(one.held and one.vouched for one in now.values())):
+            return
         yield now
-        seen = now
+        seen = endings
 
 
 def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
@@ -201,6 +206,7 @@ class SweepProgress:
     _began: float = field(default_factory=time.monotonic)
     _spoke: float = 0.0
     _decided: int = 0
+    _shown: Counter[str] = field(default_factory=Counter)
 
     def begin(self) -> None:
         if not self.speaks:
@@ -211,12 +217,15 @@ class SweepProgress:
         runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
         self._say(f"{runs}; {size}; {self.plan.folder}")
 
-    def show(self, *, now: bool = False) -> None:
+    def show(self, *, now: bool = False, if_changed: bool = False) -> None:
         """Print how many runs are done, how they ended, and the estimated time left."""
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()
         counts = self._counts()
+        if if_changed and counts == self._shown:
+            return
+        self._shown = counts
         others = [f"{counts[kind]} {kind}" for kind in ("diverged", *AGAIN) if counts[kind]]
         line = f"{counts['decided']}/{len(self.plan.units)} runs done" + (f" ({', '.join(others)})" if others else "")
         done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
@@ -305,8 +314,10 @@ def _next(
                     return unit, number
         if not any(one.held and (waits or not one.vouched) for one in standing.values()):
             return None
-        progress.show()
+        progress.show(if_changed=True)
         time.sleep(POLL)
+    if caught.name is not None:
+        claims.ask_to_stop()
     return None
 
 

@@ -169,10 +169,11 @@ def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, 
     return run_sweep(coalitions.plan, world, groups, quiet=quiet, redo=redo)
 
 
-def num_going_on(coalitions: Coalitions) -> int:
-    """Return how many runs have not ended: other jobs have them."""
+def num_left(coalitions: Coalitions) -> tuple[int, int]:
+    """Return how many runs have not ended, and how many of these other jobs have."""
     plan = coalitions.plan
-    return sum(not one.decided for one in stand(plan, Claims(plan.folder, "report")).values())
+    left = [one for one in stand(plan, Claims(plan.folder, "report")).values() if not one.decided]
+    return len(left), sum(one.held for one in left)
 
 
 def _begin_all(coalitions: Coalitions, redo: Redo) -> None:

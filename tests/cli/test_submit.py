@@ -94,26 +94,35 @@ def test_options_of_sbatch_count_wherever_they_stand(folder: Path) -> None:
     script = shown("-o", "--no-requeue", "-o", "cpus-per-task=4")
     assert "\nrequeue=no\n" in script
     assert [line for line in directives(script) if "requeue" in line] == ["no-requeue"]
+    (folder / "never.yaml").write_text("{requeue: false, launch: srun}")
+    assert "\nrequeue=yes\n" in shown("-o", "requeue", "--site", "never.yaml")
+    with pytest.raises(InputError, match="-o requeue: expected none with --chain"):
+        shown("-o", "requeue", "--chain", "2")
     assert 'SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"' in script  # what the job has, not what the recipe asks for
 
 
 def test_variables_of_the_site_file_expand_in_the_job(folder: Path) -> None:
-    """And nothing else does."""
+    """And nothing else does, nor what a shell would leave: a ``$`` in single quotes or after a backslash."""
     (folder / "site.yaml").write_text(
-        "{launch: 'run --bind \"$ROOT/a b,${ROOT}\" $(touch hacked) `x`', python: $ROOT/python}"
+        'launch: run --bind "$ROOT/a b,${ROOT}" $(touch hacked) `x` \'\' \'$ROOT "$@"\' \\$ROOT "\\$ROOT"\n'
+        "python: $ROOT/python\n"
     )
     script = shown("--site", "site.yaml")
     (line,) = [line for line in script.splitlines() if line.startswith("run=(")]
     said = subprocess.run(
         ["bash", "-c", f'ROOT="/r s"; {line}; printf "%s\n" "${{run[@]}}"'], capture_output=True, text=True, cwd=folder
     )
-    assert said.stdout.splitlines()[:7] == [
+    assert said.stdout.splitlines()[:11] == [
         "run",
         "--bind",
         "/r s/a b,/r s",
         "$(touch",
         "hacked)",
         "`x`",
+        "",
+        '$ROOT "$@"',
+        "$ROOT",
+        "$ROOT",
         "/r s/python",
     ]
     assert not (folder / "hacked").exists()

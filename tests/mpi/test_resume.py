@@ -554,13 +554,18 @@ def test_time_that_is_up_stops_with_a_checkpoint(world, folder):
 
 
 def test_time_is_kept_for_an_evaluation_that_is_due():
-    """However many rounds ago the last one was."""
+    """However many rounds ago the last one was; a long one of the clients is not expected of the test set alone."""
     clock = TimeLeft(Stop(max_hours=300 / 3600))
-    clock.add(5.0, 600.0)
+    none, test, all_parts = (False, False, False), (True, False, False), (True, True, True)
+    clock.add(5.0, 600.0, all_parts)
+    assert clock.is_up(2.0, (none, test))  # nothing else is known yet
     for _ in range(20):
-        clock.add(5.0, 0.0)
-    assert not clock.is_up(2.0, (False, False))
-    assert clock.is_up(2.0, (False, True))
+        clock.add(5.0, 1.0, test)
+        clock.add(5.0, 0.0, none)
+    assert not clock.is_up(2.0, (none, none))
+    assert not clock.is_up(2.0, (none, test))
+    assert not clock.is_up(2.0, (test, (True, True, False)))
+    assert clock.is_up(2.0, (none, all_parts))
 
 
 def test_time_for_a_checkpoint_is_by_the_clock(world, folder):

@@ -102,7 +102,8 @@ def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
     plan = study.plan()
     raise_if_failed(plan, endings(plan))
     if writes:
-        view = write_study(study, plan, ["recipe.yaml"], remarks)
+        view, complete = write_study(study, plan, ["recipe.yaml"], remarks)
+        assert complete
         if view is not None and study.asked.bootstrap:
             write_intervals(view, ["recipe.yaml"], remarks, ResampleProgress("study"))
     return study.folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import re
 import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -398,7 +398,9 @@ def test_runs_of_fewer_rounds_are_in_no_table(folder):
     more = planned(folder, "fedavg", splits=4, baselines="none", rounds=2)
     plan = more.plan()
     run_sweep(replace(plan, units=plan.units[:1]), World(), quiet=True)
-    view = write_study(more, plan, [], [])
+    view, complete = write_study(more, plan, [], [])
+    assert view is not None
+    assert not complete
     assert [run.split for run in view.results.runs["fedavg"]] == [0]
     assert "FedAvg: 3 of 4 runs have no result" in (folder / "run-study" / "study.html").read_text()
 
@@ -423,14 +425,14 @@ def test_tables_of_an_earlier_call_are_removed(folder):
     (tables / "tuning-chosen-values.tex").write_text("% edited for the paper")
     (tables / "my-cross-site-accuracy.csv").touch()
     (tables / "values.csv").unlink()
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    (tables / f".values.csv.{ended.pid}.tmp").touch()
-    (tables / f".mine.csv.{ended.pid}.tmp").touch()
+    for name in (".values.csv.77.tmp", ".mine.csv.77.tmp"):
+        (tables / name).touch()
+        os.utime(tables / name, (0, 0))
+    (tables / ".summary.csv.77.tmp").touch()  # which another node may be writing
     done(planned(folder, "fedavg,fedprox", **options, baselines="none"), fresh=True)
     alone = planned(folder, "fedavg,fedprox", **options, baselines="none", output=folder / "fresh")
     new = {path.name for path in (done(alone) / "tables").iterdir()}
-    others = {"tuning-chosen-values.tex", "my-cross-site-accuracy.csv", f".mine.csv.{ended.pid}.tmp"}
+    others = {"tuning-chosen-values.tex", "my-cross-site-accuracy.csv", ".mine.csv.77.tmp", ".summary.csv.77.tmp"}
     assert {path.name for path in tables.iterdir()} == new | others
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcfed.sweep.claims import DEATHS, LEASE, Claims
+from hpcfed.sweep.claims import DEATHS, LEASE, Claim, Claims, Standing
+from hpcfed.sweep.run import standings
 from tests.launch import ROOT
 from tests.sweep.conftest import endings, read_claims
 
@@ -96,6 +97,42 @@ def test_what_kills_its_holders_is_given_up_and_may_be_tried_again(tmp_path):
 
 def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
+
+
+LOOKER = """
+import sys
+from pathlib import Path
+from hpcfed.sweep.claims import Claims
+sys.stdin.readline()
+for _ in range(500):
+    assert Claims(Path(sys.argv[1]), "report").look([("lr=0.0", "digest")])["lr=0.0"].held
+"""
+
+
+def test_jobs_that_end_together_look_at_once(tmp_path):
+    """Each asks the file server for the time, as the claim is one of another node."""
+    far = Claims(tmp_path, "far")
+    far.take("lr=0.0", "digest", stand(far))
+    path = tmp_path / "claims" / "lr=0.0.1"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "node": "elsewhere"}))
+    jobs = [start(LOOKER, tmp_path) for _ in range(3)]
+    for job in jobs:
+        job.stdin.write("\n")
+        job.stdin.flush()
+    assert [(job.communicate(timeout=60)[0], job.returncode) for job in jobs] == [("", 0)] * 3
+
+
+def test_results_are_written_again_only_by_the_last_job(monkeypatch):
+    """While others have runs, they write later; else each of many jobs would write again until all have ended."""
+    ended, going = Standing(1, Claim(ending="finished")), Standing(1, Claim(), held=True, vouched=True)
+    for seen, written in [
+        ([[ended, going], [ended, ended], [ended, ended]], 2),
+        ([[going, going, going], [ended, going, going], [ended, ended, ended]], 1),
+        ([[ended], [ended]], 1),
+    ]:
+        rounds = iter(seen)
+        monkeypatch.setattr("hpcfed.sweep.run.stand", lambda plan, claims, rounds=rounds: dict(enumerate(next(rounds))))
+        assert len(list(standings(None, None))) == written
 
 
 def test_a_holder_on_another_node_is_known_by_its_touch(tmp_path):
