@@ -42,7 +42,7 @@ def command(
     begins from the last kept state before the first round that is another. After a kill the same command goes on.
     """
     from hpcfed.ranks.world import connect
-    from hpcfed.whatif.without import Request, run_without
+    from hpcfed.whatif.without import WithoutRequest, run_without
 
-    request = Request(run, clients, cohorts, evaluate, output, data, code)
+    request = WithoutRequest(run, clients, cohorts, evaluate, output, data, code)
     run_without(request, connect(), lambda text: None if quiet else click.echo(text), quiet=quiet)

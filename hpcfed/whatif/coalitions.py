@@ -18,7 +18,7 @@ from hpcfed.sweep.run import Redo, prepare, run_sweep, stand
 from hpcfed.sweep.select import Rule, parse_rule
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 from hpcfed.whatif.shapley import Orders, Subset, all_subsets, as_numbers, random_orders, subsets_of, without_one
-from hpcfed.whatif.without import begin, entry_of
+from hpcfed.whatif.without import begin, branch_point_of
 
 MOST_EXACT = 6
 """Clients up to which all subsets are run by default."""
@@ -191,8 +191,8 @@ def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
     for unit in coalitions.plan.units:
         rounds = unit.recipe.rounds
         shares = unit.recipe.seed == base.recipe.seed
-        entry = entry_of(base, unit.recipe) if shares else None
+        branch = branch_point_of(base, unit.recipe) if shares else None
         total += rounds
-        computed += rounds - (entry.start if entry else 0)
-        needed += rounds - (entry.joined - 1 if entry else 0)
+        computed += rounds - (branch.start if branch else 0)
+        needed += rounds - (branch.joined - 1 if branch else 0)
     return total, computed, needed

@@ -25,7 +25,7 @@ Orders = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ContributionEstimate:
     """A mean, and half the width of its 95 % interval: nan for one value, or where all are equal."""
 
     mean: float
@@ -81,9 +81,9 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
     return found
 
 
-def estimates(samples: np.ndarray) -> list[Estimate]:
+def estimates(samples: np.ndarray) -> list[ContributionEstimate]:
     """Return mean and interval (Student's) of each column of samples, (n, N)."""
-    return [Estimate(float(own.mean()), _half_width(own)) for own in samples.T]
+    return [ContributionEstimate(float(own.mean()), _half_width(own)) for own in samples.T]
 
 
 def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:

@@ -25,7 +25,7 @@ from hpcfed.sweep.table import read_results
 from hpcfed.whatif.coalitions import Coalitions, rounds_of
 from hpcfed.whatif.page import draw, render
 from hpcfed.whatif.shapley import (
-    Estimate,
+    ContributionEstimate,
     Subset,
     added_in,
     as_numbers,
@@ -37,7 +37,7 @@ from hpcfed.whatif.shapley import (
 )
 
 NOTHING: Subset = frozenset()
-NONE = Estimate(math.nan)
+NONE = ContributionEstimate(math.nan)
 TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
 
@@ -57,12 +57,12 @@ class Contribution:
     client: int
     name: str
     samples: int
-    left_out: Estimate
-    shapley: Estimate
+    left_out: ContributionEstimate
+    shapley: ContributionEstimate
     with_all: float
     without: float
     alone: float
-    takes: Estimate
+    takes: ContributionEstimate
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def table(found: Contributed) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return tuple(head[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
 
 
-def _text(estimate: Estimate) -> str:
+def _text(estimate: ContributionEstimate) -> str:
     if math.isnan(estimate.mean):
         return "–"
     half = "" if math.isnan(estimate.half_width) else f" ± {estimate.half_width:.2g}"

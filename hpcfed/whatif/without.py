@@ -42,8 +42,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to run.
+class WithoutRequest:
+    """A request for a recorded run without some of its clients.
 
     Attributes:
         run: the recorded run.
@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BranchPoint:
     """Where a run without clients leaves the recorded one.
 
     Attributes:
@@ -79,7 +79,7 @@ class Entry:
     start: int
 
 
-def run_without(request: Request, world: World, say: Say, *, quiet: bool = False) -> Result:
+def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool = False) -> Result:
     """Run a recorded recipe without some clients, on all ranks, from the first round that they change.
 
     The folder is an ordinary run's: a killed one goes on by the same command.
@@ -91,19 +91,19 @@ def run_without(request: Request, world: World, say: Say, *, quiet: bool = False
     with watchdog.watching(), world.united():
         base = world.on_root(lambda: _recorded(request))
         recipe = world.on_root(lambda: recipe_without(base, request))
-        entry = world.on_root(lambda: begin(base, recipe))
-        if entry is not None and world.is_root:
-            for line in described(entry, base, recipe):
+        branch = world.on_root(lambda: begin(base, recipe))
+        if branch is not None and world.is_root:
+            for line in described(branch, base, recipe):
                 say(line)
         return run_resolved(recipe, world, quiet, False, False, (), watchdog)
 
 
-def _recorded(request: Request) -> Recorded:
+def _recorded(request: WithoutRequest) -> Recorded:
     run = request.run.resolve()
     return recorded(run, placed_recipe(run, request.data, request.code))
 
 
-def recipe_without(base: Recorded, request: Request) -> Recipe:
+def recipe_without(base: Recorded, request: WithoutRequest) -> Recipe:
     """Return the resolved recipe of a run without some more clients.
 
     Raises:
@@ -129,7 +129,7 @@ def _names(recipe: Recipe) -> list[str]:
         return [federation.client_name(k) for k in recipe.cohort.without.numbers]
 
 
-def begin(base: Recorded, recipe: Recipe) -> Entry | None:
+def begin(base: Recorded, recipe: Recipe) -> BranchPoint | None:
     """Lay out a new run's folder with the rounds that are the recorded ones; None if the folder has a run already.
 
     Raises:
@@ -139,13 +139,13 @@ def begin(base: Recorded, recipe: Recipe) -> Entry | None:
     _remove_remains(folder)
     if _is_filled(folder):
         return None
-    entry = entry_of(base, recipe)
-    if not entry.start:
-        return entry
+    branch = branch_point_of(base, recipe)
+    if not branch.start:
+        return branch
     new = folder.with_name(f".{folder.name}.{_HERE}.{os.getpid()}.new")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        begin_after(new, base.folder, entry.start, recipe, linked=False)
+        begin_after(new, base.folder, branch.start, recipe, linked=False)
         if (base.folder / "clients.csv").exists():
             shutil.copyfile(base.folder / "clients.csv", new / "clients.csv")
         write_whole(new / RECIPE, dump_yaml(to_plain(recipe)))
@@ -156,7 +156,7 @@ def begin(base: Recorded, recipe: Recipe) -> Entry | None:
             return None
         what = error.strerror or str(error)
         raise EnvironmentFailure("cannot be written", where=str(folder), got=what, remedy="choose --output") from None
-    return entry
+    return branch
 
 
 def _is_filled(folder: Path) -> bool:
@@ -171,7 +171,7 @@ def _remove_remains(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def entry_of(base: Recorded, recipe: Recipe) -> Entry:
+def branch_point_of(base: Recorded, recipe: Recipe) -> BranchPoint:
     """Return where a run of `recipe`, without some clients, leaves the recorded one."""
     with Federation.open(base.recipe.data) as federation:
         weights = str(recipe.weights)
@@ -181,7 +181,7 @@ def entry_of(base: Recorded, recipe: Recipe) -> Entry:
         others = [*_other_evaluations(base.recipe, recipe), *_other_rounds(recipe, federation)]
         first, why = min([(joined, ""), *others])
     start = max((kept for kept in base.checkpoints if kept < first), default=0)
-    return Entry(joined, first, why, start)
+    return BranchPoint(joined, first, why, start)
 
 
 def same(there: Cohort, here: Cohort) -> bool:
@@ -228,15 +228,15 @@ def _other_scores(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
             yield min(every, recipe.rounds), f"{what} evaluated there; --evaluate all measures them as the run did"
 
 
-def described(entry: Entry, base: Recorded, recipe: Recipe) -> Iterator[str]:
+def described(branch: BranchPoint, base: Recorded, recipe: Recipe) -> Iterator[str]:
     """Yield lines on the rounds that are computed, and on those that would have to be."""
     total, who = recipe.rounds, ", ".join(_names(recipe))
-    if entry.joined <= len(base.rows):
-        yield f"the first round that is another without {who}: {entry.joined}"
+    if branch.joined <= len(base.rows):
+        yield f"the first round that is another without {who}: {branch.joined}"
     else:
         yield f"no recorded round is another without {who}"
-    if entry.first < entry.joined:
-        yield f"computed from round {entry.first} on: {entry.why}"
-    from_where = f"from the state of round {entry.start}" if entry.start else "from w⁰"
-    needed = max(total - entry.joined + 1, 0)
-    yield f"rounds computed: {total - entry.start} of {total}, {from_where}; needed: {needed}"
+    if branch.first < branch.joined:
+        yield f"computed from round {branch.first} on: {branch.why}"
+    from_where = f"from the state of round {branch.start}" if branch.start else "from w⁰"
+    needed = max(total - branch.joined + 1, 0)
+    yield f"rounds computed: {total - branch.start} of {total}, {from_where}; needed: {needed}"

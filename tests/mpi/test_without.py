@@ -18,7 +18,7 @@ from hpcfed import algorithms
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError
 from hpcfed.trail.certificate import MEASURED
-from hpcfed.whatif.without import Request, run_without
+from hpcfed.whatif.without import WithoutRequest, run_without
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -53,7 +53,7 @@ def rows_of(run: hpcfed.Result) -> list[dict[str, Any]]:
 def without(world, *clients: str, run: str = "run", **options: Any) -> tuple[hpcfed.Result, list[str]]:
     """The run without clients, and what was said before it began."""
     said: list[str] = []
-    found = run_without(Request(Path(run), clients, **options), world, said.append, quiet=True)
+    found = run_without(WithoutRequest(Path(run), clients, **options), world, said.append, quiet=True)
     world.gather(None)
     return found, said
 
