@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
-from hpcfed.client.batched.gradients import Network, Vectorized, perceptron_of
+from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, perceptron_of
 from hpcfed.client.batched.matmul import OneDNN, matmul_for
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
@@ -71,7 +71,7 @@ def engine_for(
             model, own, section, seed, like, movable=movable, most_samples=most_samples, arithmetic=arithmetic
         )
     matmul = matmul_for(section.matmul, model.vector)
-    network: Network = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
+    network: StackedNetwork = perceptron_of(model.module, loss, matmul) or Vectorized(model.module, loss)
     if isinstance(network, Vectorized):
         if isinstance(matmul, OneDNN):
             raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")

@@ -131,7 +131,7 @@ class Case(Section):
     paper_beyond: dict[str, float] = Field(default_factory=dict)
 
 
-class Entry(Section):
+class MethodEntry(Section):
     """A method of the experiment.
 
     Attributes:
@@ -253,7 +253,7 @@ class Experiment(Section):
     seeds: Count = 1
     recipe: RecipePart = Field(default_factory=dict)
     cases: dict[str, Case]
-    methods: dict[str, Entry] = Field(default_factory=dict)
+    methods: dict[str, MethodEntry] = Field(default_factory=dict)
     measure: Measure
     small: Small | None = None
 
@@ -287,7 +287,7 @@ class Experiment(Section):
         """Return the experiment with only the named cases; with all if `names` is empty."""
         return self.model_copy(update={"cases": {n: c for n, c in self.cases.items() if not names or n in names}})
 
-    def methods_of(self, case: Case) -> dict[str, Entry]:
+    def methods_of(self, case: Case) -> dict[str, MethodEntry]:
         """Return the methods of a case."""
         return {name: entry for name, entry in self.methods.items() if not case.only or name in case.only}
 

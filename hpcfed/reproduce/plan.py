@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.reproduce.experiment import STEPS_OF_AVERAGE, Case, Content, Entry, Experiment, Goal
+from hpcfed.reproduce.experiment import STEPS_OF_AVERAGE, Case, Content, Experiment, Goal, MethodEntry
 from hpcfed.reproduce.inputs import Places
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.setup import resolve
@@ -96,7 +96,7 @@ def lay_out(
     return ExperimentLayout(Plan(folder.parent.name, folder, (), labels, tuple(units)), tuple(settings))
 
 
-def _grids(case: Case, method: str, entry: Entry) -> list[str]:
+def _grids(case: Case, method: str, entry: MethodEntry) -> list[str]:
     grids = case.grids.get(method, entry.grids)
     return [f"{key}={values}" for key, values in grids.items()]
 

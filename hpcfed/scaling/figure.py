@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import ticker
 
 from hpcfed.report.style import LIGHT, Medium, panels, to_files
-from hpcfed.scaling.result import Study, StudyRow
+from hpcfed.scaling.result import ScalingRow, ScalingStudy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ MEASURED, MODEL, IDEAL = LIGHT.groups[0], LIGHT.groups[1], LIGHT.groups[-1]
 PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "markerfacecolor": "none"}
 
 
-def draw(study: Study) -> dict[str, bytes]:
+def draw(study: ScalingStudy) -> dict[str, bytes]:
     """Return the figure as PNG and PDF: dots are measured, circles predicted, the dotted line is ideal scaling."""
     figure, axes = panels(SHEET, 2, 2)
     time, efficiency, communication, imbalance = axes.ravel()
@@ -34,7 +34,7 @@ def draw(study: Study) -> dict[str, bytes]:
     return to_files(figure)
 
 
-def _time(axes: Axes, study: Study) -> None:
+def _time(axes: Axes, study: ScalingStudy) -> None:
     rows = study.rows
     axes.plot(*_line(rows, lambda row: row.seconds or 0.0), "o", color=MEASURED, label="measured")
     modelled = [row for row in rows if row.modelled is not None]
@@ -53,31 +53,31 @@ def _time(axes: Axes, study: Study) -> None:
     _ranks(axes, "time of a round")
 
 
-def _share(axes: Axes, study: Study, label: str, value: Callable[[StudyRow], float]) -> None:
+def _share(axes: Axes, study: ScalingStudy, label: str, value: Callable[[ScalingRow], float]) -> None:
     _values(axes, study, value)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
     _ranks(axes, label)
 
 
-def _imbalance(axes: Axes, study: Study) -> None:
+def _imbalance(axes: Axes, study: ScalingStudy) -> None:
     _values(axes, study, lambda row: row.imbalance)
     axes.set_ylim(bottom=0)
     _ranks(axes, "slowest rank's work over average")
 
 
-def _values(axes: Axes, study: Study, value: Callable[[StudyRow], float]) -> None:
+def _values(axes: Axes, study: ScalingStudy, value: Callable[[ScalingRow], float]) -> None:
     axes.plot(*_line(study.rows, value), "o", color=MEASURED)
     if study.predictions:
         axes.plot(*_line(study.predictions, value), **PREDICTED)
 
 
-def _ends(rows: Sequence[StudyRow]) -> list[float]:
+def _ends(rows: Sequence[ScalingRow]) -> list[float]:
     cohorts = {row.cohort for row in rows}
     return sorted({min(cohorts), max(cohorts)})
 
 
-def _line(rows: Sequence[StudyRow], value: Callable[[StudyRow], float]) -> tuple[list[int], list[float]]:
+def _line(rows: Sequence[ScalingRow], value: Callable[[ScalingRow], float]) -> tuple[list[int], list[float]]:
     ordered = sorted(rows, key=lambda row: row.ranks)
     return [row.ranks for row in ordered], [value(row) for row in ordered]
 

@@ -22,8 +22,8 @@ which nearly nothing tells from noise where a round takes long, counts that ofte
 
 
 @dataclass(frozen=True)
-class StudyRow:
-    """One number of ranks.
+class ScalingRow:
+    """A round on one number of ranks, measured or predicted.
 
     Attributes:
         ranks, cohort: P and S.
@@ -51,18 +51,18 @@ class StudyRow:
 
 
 @dataclass(frozen=True)
-class Study:
-    """A whole study; `clients` is N of the predictions. `model` is None if ranks shared cores in all measurements;
+class ScalingStudy:
+    """A scaling study; `clients` is N of the predictions. `model` is None if ranks shared cores in all measurements;
     `refused` is the reason for omitting requested predictions; `basis` says from which measurements they are.
     """
 
     name: str
     mode: str
     machine: dict[str, Any]
-    rows: list[StudyRow]
+    rows: list[ScalingRow]
     model: CostModel | None
     tested: list[Tested]
-    predictions: list[StudyRow]
+    predictions: list[ScalingRow]
     clients: int
     refused: str = ""
     network: Network | None = None
@@ -88,7 +88,7 @@ def study(
     cohort: int | None = None,
     clients: int | None = None,
     network: Network | None = None,
-) -> Study:
+) -> ScalingStudy:
     """Assemble the measurements, on at least one number of ranks, and predict others.
 
     Args:
@@ -109,7 +109,7 @@ def study(
     asked = [(ranks, cohort or round(per_rank * ranks if mode == "weak" else first.cohort)) for ranks in predict]
     num_clients = clients or max([len(sizes), *(size + left_out(recipe) for _, size in asked)])
     many = np.resize(sizes, num_clients)
-    base = Study(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
+    base = ScalingStudy(recipe.name, mode, measured[0].machine, rows, model, held_out_errors(measured), [], num_clients)
     base = replace(base, network=network, basis=_basis(usable))
     if not asked:
         return base
@@ -153,17 +153,17 @@ def _basis(measured: Sequence[RankTimes]) -> str:
     return f"{settings}, on {ranks} ranks of {where}"
 
 
-def _interval(row: StudyRow, tested: Sequence[Tested]) -> tuple[float, float] | None:
+def _interval(row: ScalingRow, tested: Sequence[Tested]) -> tuple[float, float] | None:
     if not tested or row.modelled is None:
         return None
     errors = [entry.error for entry in tested]
     return row.modelled / (1 + max(*errors, 0.0)), row.modelled / (1 + min(*errors, 0.0))
 
 
-def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> StudyRow:
+def _row(sample: Sample, first: Sample, mode: str, model: CostModel | None) -> ScalingRow:
     seconds, base = sample.seconds["total"], first.seconds["total"]
     growth = sample.ranks / first.ranks if mode == "strong" else 1.0
-    return StudyRow(
+    return ScalingRow(
         ranks=sample.ranks,
         cohort=sample.cohort,
         seconds=seconds,
@@ -184,7 +184,7 @@ def _predicted(
     cohort: int,
     measured: Sequence[RankTimes],
     mode: str,
-) -> StudyRow:
+) -> ScalingRow:
     first = measured[0].samples[0]
     growth = ranks / first.ranks
 
@@ -194,7 +194,7 @@ def _predicted(
 
     seconds, allreduce, work = modelled(ranks, cohort)
     base, *_ = modelled(first.ranks, cohort if mode == "strong" else max(1, round(cohort / growth)))
-    return StudyRow(
+    return ScalingRow(
         ranks=ranks,
         cohort=cohort,
         seconds=None,
@@ -206,7 +206,7 @@ def _predicted(
     )
 
 
-def _doubts(row: StudyRow, measured: Sequence[RankTimes], network: Network | None) -> str:
+def _doubts(row: ScalingRow, measured: Sequence[RankTimes], network: Network | None) -> str:
     """Return the caveats of a prediction, "" if measurements support it."""
     samples = [sample for one in measured for sample in one.samples]
     hosts, ranks = max(sample.hosts for sample in samples), max(sample.ranks for sample in samples)

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.scaling.model import CostModel
-from hpcfed.scaling.result import Study, StudyRow
+from hpcfed.scaling.result import ScalingRow, ScalingStudy
 
 
-def shown(study: Study) -> Group:
+def shown(study: ScalingStudy) -> Group:
     """Return the study's tables, with headings and remarks."""
     parts: list[Table | Text] = [Text(f"{study.name}, {study.mode} scaling, measured"), _rows(study.rows)]
     if study.model is not None:
@@ -29,7 +29,7 @@ def shown(study: Study) -> Group:
     return Group(*parts)
 
 
-def _rows(rows: Sequence[StudyRow]) -> Table:
+def _rows(rows: Sequence[ScalingRow]) -> Table:
     headings = ("ranks", "cohort", "ms a round", "by the model", "rounds/s", "efficiency", "communication", "imbalance")
     table = _blank(*headings)
     table.add_column("")
@@ -48,7 +48,7 @@ def _rows(rows: Sequence[StudyRow]) -> Table:
     return table
 
 
-def _predictions(rows: Sequence[StudyRow]) -> Table:
+def _predictions(rows: Sequence[ScalingRow]) -> Table:
     table = _blank("ranks", "cohort", "ms a round", "interval", "rounds/s", "efficiency", "communication", "imbalance")
     table.add_column("")
     for row in rows:
@@ -76,7 +76,7 @@ def _parameters(model: CostModel) -> Iterator[tuple[str, str, str]]:
     yield "bandwidth", bandwidth, "of its messages"
 
 
-def _tested(study: Study) -> Table:
+def _tested(study: ScalingStudy) -> Table:
     table = _blank("predicted", "cohort", "measured ms", "predicted ms", "error")
     for entry in study.tested:
         times = (f"{1e3 * entry.measured:.3f}", f"{1e3 * entry.predicted:.3f}", f"{entry.error:+.1%}")

@@ -48,7 +48,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuningCandidate:
     """One point of an arm in one split: the mean over sites of the main metric and of the loss, nan where unknown."""
 
     arm: str
@@ -62,8 +62,8 @@ class Candidate:
 class Tuned:
     """All candidates, and the chosen one of each arm and split."""
 
-    candidates: tuple[Candidate, ...]
-    chosen: Mapping[tuple[str, int], Candidate]
+    candidates: tuple[TuningCandidate, ...]
+    chosen: Mapping[tuple[str, int], TuningCandidate]
 
     def overrides(self, arm: str, split: int) -> tuple[str, ...]:
         """Return the recipe's overrides that were chosen for an arm in a split."""
@@ -165,14 +165,14 @@ def choose(
                 continue
             if len(found) == 1:
                 if found[0].keys:
-                    chosen[arm.key, split] = Candidate(arm.key, split, found[0], math.nan, math.nan)
+                    chosen[arm.key, split] = TuningCandidate(arm.key, split, found[0], math.nan, math.nan)
                 continue
             measured = sites if arm.site is None else [arm.site]
             here = []
             for number, point in enumerate(found):
                 run = next((one for one in runs[variant(arm.key, number)] if one.split == split), None)
                 value, loss = (math.nan if run is None else _mean(run, measured, name) for name in (metric, "loss"))
-                here.append(Candidate(arm.key, split, point, value, loss))
+                here.append(TuningCandidate(arm.key, split, point, value, loss))
             trained = [one for one in here if math.isfinite(one.loss)]
             if not trained:
                 what = f"no value of {', '.join(found[0].keys)} trains in split {split}"
@@ -182,7 +182,7 @@ def choose(
     return Tuned(tuple(candidates), chosen)
 
 
-def _rank(one: Candidate, larger_is_better: bool | None) -> tuple[float, float]:
+def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, float]:
     """Return what the best candidate has least of."""
     if larger_is_better is None or math.isnan(one.value):
         return (math.inf if larger_is_better is not None else 0.0), one.loss

@@ -26,7 +26,7 @@ Stack = Sequence[Tensor]
 """Each parameter of R clients, (R, …), in the module's order."""
 
 
-class Network(Protocol):
+class StackedNetwork(Protocol):
     """A model and its loss, for stacked clients."""
 
     def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
@@ -70,7 +70,7 @@ class Perceptron:
         return layers
 
     def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
-        """Write the gradients; see `Network`."""
+        """Write the gradients; see `StackedNetwork`."""
         layers = self.layers(parameters)
         inputs, z = self._forward(layers, x.flatten(2))
         slope = self._inverse_link(z).sub_(self.encoded(y, layers)).mul_(self._share(x.shape[1]))
@@ -162,7 +162,7 @@ class Vectorized:
         self._of_many = vmap(grad_and_value(of_one))
 
     def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
-        """Write the gradients; see `Network`."""
+        """Write the gradients; see `StackedNetwork`."""
         found, losses = self._of_many(tuple(parameters), x, y)
         for gradient, slot in zip(found, out, strict=True):
             slot.copy_(gradient)

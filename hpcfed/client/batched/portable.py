@@ -22,7 +22,7 @@ class PortableNetwork:
         self._loss = loss
 
     def gradients(self, parameters: Stack, x: Tensor, y: Tensor, out: Stack) -> Tensor:
-        """Write the gradients; see `hpcfed.client.batched.gradients.Network`."""
+        """Write the gradients; see `hpcfed.client.batched.gradients.StackedNetwork`."""
         weight, *bias = parameters
         x = x.flatten(2)
         z = contracted(weight.permute(2, 1, 0).contiguous(), x.permute(2, 0, 1).contiguous())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
-from hpcfed.client.batched.gradients import Network, Perceptron
+from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
 from hpcfed.client.solver import Seen, Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
@@ -58,7 +58,7 @@ class StackedSolver:
     def __init__(
         self,
         model: FlatModel,
-        network: Network,
+        network: StackedNetwork,
         section: LocalSection,
         seed: int,
         like: Samples,

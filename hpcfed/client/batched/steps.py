@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
-from hpcfed.client.batched.gradients import Network, Perceptron
+from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.matmul import Layer
 from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.solver import Stepping, Task
@@ -91,7 +91,7 @@ class FlatDescent:
 
     def __init__(
         self,
-        network: Network,
+        network: StackedNetwork,
         model: FlatModel,
         section: LocalSection,
         together: int,
