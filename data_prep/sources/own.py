@@ -29,7 +29,7 @@ from data_prep.sources import own_arrays, own_images
 from data_prep.sources.files import DataSource, Origin, reading
 from data_prep.tables import labels
 from data_prep.tables import load as own_tables
-from data_prep.tables.columns import Asked
+from data_prep.tables.columns import ColumnOptions
 from data_prep.tables.read import TABLES
 from hpcfed.errors import InputError, counted
 
@@ -75,8 +75,10 @@ def load(
     """
     raw = Path(raw)
     labels.check_positive(positive, task)
-    asked = Asked(task, target, client_column, group, _listed(categorical), _listed(exclude), missing, positive)
-    dataset = _load(raw, asked, partition)
+    options = ColumnOptions(
+        task, target, client_column, group, _listed(categorical), _listed(exclude), missing, positive
+    )
+    dataset = _load(raw, options, partition)
     if flaw := _constant(dataset):
         raise InputError(flaw, where=str(raw), remedy="name another --target")
     return dataset
@@ -93,13 +95,13 @@ def _constant(dataset: Dataset) -> str:
     return ""
 
 
-def _load(raw: Path, asked: Asked, partition: str | None) -> Dataset:
+def _load(raw: Path, options: ColumnOptions, partition: str | None) -> Dataset:
     with reading(raw):
         if raw.is_file():
-            return _table(raw, asked, partition)
+            return _table(raw, options, partition)
         if not raw.is_dir():
             raise InputError("no such file or folder", where=str(raw), remedy="name your data by --raw")
-        if asked.client is not None:
+        if options.client is not None:
             raise InputError("--client has no effect with a folder", where=str(raw), remedy="leave it out")
         clients, common, own = _found(raw, partition)
         pool = list(clients.values()) == [[raw]]
@@ -107,25 +109,27 @@ def _load(raw: Path, asked: Asked, partition: str | None) -> Dataset:
         ending = _one_ending(raw, everything)
         name = raw.resolve().name
         if ending in TABLES:
-            return own_tables.load(name, clients, common, own, asked, _source(everything, raw))
-        options = {"--target": asked.target, "--categorical": asked.categorical, "--exclude": asked.excluded}
-        useless = [option for option, value in options.items() if value]
+            return own_tables.load(name, clients, common, own, options, _source(everything, raw))
+        of_tables = {"--target": options.target, "--categorical": options.categorical, "--exclude": options.excluded}
+        useless = [option for option, value in of_tables.items() if value]
         if useless:
             what = f"{', '.join(useless)} has no effect with files that are no tables"
             raise InputError(what, where=str(raw), remedy="leave it out")
-        read, classes, source, remarks = _reader(ending, everything, raw, asked)
+        read, classes, source, remarks = _reader(ending, everything, raw, options)
         test: Any = read(common[0]) if common else None
         if own:
             test = {client: read(files[0]) for client, files in own.items()}
-        groups, test_groups = _groups(ending, asked.group, clients, common, own)
+        groups, test_groups = _groups(ending, options.group, clients, common, own)
+        if options.group is not None:
+            source = {**source, "group" if ending else "group_pattern": options.group}
         dataset = gather(
             name,
             ((client, read(files[0])) for client, files in clients.items()),
             test=test,
-            task=asked.task,
+            task=options.task,
             num_classes=None if classes is None else classes.count,
-            source=source if asked.group is None else {**source, "group" if ending else "group_pattern": asked.group},
-            missing=asked.missing,
+            source=source,
+            missing=options.missing,
             remarks=remarks,
             groups=groups,
             test_groups=test_groups,
@@ -220,16 +224,16 @@ def _one_ending(raw: Path, paths: list[Path]) -> str:
 
 
 def _reader(
-    ending: str, paths: list[Path], raw: Path, asked: Asked
+    ending: str, paths: list[Path], raw: Path, options: ColumnOptions
 ) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
     """Return the reader of a client's samples, the classes if any, provenance, and remarks."""
     if ending in (".npz", ".x.npy"):
-        return _array_reader(ending, paths, raw, asked)
+        return _array_reader(ending, paths, raw, options)
     names = sorted({name for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
     deep = own_images.check_alike(files)
     doubts = labels.doubts("class", names, numeric=False)
-    classes = labels.with_positive(labels.Classes(names, {}, len(names)), asked.positive)
+    classes = labels.with_positive(labels.Classes(names, {}, len(names)), options.positive)
     names = classes.names or []
     remarks = (labels.listed(classes), *doubts, own_images.left_out(paths), DEEP if deep else "")
     source = {**_source(files, raw), "classes": names}
@@ -237,7 +241,7 @@ def _reader(
 
 
 def _array_reader(
-    ending: str, paths: list[Path], raw: Path, asked: Asked
+    ending: str, paths: list[Path], raw: Path, options: ColumnOptions
 ) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
     """Return the same for arrays."""
     pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
@@ -252,9 +256,9 @@ def _array_reader(
         return x, y if classes is None else own_arrays.numbered(y, classes)
 
     classes = None
-    if asked.task == "classification":
+    if options.task == "classification":
         classes = own_arrays.classes((path, read_labels(path)) for path in paths)
-        classes = None if classes is None else labels.with_positive(classes, asked.positive)
+        classes = None if classes is None else labels.with_positive(classes, options.positive)
     remarks = () if classes is None else (labels.described("y", classes), *classes.remarks)
     if classes is not None and classes.names is not None:
         source["classes"] = classes.names
@@ -268,14 +272,14 @@ def _channels_last(shape: tuple[int, ...]) -> str:
     return f"channels last? hpcfed expects (N, C, H, W), and x is {shape}; transpose it by x.transpose(0, 3, 1, 2)"
 
 
-def _table(path: Path, asked: Asked, partition: str | None) -> Dataset:
+def _table(path: Path, options: ColumnOptions, partition: str | None) -> Dataset:
     if _ending(path) not in TABLES:
         raise InputError("no table", where=str(path), expected=" or ".join(TABLES), got=path.suffix)
-    if asked.client is None and partition is None:
+    if options.client is None and partition is None:
         remedy = "name the column of its clients by --client, or deal its rows to clients by --partition"
         raise InputError("one table of all clients", where=str(path), remedy=remedy)
-    dataset = own_tables.load(path.stem, {path.stem: [path]}, [], {}, asked, _source([path], path.parent))
-    return dataset if asked.client is not None else _pooled(dataset)
+    dataset = own_tables.load(path.stem, {path.stem: [path]}, [], {}, options, _source([path], path.parent))
+    return dataset if options.client is not None else _pooled(dataset)
 
 
 def _source(files: Sequence[Path], root: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ SIMILAR = 0.7
 
 
 @dataclass(frozen=True)
-class Asked:
+class ColumnOptions:
     """The user's options about the columns.
 
     Attributes:
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """The columns by role; `features` are in the order of the first file that has the usual columns."""
 
     targets: tuple[str, ...]
@@ -61,7 +61,7 @@ class Roles:
     features: tuple[str, ...]
 
 
-def roles(paths: Sequence[Path], asked: Asked) -> Roles:
+def roles(paths: Sequence[Path], options: ColumnOptions) -> ColumnRoles:
     """Return the roles of the columns that all tables share.
 
     Raises:
@@ -69,15 +69,15 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
             none is obvious, or no feature is left.
     """
     first, names = _shared(paths)
-    targets = _targets(first, names, asked)
+    targets = _targets(first, names, options)
     named = {
         "--target": targets,
-        "--client": () if asked.client is None else (asked.client,),
-        "--group": () if asked.group is None else (asked.group,),
-        "--exclude": asked.excluded,
+        "--client": () if options.client is None else (options.client,),
+        "--group": () if options.group is None else (options.group,),
+        "--exclude": options.excluded,
     }
     taken: dict[str, str] = {}
-    for option, columns in (*named.items(), ("--categorical", asked.categorical)):
+    for option, columns in (*named.items(), ("--categorical", options.categorical)):
         for column in columns:
             if column not in names:
                 raise InputError(f"{option}: no column {column!r}", where=str(first), remedy=_column(column, names))
@@ -87,7 +87,7 @@ def roles(paths: Sequence[Path], asked: Asked) -> Roles:
     features = tuple(name for name in names if taken.get(name, "--categorical") == "--categorical")
     if not features:
         raise InputError("no column is left for x", where=str(first), got=", ".join(names)[:80])
-    return Roles(targets, asked.client, asked.group, features)
+    return ColumnRoles(targets, options.client, options.group, features)
 
 
 def is_identifier(name: str) -> bool:
@@ -101,17 +101,19 @@ def _column(wanted: str, names: Sequence[str]) -> str:
     return alike(wanted, names, SIMILAR) or f"columns: {cut(', '.join(names), 200)}"
 
 
-def _targets(path: Path, names: list[str], asked: Asked) -> tuple[str, ...]:
-    if asked.target is not None:
-        targets = tuple(name.strip() for name in asked.target.split(","))
-        if asked.target in names:  # a name with a comma in it
-            targets = (asked.target,)
-        if len(targets) > 1 and asked.task == "classification":
+def _targets(path: Path, names: list[str], options: ColumnOptions) -> tuple[str, ...]:
+    if options.target is not None:
+        targets = tuple(name.strip() for name in options.target.split(","))
+        if options.target in names:  # a name with a comma in it
+            targets = (options.target,)
+        if len(targets) > 1 and options.task == "classification":
             remedy = "name one, or choose --task multi-label, regression or survival"
-            raise InputError("--target", expected="one column of labels", got=asked.target[:80], remedy=remedy)
+            raise InputError("--target", expected="one column of labels", got=options.target[:80], remedy=remedy)
         return targets
     obvious = [
-        name for name in names if name.lower() in OBVIOUS and name not in (asked.client, asked.group, *asked.excluded)
+        name
+        for name in names
+        if name.lower() in OBVIOUS and name not in (options.client, options.group, *options.excluded)
     ]
     if len(obvious) == 1:
         return (obvious[0],)

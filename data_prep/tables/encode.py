@@ -16,7 +16,7 @@ from hpcfed.errors import InputError
 
 def groups(plan: TablePlan, block: Block, kept: np.ndarray) -> np.ndarray | None:
     """Return the groups of some rows of a block, (m,) int64; None if no column names them."""
-    return None if plan.asked.group is None else _codes(plan.asked.group, block, plan.groups)[kept]
+    return None if plan.options.group is None else _codes(plan.options.group, block, plan.groups)[kept]
 
 
 def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -29,7 +29,7 @@ def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.n
     """
     y = _targets(plan, block)
     keep = ~(np.isnan(y) if y.ndim == 1 else np.isnan(y).any(axis=1))
-    for name in (plan.asked.client, plan.asked.group):
+    for name in (plan.options.client, plan.options.group):
         if name is not None:
             keep &= np.asarray(block.columns[name].is_valid())
     labelled = keep
@@ -39,7 +39,7 @@ def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.n
         x = pixels(block, plan.features[0].column, kept, plan.deep)
     else:
         x = np.concatenate([_feature(feature, block) for feature in plan.features], axis=1)
-        if plan.asked.missing == missing.DROP:
+        if plan.options.missing == missing.DROP:
             keep = labelled & ~np.isnan(x).any(axis=1)
         kept = np.flatnonzero(keep)
         x = x[kept]
@@ -64,7 +64,7 @@ def _targets(plan: TablePlan, block: Block) -> np.ndarray:
         codes[codes < 0] = np.nan
         return codes
     columns = [_numbers(name, block) for name in plan.roles.targets]
-    stacked = len(columns) > 1 or plan.asked.task == "multi-label"
+    stacked = len(columns) > 1 or plan.options.task == "multi-label"
     return np.stack(columns, axis=1) if stacked else columns[0]
 
 

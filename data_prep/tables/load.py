@@ -16,7 +16,7 @@ from data_prep.groups import described
 from data_prep.own import gather
 from data_prep.samples import Blocks
 from data_prep.tables import cells, missing
-from data_prep.tables.columns import Asked
+from data_prep.tables.columns import ColumnOptions
 from data_prep.tables.encode import groups, samples
 from data_prep.tables.plan import Files, TablePlan
 from data_prep.tables.plan import plan as plan_of
@@ -31,35 +31,35 @@ def load(
     clients: Mapping[str, Files],
     common: Files,
     own: Mapping[str, Files],
-    asked: Asked,
+    options: ColumnOptions,
     source: dict[str, Any],
 ) -> Dataset:
     """Return the data set of all clients' tables.
 
     Args:
         name: of the data set.
-        clients: client → its files; if `asked.client` names a column, the files of all clients, under any name.
+        clients: client → its files; if `options.client` names a column, the files of all clients, under any name.
         common: the files of a common test set; empty for none.
         own: client → the files of its own test set.
-        asked: the user's options about the columns.
+        options: the user's options about the columns.
         source: provenance so far.
 
     Raises:
         InputError: files that are not tables, or do not fit each other or the options.
     """
-    missing.check_way(asked.missing)
-    if asked.task == "next-token" and asked.missing in (missing.MEAN, missing.MEDIAN):
-        raise InputError(f"--missing {asked.missing} has no effect with tokens", remedy="use drop")
+    missing.check_way(options.missing)
+    if options.task == "next-token" and options.missing in (missing.MEAN, missing.MEDIAN):
+        raise InputError(f"--missing {options.missing} has no effect with tokens", remedy="use drop")
     train = [path for files in clients.values() for path in files]
     tests = [path for files in (common, *own.values()) for path in files]
     paths = [*train, *tests]
-    plan = plan_of(paths, asked, tests)
+    plan = plan_of(paths, options, tests)
     rows: list[np.ndarray] = []
     of_rows: list[np.ndarray] = []
     of_tests: list[np.ndarray] = []
 
     def pieces() -> Iterator[tuple[str, Any]]:
-        if asked.client is not None:
+        if options.client is not None:
             yield from ((client, Blocks([])) for client in sorted(plan.clients))
             for number, path in enumerate(train):
                 for block in blocks(path):
@@ -75,11 +75,11 @@ def load(
         name,
         pieces(),
         test=test,
-        task=asked.task,
+        task=options.task,
         num_classes=None if plan.classes is None else plan.classes.count,
         source={**source, **plan.described()},
         in_pieces=True,
-        missing=asked.missing,
+        missing=options.missing,
     )
     places = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
     group = np.concatenate(of_rows) if of_rows else None
@@ -127,8 +127,8 @@ def _by_client(
     plan: TablePlan, block: Block, number: int, rows: list[np.ndarray], of_rows: list[np.ndarray]
 ) -> Iterator[tuple[str, Any]]:
     """Yield the samples of a block, client by client; append as `_of`."""
-    assert plan.asked.client is not None
-    names, codes = cells.distinct(block.columns[plan.asked.client])
+    assert plan.options.client is not None
+    names, codes = cells.distinct(block.columns[plan.options.client])
     x, y, kept, labelled = samples(plan, block)
     plan.labelled.update(names[code] for code in np.unique(codes[labelled]).tolist())
     whole = np.bincount(codes[codes >= 0], minlength=len(names))

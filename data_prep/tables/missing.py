@@ -9,7 +9,7 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.spool import Spool
-from data_prep.tables.columns import Asked, Roles
+from data_prep.tables.columns import ColumnOptions, ColumnRoles
 from data_prep.tables.survey import Survey
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import OF_NUMBERS
@@ -30,20 +30,20 @@ def check_way(missing: str) -> None:
         raise InputError(f"missing {missing!r}", expected="refuse, drop, mean or median", remedy=alike(missing, WAYS))
 
 
-def counts(found: Survey, roles: Roles, features: Sequence[str]) -> dict[str, int]:
+def counts(found: Survey, roles: ColumnRoles, features: Sequence[str]) -> dict[str, int]:
     """Return column → number of missing cells, for the used columns that have any."""
     names = [name for name in (roles.client, roles.group) if name is not None]
     used = dict.fromkeys((*features, *roles.targets, *names))
     return {name: found.facts[name].missing for name in used if found.facts[name].missing}
 
 
-def refuse(found: Survey, missing: dict[str, int], asked: Asked) -> None:
+def refuse(found: Survey, missing: dict[str, int], options: ColumnOptions) -> None:
     """Refuse missing cells unless the user chose to drop or fill them.
 
     Raises:
         InputError: naming the first missing cell, and their number in each column.
     """
-    if asked.missing == REFUSE and missing:
+    if options.missing == REFUSE and missing:
         name = next(iter(missing))
         remedy = "choose what to do by --missing drop, mean or median"
         what = f"no value in column {name!r}; {described(found, missing)}"

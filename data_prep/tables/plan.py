@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.tables import cells, labels, missing
-from data_prep.tables.columns import Asked, Roles, is_identifier, roles
+from data_prep.tables.columns import ColumnOptions, ColumnRoles, is_identifier, roles
 from data_prep.tables.images import depth
 from data_prep.tables.read import blocks, separator
 from data_prep.tables.survey import Feature, Survey, features, survey
@@ -35,8 +35,8 @@ class TablePlan:
         labelled: clients that have a row so far that lacks neither label, client nor group.
     """
 
-    asked: Asked
-    roles: Roles
+    options: ColumnOptions
+    roles: ColumnRoles
     found: Survey
     features: list[Feature]
     classes: labels.Classes | None
@@ -78,10 +78,10 @@ class TablePlan:
         levels = {feature.column: list(feature.levels) for feature in self.features if feature.levels}
         if levels:
             said["categories"] = levels
-        if self.asked.group is not None:
-            said["group"] = self.asked.group
+        if self.options.group is not None:
+            said["group"] = self.options.group
         if self.missing:
-            said["missing"] = f"{self.asked.missing}: {missing.listed(self.missing)}"
+            said["missing"] = f"{self.options.missing}: {missing.listed(self.missing)}"
         return said
 
     def remarks(self, paths: Files, clients: Iterable[str]) -> Iterator[str]:
@@ -90,7 +90,7 @@ class TablePlan:
             yield labels.described(self.roles.targets[0], self.classes)
             yield from self.classes.remarks
         else:
-            yield f"target {', '.join(map(repr, self.roles.targets))}: {self.asked.task}"
+            yield f"target {', '.join(map(repr, self.roles.targets))}: {self.options.task}"
         if self.image:
             unused = [name for name in self.roles.features if name != self.features[0].column]
             also = f"; not used: {', '.join(unused)}" if unused else ""
@@ -101,7 +101,7 @@ class TablePlan:
                 yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
                 if pair := cells.alike(feature.levels):
                     yield f"levels {pair[0]!r} and {pair[1]!r} of {feature.column!r} {cells.TWICE}"
-                chosen = feature.column in self.asked.categorical
+                chosen = feature.column in self.options.categorical
                 if not chosen and all(cells.QUANTITY.fullmatch(level) for level in feature.levels):
                     example = f"words that look like numbers, such as {feature.levels[0]!r}"
                     yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
@@ -115,14 +115,14 @@ class TablePlan:
         if self.found.comma:
             yield f"a comma is the decimal point, as in {self.found.comma}"
         if self.missing:
-            fills = self.asked.missing in (missing.MEAN, missing.MEDIAN)
+            fills = self.options.missing in (missing.MEAN, missing.MEDIAN)
             fills &= any(feature.column in self.missing and not feature.levels for feature in self.features)
-            filled = f"; numbers are filled by the {self.asked.missing} of training rows" if fills else ""
+            filled = f"; numbers are filled by the {self.options.missing} of training rows" if fills else ""
             yield f"{missing.described(self.found, self.missing)}{filled}"
 
     def _identifiers(self) -> str:
         """Return a line on features whose names are of identifiers, such as a patient's number; "" for none."""
-        used = [feature for feature in self.features if feature.column not in self.asked.categorical]
+        used = [feature for feature in self.features if feature.column not in self.options.categorical]
         ids = [feature for feature in used if is_identifier(feature.column)]
         if self.image or not ids:
             return ""
@@ -130,7 +130,7 @@ class TablePlan:
             f" and {len(ids) - FEW} more" if ids[FEW:] else ""
         )
         said = f"used as features, though their names are of identifiers: {names}; leave them out by --exclude"
-        if self.asked.group is not None:
+        if self.options.group is not None:
             return said
         said += ", or the patient's by --group"
         if any(feature.levels or self.found.facts[feature.column].whole for feature in ids):
@@ -141,38 +141,38 @@ class TablePlan:
         """Yield lines on how many rows each client lost."""
         lost = {name: count for name, count in self.dropped.items() if count}
         if lost:
-            named = "a label or a client" if self.asked.group is None else "a label, a client or a group"
-            why = "" if self.asked.missing == missing.DROP else f" without {named}"
+            named = "a label or a client" if self.options.group is None else "a label, a client or a group"
+            why = "" if self.options.missing == missing.DROP else f" without {named}"
             yield f"dropped {counted(sum(lost.values()), 'row')}{why}: {missing.listed(lost)}"
 
 
-def plan(paths: Files, asked: Asked, tests: Files = ()) -> TablePlan:
+def plan(paths: Files, options: ColumnOptions, tests: Files = ()) -> TablePlan:
     """Read all tables once, those of test sets (`tests`) included, and return the plan for their conversion.
 
     Raises:
         InputError: files that are not tables, or do not fit each other or the options.
     """
-    columns = roles(paths, asked)
-    found = survey(paths, columns, asked, frozenset(tests))
+    columns = roles(paths, options)
+    found = survey(paths, columns, options, frozenset(tests))
     where = found.first
     if where is None:
         raise InputError("no table has a row", where=str(paths[0].parent))
-    listed = features(found, columns, asked, where)
+    listed = features(found, columns, options, where)
     absent = missing.counts(found, columns, [feature.column for feature in listed])
-    missing.refuse(found, absent, asked)
+    missing.refuse(found, absent, options)
     classes = None
-    if asked.task == "classification":
+    if options.task == "classification":
         classes = labels.classes(where, columns.targets[0], found.facts[columns.targets[0]])
-        classes = labels.with_positive(classes, asked.positive)
+        classes = labels.with_positive(classes, options.positive)
     else:
         for name in columns.targets:
             _check_numbers(name, found, where)
-    clients = set() if asked.client is None else _names("--client", asked.client, found, where)
-    groups = [] if asked.group is None else sorted(_names("--group", asked.group, found, where))
+    clients = set() if options.client is None else _names("--client", options.client, found, where)
+    groups = [] if options.group is None else sorted(_names("--group", options.group, found, where))
     numbers = {name: number for number, name in enumerate(groups)}
     image = found.facts[listed[0].column].image
     deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))
-    return TablePlan(asked, columns, found, listed, classes, clients, numbers, absent, deep)
+    return TablePlan(options, columns, found, listed, classes, clients, numbers, absent, deep)
 
 
 def _names(option: str, name: str, found: Survey, where: Path) -> set[str]:

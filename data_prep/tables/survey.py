@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.tables import cells
-from data_prep.tables.columns import Asked, Roles
+from data_prep.tables.columns import ColumnOptions, ColumnRoles
 from data_prep.tables.read import Block, blocks, is_image
 from hpcfed.errors import InputError
 
@@ -78,15 +78,15 @@ class Survey:
     first: Path | None = None
 
 
-def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[Path] = ()) -> Survey:
+def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, tests: Collection[Path] = ()) -> Survey:
     """Read all tables once; `tests` are those of test sets.
 
     Raises:
         InputError: as `read.blocks`; or a column of names has too many distinct values; or 1.234 among decimal commas.
     """
-    labels = roles.targets if asked.task == "classification" else ()
+    labels = roles.targets if options.task == "classification" else ()
     limits = {
-        **dict.fromkeys(asked.categorical, MOST_CHOSEN),
+        **dict.fromkeys(options.categorical, MOST_CHOSEN),
         **dict.fromkeys(labels, MOST_CLASSES),
         **{name: 1 << 62 for name in (roles.client, roles.group) if name is not None},
     }
@@ -114,7 +114,7 @@ def survey(paths: Iterable[Path], roles: Roles, asked: Asked, tests: Collection[
     return Survey(facts, rows, comma, test_rows, first)
 
 
-def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Feature]:
+def features(found: Survey, roles: ColumnRoles, options: ColumnOptions, where: Path) -> list[Feature]:
     """Return the columns of x: the column of images alone, if there is one.
 
     Raises:
@@ -126,12 +126,12 @@ def features(found: Survey, roles: Roles, asked: Asked, where: Path) -> list[Fea
         raise InputError("one column of images", where=str(where), got=got, remedy="leave the others out by --exclude")
     if images:
         return [Feature(images[0])]
-    return [_feature(name, found.facts[name], asked, where) for name in roles.features]
+    return [_feature(name, found.facts[name], options, where) for name in roles.features]
 
 
-def _feature(name: str, facts: ColumnFacts, asked: Asked, where: Path) -> Feature:
+def _feature(name: str, facts: ColumnFacts, options: ColumnOptions, where: Path) -> Feature:
     remedy = f"leave it out by --exclude '{name}'"
-    chosen = name in asked.categorical
+    chosen = name in options.categorical
     if facts.strange:
         raise InputError(f"column {name!r}", where=str(where), expected="numbers", got=facts.strange, remedy=remedy)
     if not (facts.number or facts.word or facts.levels):
@@ -148,7 +148,7 @@ def _feature(name: str, facts: ColumnFacts, asked: Asked, where: Path) -> Featur
     if chosen or facts.word:
         most = MOST_CHOSEN if chosen else MOST_LEVELS
         if len(facts.levels) > most:
-            if asked.group is None:
+            if options.group is None:
                 remedy += f", or by --group '{name}' if it names a row's patient, so that no test split divides one"
             if not chosen:
                 remedy += f"; or let it be one-hot all the same by --categorical {name!r}"
