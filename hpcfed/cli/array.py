@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from hpcfed.cli.submit import TIME, F, job_options
 
 if TYPE_CHECKING:
-    from hpcfed.cli.submit import Work
+    from hpcfed.cli.submit import JobFacts
     from hpcfed.sweep.plan import Plan
     from hpcfed.sweep.run import Redo
 
@@ -21,8 +21,8 @@ ARRAY = click.option(
 )
 
 
-class SharedWork(NamedTuple):
-    """What a job needs that runs recipes of one study or experiment: see `hpcfed.cli.submit.Work`."""
+class ArrayJobFacts(NamedTuple):
+    """`hpcfed.cli.submit.JobFacts` of an array of jobs that share the runs of one study or experiment."""
 
     name: str
     threads: int
@@ -52,7 +52,7 @@ def is_asked_for(array: int | None, job: Mapping[str, Any]) -> bool:
 
 
 def submit_array(
-    work: Work,
+    facts: JobFacts,
     folder: Path,
     plan: Callable[[], Plan],
     words: Sequence[str],
@@ -63,7 +63,7 @@ def submit_array(
     """Submit an array of jobs that share the runs of a plan, on rank 0 only.
 
     Args:
-        work: what a job needs.
+        facts: of the runs.
         folder: the folder that the command fills.
         plan: returns the runs; not called where the script is only shown.
         words: the command of every job, as ``hpcfed`` takes it.
@@ -81,4 +81,4 @@ def submit_array(
         prepare(planned, claims, redo)
         return is_decided(planned, claims)
 
-    submit_job(work, folder, words, is_done, array=array, **job)
+    submit_job(facts, folder, words, is_done, array=array, **job)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.array import SharedWork, array_options, is_asked_for, submit_array
+from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.errors import InputError
@@ -238,9 +238,9 @@ def _submit(
     parts = list(experiment.recipe_parts())
     threads = max(int(part.get("threads", 1)) for part in parts)
     device = next((str(part["device"]) for part in parts if "device" in part), "auto")
-    work = SharedWork(experiment.name, threads, device)
+    facts = ArrayJobFacts(experiment.name, threads, device)
     folder = session.folder(experiment)
-    submit_array(work, folder, lambda: session.plan(session.prepare(experiment)), words, array, session.redo, job)
+    submit_array(facts, folder, lambda: session.plan(session.prepare(experiment)), words, array, session.redo, job)
 
 
 def _show(session: ReproduceSession, experiment: Experiment) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcfed.cli.array import SharedWork, array_options, is_asked_for, submit_array
+from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
     from hpcfed.ranks.signals import Signals
@@ -85,7 +85,7 @@ def command(
     from hpcfed.errors import Stopped
     from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
-    from hpcfed.study.options import Asked
+    from hpcfed.study.options import StudyOptions
     from hpcfed.study.plan import read_study
     from hpcfed.study.session import next_runs, run_study
     from hpcfed.sweep.failures import endings, raise_if_failed
@@ -94,10 +94,10 @@ def command(
 
     def read() -> Study:
         chosen = parse_seeds(seeds) if seeds else []
-        asked = Asked(
+        options = StudyOptions(
             methods, kind, splits, fraction, split_seed, chosen, baselines, standardize, rounds, output, tune, bootstrap
         )
-        return read_study(recipe, overrides, asked)
+        return read_study(recipe, overrides, options)
 
     world = connect()
     study = world.on_root(read)
@@ -105,8 +105,8 @@ def command(
     if is_asked_for(array, job):
         words = _words(click.get_current_context().params, study.folder)
         runs = partial(next_runs, study, redo)
-        work = SharedWork(study.folder.name, study.recipe.threads, study.recipe.device)
-        world.on_root(lambda: submit_array(work, study.folder, runs, words, array, redo, job))
+        facts = ArrayJobFacts(study.folder.name, study.recipe.threads, study.recipe.device)
+        world.on_root(lambda: submit_array(facts, study.folder, runs, words, array, redo, job))
         return
     stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
     plan = world.on_root(study.plan)
@@ -148,7 +148,7 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
     if view is None:
         return
     click.echo(f"{study.folder / PAGE}\n{study.folder / TABLES}")
-    if study.asked.bootstrap and complete:
+    if study.options.bootstrap and complete:
         from hpcfed.study.bootstrap import ResampleProgress
 
         progress = ResampleProgress(study.folder.name, not quiet, lambda: caught.name is not None)

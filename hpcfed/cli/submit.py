@@ -32,8 +32,8 @@ JOB_OPTIONS = (
 """Options of every command that submits a job, besides ``--time``."""
 
 
-class Work(Protocol):
-    """What a job needs of a recipe: its name, the cores of a rank, and the device."""
+class JobFacts(Protocol):
+    """What a job script needs to know of its runs: their name, threads of a rank, and device."""
 
     @property
     def name(self) -> str: ...
@@ -96,7 +96,7 @@ def command(
 
 
 def submit_job(
-    work: Work,
+    facts: JobFacts,
     output: Path,
     words: Sequence[str],
     is_done: Callable[[], bool],
@@ -118,7 +118,7 @@ def submit_job(
     """Show the batch script of a command, and submit it unless it waits or runs already, or there is nothing to do.
 
     Args:
-        work: a recipe, resolved, or what stands for several.
+        facts: of the runs; a resolved recipe has them all.
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it.
         is_done: whether there is nothing to do.
@@ -135,16 +135,16 @@ def submit_job(
     options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
     asked = {**cluster.options, **options}
     asks_for_gpus = any(key.startswith(("gpu", "gres")) for key in asked)
-    if work.device not in ("auto", "cpu") and not asks_for_gpus:
-        what, remedy = f"device: {work.device}", "add --gpus-per-node"
+    if facts.device not in ("auto", "cpu") and not asks_for_gpus:
+        what, remedy = f"device: {facts.device}", "add --gpus-per-node"
         raise InputError(what, where=words[1], expected="GPUs", got="none", remedy=remedy)
     job = Job(
-        name=work.name,
+        name=facts.name,
         output=output,
         words=words,
         nodes=nodes,
         ranks_per_node=ranks_per_node or _gpus(asked.get("gpus-per-node")) or 1,
-        threads=work.threads,
+        threads=facts.threads,
         time=time,
         notice=notice,
         options=options,

@@ -38,7 +38,7 @@ Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingAmount:
     """The amount of training: K steps in each of R rounds, at |S| sites a round."""
 
     steps: int
@@ -83,8 +83,10 @@ class Arm:
         return self.kind == POOLED
 
 
-def work_of(recipe: Recipe, sizes: np.ndarray) -> Work:
-    """Return the work of a recipe on N sites with `sizes` training samples; epochs are those of a site of mean size.
+def training_amount(recipe: Recipe, sizes: np.ndarray) -> TrainingAmount:
+    """Return a recipe's steps, rounds and sites a round, on N sites with `sizes` training samples.
+
+    Epochs are those of a site of mean size.
 
     Raises:
         InputError: the recipe has a schedule of cohorts, leaves clients out, or has a rule to stop early.
@@ -106,7 +108,7 @@ def work_of(recipe: Recipe, sizes: np.ndarray) -> Work:
     steps = local.steps or (local.epochs or 0) * math.ceil(float(sizes.mean()) / batch)
     if not steps:
         steps = recipe.budget.high if recipe.budget is not None and recipe.budget.high else 1
-    return Work(steps, recipe.rounds, recipe.cohort.size_in(len(sizes)) or len(sizes))
+    return TrainingAmount(steps, recipe.rounds, recipe.cohort.size_in(len(sizes)) or len(sizes))
 
 
 def has_ensemble(task: str) -> bool:
@@ -115,11 +117,15 @@ def has_ensemble(task: str) -> bool:
 
 
 def make_arms(
-    methods: Sequence[MethodChoice], reference: str, baselines: Sequence[str], sites: Sequence[str], work: Work
+    methods: Sequence[MethodChoice],
+    reference: str,
+    baselines: Sequence[str],
+    sites: Sequence[str],
+    amount: TrainingAmount,
 ) -> list[Arm]:
     """Return the arms that are trained; personalised models and ensembles are made of theirs."""
-    one, whole = work.steps * work.rounds, work.steps * work.rounds * work.sites
-    federated = f"{one:,} at each of {work.sites} sites"
+    one, whole = amount.steps * amount.rounds, amount.steps * amount.rounds * amount.sites
+    federated = f"{one:,} at each of {amount.sites} sites"
     tuned = PERSONALISED in baselines
     arms = [
         Arm(
@@ -127,34 +133,36 @@ def make_arms(
             each.title,
             FEDERATED,
             federated,
-            work.rounds,
+            amount.rounds,
             each.overrides,
             tunes=tuned and each.key == reference,
         )
         for each in methods
     ]
-    factors = (1, work.sites) if work.sites > 1 else (1,)
+    factors = (1, amount.sites) if amount.sites > 1 else (1,)
     if POOLED in baselines:
         for factor, count in zip(factors, (one, whole), strict=False):
             key = POOLED if factor == 1 else f"{POOLED}-long"
-            arms.append(Arm(key, f"Pooled, {counted(count, 'step')}", POOLED, f"{count:,}", work.rounds, factor=factor))
+            arms.append(
+                Arm(key, f"Pooled, {counted(count, 'step')}", POOLED, f"{count:,}", amount.rounds, factor=factor)
+            )
     if TRAVELLING in baselines:
         for factor, count in zip(factors, (one, whole), strict=False):
             key = TRAVELLING if factor == 1 else f"{TRAVELLING}-long"
-            rounds = work.rounds * factor
+            rounds = amount.rounds * factor
             arms.append(
                 Arm(key, f"Travelling, {counted(count, 'step')}", TRAVELLING, f"{count:,}", rounds, factor=factor)
             )
     if ALONE in baselines or ENSEMBLE in baselines:
         for k, name in enumerate(sites):
-            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, f"{one:,}", work.rounds, site=k))
+            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, f"{one:,}", amount.rounds, site=k))
     return arms
 
 
 def recipe_of(
     arm: Arm,
     recipe: Recipe,
-    work: Work,
+    amount: TrainingAmount,
     shared: Content,
     clients: Sequence[int],
     run: Mapping[str, Any],
@@ -165,7 +173,7 @@ def recipe_of(
     Args:
         arm: the arm.
         recipe: of the study.
-        work: its amount.
+        amount: of its training.
         shared: the baselines' ``parameters``, none of them private.
         clients: the sites that are clients of the split's file, in their order.
         run: name, seed, data and output.
@@ -176,12 +184,12 @@ def recipe_of(
     """
     content = to_plain(load_recipe(to_plain(recipe), arm.overrides)) if arm.overrides else to_plain(recipe)
     of_all = arm.kind == FEDERATED
-    own = _federated(content, len(clients)) if of_all else _plain(content, arm, work, shared, clients)
+    own = _federated(content, len(clients)) if of_all else _plain(content, arm, amount, shared, clients)
     content = {**own, **run}
     if weights is not None and content["loss"].get("weights") == "balanced":
         content["loss"] = {**content["loss"], "weights": weights}
     content["rounds"] = arm.rounds
-    content["evaluate"] = _evaluate(content, arm, work)
+    content["evaluate"] = _evaluate(content, arm, amount)
     return load_recipe(content)
 
 
@@ -191,11 +199,11 @@ def _federated(content: Content, count: int) -> Content:
     return content | {"cohort": {**content["cohort"], "size": None if size is None else min(size, count)}}
 
 
-def _plain(content: Content, arm: Arm, work: Work, shared: Content, clients: Sequence[int]) -> Content:
+def _plain(content: Content, arm: Arm, amount: TrainingAmount, shared: Content, clients: Sequence[int]) -> Content:
     """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round."""
     turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
-    steps = work.steps * (arm.factor if arm.kind == POOLED else 1)
+    steps = amount.steps * (arm.factor if arm.kind == POOLED else 1)
     local = {**content["local"], "epochs": None, "steps": steps}
     if arm.kind == TRAVELLING and arm.factor > 1:
         local |= _stretched(content["local"], arm.factor)
@@ -242,11 +250,11 @@ def _has_buffers(recipe: Recipe) -> bool:
     return any(True for _ in model.module.buffers())
 
 
-def _evaluate(content: Content, arm: Arm, work: Work) -> Content:
+def _evaluate(content: Content, arm: Arm, amount: TrainingAmount) -> Content:
     """Return the evaluation of an arm: test sets of the sites, some `POINTS` times."""
-    every = work.every * (arm.factor if arm.kind == TRAVELLING else 1)
+    every = amount.every * (arm.factor if arm.kind == TRAVELLING else 1)
     local = content["local"]
-    tuning = {"steps": work.steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None
+    tuning = {"steps": amount.steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None
     models = ["global", "fine-tuned"] if arm.tunes else ["global"]
     clients = {"every": every, "models": models, "fine_tune": tuning}
     return {**content["evaluate"], "every": every, "train": {"every": 0}, "clients": clients}

@@ -170,7 +170,7 @@ def _draws(study: Study, site: int, count: int) -> Iterator[tuple[int, np.ndarra
     rows = _tested(study, site)
     units = np.arange(len(rows)) if study.samples.group is None else study.samples.group[rows]
     names, unit = np.unique(units, return_inverse=True)
-    rng = stream(study.asked.split_seed, f"bootstrap of site {site}")
+    rng = stream(study.options.split_seed, f"bootstrap of site {site}")
     size = min(MOST_AT_ONCE, max(1, COUNTS // len(rows)))
     for start in range(0, count, size):
         drawn = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), min(size, count - start))

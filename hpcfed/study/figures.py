@@ -44,7 +44,7 @@ def curves_of(view: View, metric: StudyMetric, site: int) -> Curves:
 
 
 def _scale(arm: Arm, view: View) -> float:
-    return arm.rounds / view.study.work.rounds
+    return arm.rounds / view.study.amount.rounds
 
 
 def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, medium: Medium = PAGE) -> Figure:

@@ -15,7 +15,7 @@ LEAST_RESAMPLES, MOST_RESAMPLES = 100, 100_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyOptions:
     """The command's options.
 
     Attributes:
@@ -47,24 +47,24 @@ class Asked:
     bootstrap: int = 0
 
 
-def check_options(asked: Asked) -> None:
+def check_options(options: StudyOptions) -> None:
     """Check the options on splits.
 
     Raises:
         InputError: a number is out of range.
     """
-    if asked.kind not in KINDS:
-        raise InputError(f"--kind {asked.kind!r}", remedy=nearest(asked.kind, KINDS))
-    if asked.kind == SITE_OUT and asked.splits is not None:
+    if options.kind not in KINDS:
+        raise InputError(f"--kind {options.kind!r}", remedy=nearest(options.kind, KINDS))
+    if options.kind == SITE_OUT and options.splits is not None:
         raise InputError("--splits has no effect with --kind leave-one-site-out", remedy="leave it out")
-    least = 2 if asked.kind == FOLDS else 1
-    if asked.splits is not None and not least <= asked.splits <= MOST_SPLITS:
-        raise InputError("--splits", expected=f"{least} to {MOST_SPLITS}", got=str(asked.splits))
-    if asked.bootstrap and not LEAST_RESAMPLES <= asked.bootstrap <= MOST_RESAMPLES:
+    least = 2 if options.kind == FOLDS else 1
+    if options.splits is not None and not least <= options.splits <= MOST_SPLITS:
+        raise InputError("--splits", expected=f"{least} to {MOST_SPLITS}", got=str(options.splits))
+    if options.bootstrap and not LEAST_RESAMPLES <= options.bootstrap <= MOST_RESAMPLES:
         expected = f"{LEAST_RESAMPLES} to {MOST_RESAMPLES:,} resamples, or 0 for none"
-        raise InputError("--bootstrap", expected=expected, got=str(asked.bootstrap))
-    if not 0 < asked.fraction < 1:
-        raise InputError("--test-fraction", expected="a number between 0 and 1", got=f"{asked.fraction:g}")
+        raise InputError("--bootstrap", expected=expected, got=str(options.bootstrap))
+    if not 0 < options.fraction < 1:
+        raise InputError("--test-fraction", expected="a number between 0 and 1", got=f"{options.fraction:g}")
 
 
 def parse_baselines(text: str) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def without_results(view: View) -> list[str]:
 def _warnings(view: View) -> list[str]:
     """Return what a reader must know before comparing: runs and intervals that are missing."""
     found = without_results(view)
-    if view.study.asked.bootstrap and view.resampled is None:
+    if view.study.options.bootstrap and view.resampled is None:
         found.append(
             "Intervals over patients are not here yet: they are computed last. If that was stopped, the same command "
             "goes on."
@@ -195,18 +195,19 @@ def _lead(view: View) -> str:
     runs = sum(len(runs) for key, runs in view.results.runs.items() if key in view.results.planned)
     splits = len(study.splits.each)
     what = {HOLDOUT: f"{splits} random holdouts", FOLDS: f"{splits} folds"}.get(
-        study.asked.kind, f"each of {splits} sites left out once"
+        study.options.kind, f"each of {splits} sites left out once"
     )
     seeds = ", ".join(str(seed.model) for seed in study.seeds)
     return f"{runs} runs: {what}, {'seed' if len(study.seeds) == 1 else 'seeds'} {seeds}."
 
 
 def _how(study: Study) -> Iterator[str]:
-    work, asked, seed = study.work, study.asked, f"split seed {study.asked.split_seed}"
-    if asked.kind == HOLDOUT:
+    amount, options, seed = study.amount, study.options, f"split seed {study.options.split_seed}"
+    if options.kind == HOLDOUT:
         about = "" if study.samples.group is None else "about "
-        yield f"Each split tests on {about}{100 * asked.fraction:g} % of every site's samples, drawn by label; {seed}."
-    elif asked.kind == FOLDS:
+        share = f"{about}{100 * options.fraction:g} %"
+        yield f"Each split tests on {share} of every site's samples, drawn by label; {seed}."
+    elif options.kind == FOLDS:
         yield f"Each sample is tested on once; folds are drawn by site and label; {seed}."
     else:
         yield "Each site is tested on once, by models of all others."
@@ -214,18 +215,18 @@ def _how(study: Study) -> Iterator[str]:
         yield f"Samples of one {study.samples.grouped_by} are never in both parts of a split."
     if fill := study.samples.dataset.fill:
         yield f"Missing cells are filled by the {fill} of the split's training samples, words by the most frequent."
-    yield STANDARDIZED[str(asked.standardize)] + LEFT_OUT * (asked.standardize == CLIENT and study.leaves_out)
+    yield STANDARDIZED[str(options.standardize)] + LEFT_OUT * (options.standardize == CLIENT and study.leaves_out)
     of_reference = next(arm for arm in study.arms if arm.key == study.methods.reference)
     steps = _counted(steps_of(study, of_reference, 1), "gradient step")
     yield (
-        f"A federated run has {_counted(f'{work.rounds:,}', 'round')} of {steps} {at_each(work.sites)}. "
+        f"A federated run has {_counted(f'{amount.rounds:,}', 'round')} of {steps} {at_each(amount.sites)}. "
         "Baselines take as many steps as one site, or as all sites of a round together, with the recipe's local keys."
     )
     if study.tuning is None:
         yield "Nothing was tuned by this command: step sizes and methods' keys are the recipe's, or their defaults."
     else:
         where = "See the chapter Tuning." if study.tuned is not None else "It has not ended yet."
-        yield f"Tuned inside each split's training part: {'; '.join(asked.tune)}. {where}"
+        yield f"Tuned inside each split's training part: {'; '.join(options.tune)}. {where}"
 
 
 def _counted(number: str, what: str) -> str:

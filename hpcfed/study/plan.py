@@ -20,17 +20,17 @@ from hpcfed.study.arms import (
     PERSONALISED,
     TRAVELLING,
     Arm,
-    Work,
+    TrainingAmount,
     has_ensemble,
     make_arms,
     recipe_of,
     shared_parameters,
-    work_of,
+    training_amount,
 )
 from hpcfed.study.federations import files_of
 from hpcfed.study.measures import with_metrics
 from hpcfed.study.methods import Methods, parse_methods
-from hpcfed.study.options import Asked, check_options, parse_baselines
+from hpcfed.study.options import StudyOptions, check_options, parse_baselines
 from hpcfed.study.samples import SiteSamples, read_samples
 from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, inner_split, make_splits
 from hpcfed.study.tuning import Tuned, Tuning, naming_tune, parse_tuning, variants
@@ -61,11 +61,11 @@ class Study:
         recipe: with the study's metrics.
         samples: of all sites.
         splits: of them.
-        asked: the options, defaults filled in.
+        options: the options, defaults filled in.
         methods: as `--methods` names them.
         baselines: the chosen ones.
         seeds: of the runs.
-        work: of a federated run.
+        amount: of a federated run's training.
         shared: the baselines' ``parameters``, none of them private.
         tuning: the grids, None without any.
         tuned: the values that were chosen, None before.
@@ -76,11 +76,11 @@ class Study:
     recipe: Recipe
     samples: SiteSamples
     splits: Splits
-    asked: Asked
+    options: StudyOptions
     methods: Methods
     baselines: tuple[str, ...]
     seeds: tuple[Seeds, ...]
-    work: Work
+    amount: TrainingAmount
     shared: dict[str, Any]
     tuning: Tuning | None = None
     tuned: Tuned | None = None
@@ -89,14 +89,14 @@ class Study:
     @property
     def leaves_out(self) -> bool:
         """Whether each split leaves one site out."""
-        return self.asked.kind == SITE_OUT
+        return self.options.kind == SITE_OUT
 
     @property
     def arms(self) -> list[Arm]:
         """What is trained."""
         if self.variants is not None:
             return list(self.variants)
-        return make_arms(self.methods.each, self.methods.reference, self.baselines, self.samples.sites, self.work)
+        return make_arms(self.methods.each, self.methods.reference, self.baselines, self.samples.sites, self.amount)
 
     @property
     def ratio(self) -> float:
@@ -110,7 +110,7 @@ class Study:
         if self.leaves_out and PERSONALISED in self.baselines:
             found.append("personalised models are left out: a site that is left out has no training samples")
         sites = len(self.trainers(0))
-        if ENSEMBLE in parse_baselines(self.asked.baselines) and ENSEMBLE not in self.baselines:
+        if ENSEMBLE in parse_baselines(self.options.baselines) and ENSEMBLE not in self.baselines:
             found.append("the ensemble is left out: log hazards of separate Cox models have no common scale")
         for arm in self.arms:
             if arm.kind == TRAVELLING and arm.rounds < sites:
@@ -130,11 +130,11 @@ class Study:
             InputError: a site has too few training samples; naming ``--tune``.
         """
         assert self.tuning is not None
-        samples, asked = self.samples, self.asked
+        samples, options = self.samples, self.options
         with naming_tune():
             splits = [
                 inner_split(
-                    split, number, samples.owner, samples.label, asked.fraction, asked.split_seed, samples.sites,
+                    split, number, samples.owner, samples.label, options.fraction, options.split_seed, samples.sites,
                     samples.group,
                 )
                 for number, split in enumerate(self.splits.each)
@@ -143,7 +143,7 @@ class Study:
             self,
             folder=self.folder / TUNING,
             splits=Splits(tuple(splits)),
-            asked=replace(asked, kind=HOLDOUT),
+            options=replace(options, kind=HOLDOUT),
             seeds=self.seeds[:1],
             variants=tuple(variants(self.arms, self.tuning)),
             tuning=None,
@@ -151,14 +151,14 @@ class Study:
 
     def about(self) -> dict[str, Any]:
         """Return the settings that decide the splits' files."""
-        asked, kind = self.asked, self.asked.kind
+        options, kind = self.options, self.options.kind
         return {
             "data_content": self.samples.content,
             "kind": kind,
             "splits": len(self.splits.each),
-            **({"test_fraction": asked.fraction} if kind == HOLDOUT else {}),
-            **({"split_seed": asked.split_seed} if kind != SITE_OUT else {}),
-            "standardize": asked.standardize,
+            **({"test_fraction": options.fraction} if kind == HOLDOUT else {}),
+            **({"split_seed": options.split_seed} if kind != SITE_OUT else {}),
+            "standardize": options.standardize,
             **({"fill": self.samples.dataset.fill} if self.samples.dataset.fill else {}),
             **({"grouped_by": self.samples.grouped_by} if self.samples.group is not None else {}),
         }
@@ -217,7 +217,7 @@ class Study:
             arm = replace(arm, overrides=(*arm.overrides, *self.tuned.overrides(arm.key, split)))
         try:
             weights = None if arm.site is None else self._weights(arm.site, split)
-            recipe = resolve(recipe_of(arm, self.recipe, self.work, self.shared, trainers, run, weights))
+            recipe = resolve(recipe_of(arm, self.recipe, self.amount, self.shared, trainers, run, weights))
         except InputError as error:
             raise InputError(str(error), where=arm.title) from None
         return Unit(self.run_name(arm, split, seed), point, str(seed.model), recipe)
@@ -233,36 +233,36 @@ class Study:
         return np.where(found, len(labels) / (count * np.maximum(found, 1)), 1.0).tolist()
 
 
-def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> Study:
+def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptions) -> Study:
     """Read and check a study's recipe, data and options.
 
     Raises:
         InputError: an option, the recipe or the data are wrong.
     """
-    check_options(asked)
-    rounds = [] if asked.rounds is None else [f"rounds={asked.rounds}"]
-    seeded = [f"seeds={list(asked.seeds)}"] if asked.seeds else []
+    check_options(options)
+    rounds = [] if options.rounds is None else [f"rounds={options.rounds}"]
+    seeded = [f"seeds={list(options.seeds)}"] if options.seeds else []
     recipes = load_recipes(source, [*overrides, *rounds, *seeded])
-    several = len(recipes) > 1 or asked.seeds
+    several = len(recipes) > 1 or options.seeds
     first = recipes[0].model_copy(update={"output": recipes[0].output.parent}) if several else recipes[0]
     if first.data_content is not None:
         raise InputError("data_content", where=str(source), expected="none in a study, whose splits are new files")
-    baselines = parse_baselines(asked.baselines)
-    methods = parse_methods(asked.methods, first, {text.partition("=")[0] for text in asked.tune})
+    baselines = parse_baselines(options.baselines)
+    methods = parse_methods(options.methods, first, {text.partition("=")[0] for text in options.tune})
     if first.bits == "portable":
         remedy = "leave bits out: a study measures and fine-tunes by the libraries"
         raise InputError("bits: portable in a study", where=str(source), remedy=remedy)
     samples = read_samples(first.data)
-    if asked.standardize is None:
-        asked = replace(asked, standardize=samples.scale)
+    if options.standardize is None:
+        options = replace(options, standardize=samples.scale)
     splits = make_splits(
-        asked.kind, samples.owner, samples.label, asked.splits or 5, asked.fraction, asked.split_seed,
+        options.kind, samples.owner, samples.label, options.splits or 5, options.fraction, options.split_seed,
         samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
     training = splits.each[0].training
     sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
-    folder = asked.output or first.output.with_name(f"{first.output.name}-study")
+    folder = options.output or first.output.with_name(f"{first.output.name}-study")
     if not has_ensemble(samples.dataset.task):
         baselines = tuple(one for one in baselines if one != ENSEMBLE)
     study = Study(
@@ -270,13 +270,13 @@ def read_study(source: str | Path, overrides: Sequence[str], asked: Asked) -> St
         recipe=recipe,
         samples=samples,
         splits=splits,
-        asked=asked,
+        options=options,
         methods=methods,
         baselines=baselines,
         seeds=tuple(recipe.seed for recipe in recipes),
-        work=work_of(recipe, sizes[sizes > 0]),
+        amount=training_amount(recipe, sizes[sizes > 0]),
         shared=shared_parameters(recipe),
-        tuning=parse_tuning(asked.tune, methods.each),
+        tuning=parse_tuning(options.tune, methods.each),
     )
     study.check()
     return study

@@ -56,7 +56,7 @@ def steps_of(study: Study, arm: Arm, rounds: int) -> str:
     """Return the gradient steps of a method at a site in so many rounds: a range if its clients draw them."""
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:
-        return f"{study.work.steps * rounds:,}"
+        return f"{study.amount.steps * rounds:,}"
     if budget.low is None or budget.high is None:
         return "scheduled"
     low, high = (f"{steps * rounds:,}" for steps in (budget.low, budget.high))
@@ -67,7 +67,7 @@ def _steps(study: Study, arm: Arm) -> str:
     """Return an arm's gradient steps, of a method those at each site."""
     if arm.kind != FEDERATED:
         return arm.steps
-    return f"{steps_of(study, arm, arm.rounds)} {at_each(study.work.sites)}"
+    return f"{steps_of(study, arm, arm.rounds)} {at_each(study.amount.sites)}"
 
 
 def at_each(sites: int) -> str:
@@ -99,7 +99,7 @@ def _tuned(study: Study, results: StudyResults) -> StudyRow:
     return StudyRow(
         PERSONALISED,
         f"{of_arm.title}, fine-tuned at each site",
-        f"{_steps(study, of_arm)}, + {study.work.steps:,}",
+        f"{_steps(study, of_arm)}, + {study.amount.steps:,}",
         lambda metric, site: results.values(arm, metric, site, count, TUNED),
         lambda metric: [np.nan] * count,
         lambda metric: results.counts(arm, metric, TUNED),

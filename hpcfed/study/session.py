@@ -122,7 +122,7 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
     from hpcfed.study.bootstrap import resample
 
     metrics = metrics_of(view.study.recipe, view.study.samples.dataset.task)
-    _write(replace(view, resampled=resample(view, metrics, view.study.asked.bootstrap, progress)), words, remarks)
+    _write(replace(view, resampled=resample(view, metrics, view.study.options.bootstrap, progress)), words, remarks)
 
 
 def main_tables(view: View) -> list[Table]:

@@ -125,7 +125,7 @@ def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
         rows.append((row.title, *cells, apart))
     unit = "patients or groups" if view.study.samples.group is not None else "samples"
     note = (
-        f"Mean over splits, and 95 % percentile interval over {view.study.asked.bootstrap:,} resamples of the {unit} "
+        f"Mean over splits, and 95 % percentile interval over {view.study.options.bootstrap:,} resamples of the {unit} "
         "that each site is tested on, with the models as they are: other test samples are in it, other training "
         f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference. "
         f"[{ABSENT}]: all resamples have one value, which says nothing of other {unit}."
@@ -151,8 +151,9 @@ def tuning_table(study: Study) -> Table | None:
                 (arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.most_common()))
             )
     metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
+    fraction = study.options.fraction
     note = (
-        f"By {metric.in_text} on an inner holdout of each split's training samples ({100 * study.asked.fraction:g} %), "
+        f"By {metric.in_text} on an inner holdout of each split's training samples ({100 * fraction:g} %), "
         f"mean over sites, seed {study.seeds[0].model}; ties: the smaller loss. The split's test samples had no part."
     )
     return Table("Chosen values", ("Arm", "Values, and the splits that chose them"), tuple(rows), note)

@@ -13,7 +13,7 @@ import pytest
 
 from hpcfed.ranks.world import World
 from hpcfed.study.bootstrap import ResampleProgress
-from hpcfed.study.options import Asked
+from hpcfed.study.options import StudyOptions
 from hpcfed.study.plan import Study, read_study
 from hpcfed.study.session import run_study, write_intervals, write_study
 from hpcfed.sweep.failures import endings, raise_if_failed
@@ -92,7 +92,7 @@ def recipe(folder: Path, **changes: object) -> Path:
 
 def planned(folder: Path, methods: str = "fedavg,fedexp", overrides: Sequence[str] = (), **options: object) -> Study:
     """Read the study of ``recipe.yaml``."""
-    return read_study(folder / "recipe.yaml", overrides, Asked(methods, **options))
+    return read_study(folder / "recipe.yaml", overrides, StudyOptions(methods, **options))
 
 
 def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
@@ -104,6 +104,6 @@ def done(study: Study, *, fresh: bool = False, writes: bool = True) -> Path:
     if writes:
         view, complete = write_study(study, plan, ["recipe.yaml"], remarks)
         assert complete
-        if view is not None and study.asked.bootstrap:
+        if view is not None and study.options.bootstrap:
             write_intervals(view, ["recipe.yaml"], remarks, ResampleProgress("study"))
     return study.folder
