@@ -60,18 +60,18 @@ def unreadable(path: Path, error: OSError) -> HpcfedError:
     return EnvironmentFailure("the checkpoint cannot be read", where=str(path), got=reason, remedy=remedy)
 
 
-class _Section(BaseModel):
+class _ManifestSection(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class MagnitudesState(_Section):
+class MagnitudesState(_ManifestSection):
     """State of `hpcfed.reduce.units.Magnitudes`: exponents of two, and a count."""
 
     spans: dict[str, Annotated[list[Annotated[float, Field(ge=-1100, le=1100)]], Field(min_length=2, max_length=2)]]
     repeats: int
 
 
-class StoppingState(_Section):
+class StoppingState(_ManifestSection):
     """State of `hpcfed.stopping.Stopping`."""
 
     rule: dict[str, Any]
@@ -81,7 +81,7 @@ class StoppingState(_Section):
     reason: str | None
 
 
-class Progress(_Section):
+class Progress(_ManifestSection):
     """The round loop's state besides tensors."""
 
     totals: dict[str, int]
@@ -89,7 +89,7 @@ class Progress(_Section):
     magnitudes: MagnitudesState
 
 
-class ManifestContent(_Section):
+class ManifestContent(_ManifestSection):
     """What a manifest of this version holds besides its checksum."""
 
     round: Annotated[int, Field(ge=1)]

@@ -29,11 +29,11 @@ FRESH = "choose another output, or --fresh (fresh=True), which starts anew and k
 EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
 
 
-class _Section(BaseModel):
+class _CodeSection(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class ModuleEntry(_Section):
+class ModuleEntry(_CodeSection):
     """A `Source` in the file."""
 
     file: str
@@ -42,7 +42,7 @@ class ModuleEntry(_Section):
     text: str | None
 
 
-class CodeOfRounds(_Section):
+class CodeOfRounds(_CodeSection):
     """The code of the rounds from `since` on, by module."""
 
     files: dict[str, ModuleEntry]
