@@ -14,6 +14,7 @@ from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.clock import ENDING, Clock
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
+from hpcfed.environment import environment
 from hpcfed.errors import EnvironmentFailure, HpcfedError
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
@@ -23,7 +24,7 @@ from hpcfed.ranks.devices import DeviceSlot, device_faults
 from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
-from hpcfed.record import Recorder, environment
+from hpcfed.record import Recorder
 from hpcfed.round_checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log

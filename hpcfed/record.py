@@ -1,4 +1,4 @@
-"""Writing of a run's record: a JSON object a round, per-client scores, models, and the environment."""
+"""Writing of a run's record: a JSON object a round, per-client scores, and models."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import csv
 import io
 import math
 import os
-import platform
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
-import psutil
 import torch
 from safetensors.torch import save
 
@@ -26,31 +21,15 @@ from hpcfed.evaluation.measures import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import accelerator
-from hpcfed.ranks.cpu import cores, cpu_model
-from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
 from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, State
-from hpcfed.version import __version__
 
 CHECK_SECONDS = 1.0
 """The record is looked for on the disk no more often: a look takes as long as a hundredth of a small round."""
-PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "safetensors", "pydantic")
-LIBRARY_SETTINGS = (
-    "ATEN_CPU_CAPABILITY",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "ONEDNN_MAX_CPU_ISA",
-    "DNNL_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    "NPY_DISABLE_CPU_FEATURES",
-    "GLIBC_TUNABLES",
-)
-"""Variables of the environment that make libraries compute other bits (docs/bits.md)."""
 
 
 class Recorder:
@@ -221,58 +200,3 @@ def write_rows(file: IO[str], *rows: Iterable[Iterable[Any]]) -> None:
 def _round_off(value: float) -> float:
     """Round a measured number to six digits after the point: microseconds."""
     return float(f"{value:.6f}")
-
-
-def environment(world: World, device: torch.device, reduction: str, bits: str = "native") -> dict[str, Any]:
-    """Return ``environment.json``: where the run ran, and what its bits depend on. Called on every rank."""
-    described = world.describe()
-    here = {
-        "host": platform.node(),
-        "device": (platform.processor() or "cpu") if device.type == "cpu" else accelerator(device).name(device),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "library_settings": " ".join(f"{name}={os.environ[name]}" for name in LIBRARY_SETTINGS if name in os.environ),
-        "versions": _versions(described["mpi"]),
-        "cores": len(cores()),
-    }
-    everywhere = world.gather(here)
-    kinds = {(entry["device"], entry["instructions"], entry["library_settings"]) for entry in everywhere}
-    hosts = {str(entry["versions"]): str(entry["host"]) for entry in reversed(everywhere)}
-    doubts = {
-        "reduction: fast adds in an order of its own": reduction != "exact",
-        "the ranks differ in device, instruction set or library settings": bits != "portable" and len(kinds) > 1,
-        f"the ranks differ in versions: {_on_hosts(hosts)}": len(hosts) > 1,
-    }
-    why_not = "; ".join(doubt for doubt, holds in doubts.items() if holds)
-    return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "hpcfed": __version__,
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        **described,
-        "per_rank": everywhere,
-        "cpu": cpu_model(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "threads_per_rank": torch.get_num_threads(),
-        "reduction": {"kind": reduction},
-        "bits": bits,
-        "bitwise": not why_not,
-        "bitwise_why_not": why_not or None,
-    }
-
-
-def _versions(mpi: str | None) -> str:
-    """Return the versions that decide this rank's bits, in one line."""
-    packages = [f"{name} {_version(name)}" for name in ("torch", "numpy")]
-    return ", ".join([f"Python {platform.python_version()}", *packages, mpi or "no MPI"])
-
-
-def _on_hosts(hosts: Mapping[str, str]) -> str:
-    return "; ".join(f"{versions} on {host}" for versions, host in sorted(hosts.items()))
-
-
-@cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -150,7 +150,7 @@ def _load_libraries() -> None:
 def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
     """Return this rank's facts; called on every rank."""
 
-    from hpcfed.record import environment
+    from hpcfed.environment import environment
 
     recorded = environment(world, device_slot.device, "exact")
     memory = psutil.virtual_memory()

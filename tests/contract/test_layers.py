@@ -17,7 +17,7 @@ LEVELS = (
     {"types"},
     {"io"},
     {"ranks"},
-    {"user_code"},
+    {"environment", "user_code"},
     {"config"},
     {"algorithms", "cohort", "data", "models", "reduce", "vendor"},
     {"client", "round_checks", "run_folder"},
