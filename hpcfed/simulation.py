@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 
 from hpcfed.algorithms._blocks import server_step
-from hpcfed.algorithms._client_average import LAST_ROUND, evaluated_model
+from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import common_to_all, effective_work
 from hpcfed.cohort import Cohort

@@ -1,6 +1,6 @@
 """Base classes of client and server rules, with FedAvg's defaults.
 
-Rules of a method are final: another one wraps them (`hpcfed.algorithms._client_average`) or starts from these bases.
+Rules of a method are final: another one wraps them (`hpcfed.algorithms._evaluated`) or starts from these bases.
 Users import them as `hpcfed.ClientRule` and `hpcfed.ServerRule`.
 """
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from hpcfed.algorithms._client_average import LAST_ROUND
+from hpcfed.algorithms._evaluated import LAST_ROUND
 from hpcfed.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
 from hpcfed.checkpoint.writer import manifests
 from hpcfed.errors import InputError

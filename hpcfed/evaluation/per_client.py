@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.algorithms._client_average import LAST
+from hpcfed.algorithms._evaluated import LAST
 from hpcfed.client.solver import Task
 from hpcfed.config.metrics import larger_is_better
 from hpcfed.config.recipe import Evaluate

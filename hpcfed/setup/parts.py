@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from hpcfed import algorithms, models
-from hpcfed.algorithms._client_average import following_clients, following_iterates
+from hpcfed.algorithms._evaluated import following_clients, following_iterates
 from hpcfed.bits.arithmetic import arithmetic_of
 from hpcfed.client.engine import engine_for, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private

@@ -17,7 +17,7 @@ import torch
 
 import hpcfed
 from hpcfed.algorithms import build, names
-from hpcfed.algorithms._client_average import evaluated_model, following_iterates
+from hpcfed.algorithms._evaluated import evaluated_model, following_iterates
 from hpcfed.cite import references
 from hpcfed.config.recipe import Algorithm
 from hpcfed.ranks.world import World
