@@ -63,6 +63,7 @@ class DynamicServer(Part):
     counts_clients: ClassVar[bool] = True
 
     alpha: float = Field(gt=0)
+    """The clients' α: one key of the recipe."""
 
     def begin(self, w: Tensor) -> State:
         return {"h": w.new_zeros(w.shape)}
