@@ -16,6 +16,10 @@ LONGEST = 600
 """Longest place, description or found value in a message, in characters."""
 
 
+RAISED = (Exception, SystemExit)
+"""What a user's code may raise: a script that is imported may call ``sys.exit``, which would end one rank alone."""
+
+
 class HpcfedError(Exception):
     """Base of the errors that end a run with a known exit code."""
 

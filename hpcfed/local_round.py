@@ -16,7 +16,7 @@ from hpcfed.client.private_parts import private_part
 from hpcfed.client.solver import Task
 from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError
+from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
@@ -127,7 +127,7 @@ class Training:
                     self._await_states(plan.round)
                 self._parts.watchdog.stage(f"round {plan.round}, client {first}: training")
                 self._train_group(plan, group, states)
-            except Exception as error:  # errors of a user's model, a device or a data file must reach all ranks
+            except RAISED as error:  # errors of a user's model, a device or a data file must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
                 if len(left) > 1 and engine.group_size == 1 and not self._buffer.is_torn:
                     groups = deque([*_cut(left, self._smaller(error, len(left), plan.round)), *groups])
@@ -145,7 +145,7 @@ class Training:
                     self._buffer.skip(place)
         return None
 
-    def _smaller(self, error: Exception, size: int, round: int) -> int:
+    def _smaller(self, error: BaseException, size: int, round: int) -> int:
         """Return the size of the groups in which clients are trained again that failed as a group of `size`."""
         if not is_full(error):
             return 1  # to tell which of them fails
@@ -207,7 +207,7 @@ class Training:
             if next_state is not None:
                 states[client] = next_state
 
-    def _explain(self, error: Exception, round: int, client: int) -> HpcfedError:
+    def _explain(self, error: BaseException, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
         world = self._parts.world
         place = f"{client_label(self._parts.federation, round, client)}, rank {world.rank} on {world.hosts[world.rank]}"

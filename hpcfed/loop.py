@@ -15,7 +15,7 @@ from hpcfed.clock import ENDING, Clock
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.environment import environment
-from hpcfed.errors import EnvironmentFailure, HpcfedError
+from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
@@ -270,7 +270,7 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
         return scores, client_scores
     except HpcfedError:
         raise
-    except Exception as error:  # a user's model or a device may raise anything
+    except RAISED as error:  # a user's model or a device may raise anything
         place = f"round {round}, evaluation, rank {world.rank} on {world.hosts[world.rank]}"
         log.error("%s raised", place, exc_info=error)
         what, remedy = f"{type(error).__name__}: {error}", see_log(world)

@@ -132,20 +132,21 @@ def check_sums(
 
     Raises:
         RanksDiffer: the ranks' states differ.
-        EnvironmentFailure: the training of a client raised.
+        InputError, EnvironmentFailure: the training of a client raised.
         Diverged: a client's update is not finite, or none is left that has a weight.
     """
+    failed = np.flatnonzero(sums.status == FAILED)
+    known = world.broadcast(failure, root=ranks[failed[0]]) if len(failed) else None
+    if isinstance(known, InputError):  # of the user's code, which may have written to the model
+        raise known
     check_same(sums.hashes, round, world)
     left = sums.status != SKIPPED
     if not left.any() or (cohort.shares.any() and not cohort.shares[left].any()):
         what = f"round {round}: training failed for every client of the cohort that has samples"
         raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
-    failed = np.flatnonzero(sums.status == FAILED)
     if len(failed):
-        first = ranks[failed[0]]
-        raise world.broadcast(failure, root=first) or EnvironmentFailure(
-            f"round {round}: rank {first} failed without saying why", remedy="see its log in logs/ of the run folder"
-        )
+        what = f"round {round}: rank {ranks[failed[0]]} failed without saying why"
+        raise known or EnvironmentFailure(what, remedy="see its log in logs/ of the run folder")
     bad = np.flatnonzero(~np.isfinite(sum([*sums.bounds.values(), *map(np.abs, sums.scalars.values())])))
     if len(bad):
         place = f"{client_label(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"

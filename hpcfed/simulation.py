@@ -97,8 +97,8 @@ class Simulation:
         )
         self.w: Tensor = parts.initial_w.to("cpu")
         start = self.w.double()
-        self.server: State = parts.method.server.begin(start)
-        self.shared: State = parts.method.local.begin_shared(start)
+        self.server: State = _compact(parts.method.server.begin(start))
+        self.shared: State = _compact(parts.method.local.begin_shared(start))
         del start  # which is twice as large as a model in float32
         self.touched = np.zeros(parts.federation.num_clients, dtype=bool)
         self._last = {
@@ -359,7 +359,7 @@ class Simulation:
 
 def _compact(state: State) -> State:
     """Return a state whose tensors lie without gaps and follow no gradients, as hashes and checkpoints take them."""
-    return {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    return {name: tensor.detach().resolve_conj().resolve_neg().contiguous() for name, tensor in state.items()}
 
 
 def _kept(cohort: Cohort, sums: Sums) -> float:

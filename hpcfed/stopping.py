@@ -34,10 +34,10 @@ class Stopping:
         saved = progress or {}
         self._best: float | None = saved.get("best")
         self._since_best: int = saved.get("since_best", 0)
-        if saved.get("rule") != self._plain_rule:  # the counts belong to another target
-            saved = {}
-        self._reached: int = saved.get("reached", 0)
-        self.reason: str | None = saved.get("reason")
+        before = saved.get("rule") or {}
+        same_target = before.get("test_accuracy") == self._plain_rule["test_accuracy"]
+        self._reached: int = saved.get("reached", 0) if same_target else 0
+        self.reason: str | None = saved.get("reason") if before == self._plain_rule else None
         """Why the run has ended; None if it has not."""
 
     def progress(self) -> dict[str, Any]:

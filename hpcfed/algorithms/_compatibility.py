@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, shown
 from hpcfed.types import DELTA, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
 from hpcfed.user_code.blame import defined_at
 
@@ -42,6 +42,7 @@ def check_parts(method: Method) -> None:
                     f"of hpcfed.algorithms._base may be inherited from; {UPGRADE}",
                 )
             _check_arguments(method, role, part, name, getattr(protocol, name))
+    _check_declared(method)
     if DELTA in (names := method.local.vectors(alike=False)) or not method.reported(alike=False):
         raise InputError(
             f"{method.name}: its vectors",
@@ -50,6 +51,36 @@ def check_parts(method: Method) -> None:
             got=", ".join(map(repr, names)) or "none",
             remedy=UPGRADE,
         )
+
+
+def _check_declared(method: Method) -> None:
+    """Refuse names in no order, as those of a set are: it is the layout of the reduction, the same on every rank.
+
+    Raises:
+        InputError: naming what the local part declares.
+    """
+    local = method.local
+    declared: list[tuple[str, object]] = [("scalars", local.scalars)]
+    declared += [("vectors", local.vectors(alike)) for alike in (False, True)]
+    for name, names in declared:
+        if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)) or len({*names}) < len(
+            names
+        ):
+            raise InputError(
+                f"{method.name}: {name} of its local part",
+                where=defined_at(local, name) or defined_at(local),
+                expected="a tuple of distinct names",
+                got=shown(names),
+            )
+    for name in ("sent", "received"):
+        if not isinstance(number := getattr(local, name), int) or number < 0:
+            where = defined_at(local, name) or defined_at(local)
+            raise InputError(
+                f"{method.name}: {name} of its local part",
+                where=where,
+                expected="a number of vectors",
+                got=shown(number),
+            )
 
 
 def _check_arguments(method: Method, role: str, part: object, name: str, wanted: object) -> None:

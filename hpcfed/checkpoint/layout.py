@@ -240,7 +240,8 @@ class RecordLayout:
         for name in self._names:
             dtype, shape = self._dtypes[name], self._shapes[name]
             end = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            state[name] = torch.frombuffer(bytearray(payload[start:end]), dtype=dtype).view(shape)
+            data = bytearray(payload[start:end])
+            state[name] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
             start = end
         return state
 

@@ -56,6 +56,8 @@ LEAVE_FILES = (
 )
 """Commands whose result is files; the result of the others is their output."""
 
+SIGNALLED = 128
+"""Exit codes above it are those of signals."""
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
 
@@ -131,6 +133,11 @@ def _call(args: list[str] | None) -> int:
         code, message = full.exit_code, f"hpcfed: {full}"
     except RuntimeError as error:
         code, message = _of_runtime(error)
+    except SystemExit as ending:  # by a signal to a command that starts others, or by code of the user's
+        code = ending.code if isinstance(ending.code, int) and ending.code else 2
+        message = (
+            "" if code > SIGNALLED else f"hpcfed: code of yours has ended this process: SystemExit({ending.code!r})"
+        )
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
         code, message = 1, traceback.format_exc()
     return leave(code, message)

@@ -16,7 +16,7 @@ from hpcfed.client.solver import Engine, SequentialSolver
 from hpcfed.config.clients import FineTune
 from hpcfed.config.recipe import Local
 from hpcfed.data.cache import Samples
-from hpcfed.errors import InputError
+from hpcfed.errors import RAISED, InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.models.portable import PortableLoss
@@ -99,7 +99,7 @@ def try_compiled(build: Callable[[], SequentialSolver], like: Samples) -> Sequen
         for _ in range(STEPS_TO_REPLAY):
             solver.try_step(*like)
         return solver
-    except Exception as error:  # a compiler may raise anything
+    except RAISED as error:  # a compiler may raise anything
         what = f"local.compile: true does not work here ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
         raise InputError(what, remedy="use compile: false, or install a C++ compiler") from error
 
@@ -114,6 +114,6 @@ def try_vectorized(network: Vectorized, model: FlatModel, like: Samples) -> None
     parameters = [view.expand(2, *view.shape) for view in model.views(model.vector).values()]
     try:
         network.gradients(parameters, x, y, [stack.clone() for stack in parameters])
-    except Exception as error:  # a user's model may raise anything
+    except RAISED as error:  # a user's model may raise anything
         what = f"local.engine: batched cannot take this model ({type(error).__name__}: {str(error).splitlines()[0]})"
         raise InputError(what, remedy="use local.engine: sequential") from error

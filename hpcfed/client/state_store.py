@@ -129,10 +129,14 @@ class _Layout:
             first, last = self.row_bytes, self.row_bytes + tensor.nbytes
             self._parts.append((name, first, last, tensor.dtype, tensor.shape))
             self.row_bytes = math.ceil(last / ALIGNED) * ALIGNED
+        self.row_bytes = max(self.row_bytes, ALIGNED)  # also of a state without entries
 
     def views(self, row: Tensor) -> State:
         """Return the tensors in a row, (row_bytes,) uint8."""
-        return {name: row[first:last].view(dtype).view(shape) for name, first, last, dtype, shape in self._parts}
+        return {
+            name: row[first:last].view(dtype).view(shape) if last > first else row.new_empty(shape, dtype=dtype)
+            for name, first, last, dtype, shape in self._parts
+        }
 
 
 class _Tier(ABC):

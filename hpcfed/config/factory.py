@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import RAISED, InputError, nearest
 from hpcfed.user_code.blame import defined_at, described, place_of, refusal
 from hpcfed.user_code.modules import search
 
@@ -43,7 +43,7 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
     search(python_path)
     try:
         module = import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
+    except RAISED as error:  # the user's module may raise anything
         place = place_of(error)
         raise InputError(
             f"{key} {reference!r} cannot be imported",
@@ -99,7 +99,7 @@ def made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path], k
     factory = imported(reference, python_path, key)
     try:
         return factory(**args)
-    except Exception as error:  # the user's function may raise anything
+    except RAISED as error:  # the user's function may raise anything
         place = place_of(error)
         at = f" ({place})" if place else ""
         if isinstance(error, ValidationError) and (name := _refused(error)) in args:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from hpcfed.config.factory import imported
 from hpcfed.config.metrics import BUILT_IN, Metric, Whole, is_matrix
-from hpcfed.errors import InputError
+from hpcfed.errors import RAISED, InputError
 from hpcfed.user_code.blame import blamed
 
 BINS = 15
@@ -217,7 +217,7 @@ class _OwnWhole:
     def __call__(self, output: Tensor, target: Tensor) -> Found:
         try:
             found = self.function(output, target)
-        except Exception as error:  # the user's function may raise anything
+        except RAISED as error:  # the user's function may raise anything
             raise blamed(error, self.key) or InputError(f"{self.key} raised {type(error).__name__}: {error}") from error
         try:
             value = float(found)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
-from hpcfed.errors import InputError
+from hpcfed.errors import RAISED, InputError
 from hpcfed.loaded import LoadedRun
 from hpcfed.run_folder.files import INITIAL
 
@@ -82,7 +82,7 @@ def _traced(module: nn.Module, batches: list[Tensor], where: str) -> bytes:
             torch.jit.save(program, file)
             again = torch.jit.load(io.BytesIO(file.getvalue()))
             same = all(torch.equal(again(x), module(x)) for x in batches)
-        except Exception as error:  # a user's module may raise anything
+        except RAISED as error:  # a user's module may raise anything
             what = f"--format torchscript: the module cannot be traced: {type(error).__name__}"
             raise InputError(what, where=where, got=str(error).strip().splitlines()[0][:200], remedy=remedy) from error
     if not same:

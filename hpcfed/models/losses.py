@@ -20,7 +20,7 @@ from hpcfed.config.factory import imported, made
 from hpcfed.config.metrics import BUILT_IN
 from hpcfed.config.metrics import Metric as MetricSection
 from hpcfed.config.recipe import LossSection
-from hpcfed.errors import InputError
+from hpcfed.errors import RAISED, InputError
 from hpcfed.user_code.blame import place_of
 
 Each = Callable[[Tensor, Tensor], Tensor]
@@ -263,7 +263,7 @@ def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], 
                 _check_gradient(loss.each, output, target)
         except InputError:
             raise
-        except Exception as error:  # the user's function may raise anything
+        except RAISED as error:  # the user's function may raise anything
             got = f"output {tuple(output.shape)} {output.dtype} and target {tuple(target.shape)} {target.dtype}"
             place = place_of(error)
             what = f"{key} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")

@@ -25,7 +25,7 @@ from hpcfed.config.factory import imported, made
 from hpcfed.config.load import to_plain
 from hpcfed.config.observer import Observer
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import RAISED, InputError
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.outcome import status_of
 from hpcfed.user_code.blame import place_of
@@ -106,7 +106,7 @@ class Observers:
         try:
             with _leaving_no_trace():
                 function(argument)
-        except (Exception, SystemExit) as error:  # an observer's error of any kind must not end the run
+        except RAISED as error:  # an observer's error of any kind must not end the run
             place = place_of(error)
             words = f"{method} raised" + (f" at {place}" if place else "")
             log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
+from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
 from hpcfed.io.output import Output
 from hpcfed.ranks.accelerators import MPI_KIND, MPI_QUERY, MPI_SWITCHES
 from hpcfed.ranks.code import digest, folders
@@ -236,10 +236,10 @@ class MpiWorld(World):
 
     @contextmanager
     def united(self) -> Iterator[None]:
-        own: Exception | None = None
+        own: BaseException | None = None
         try:
             yield
-        except Exception as error:
+        except RAISED as error:
             own = error
         code = 0 if own is None else getattr(own, "exit_code", 1)
         name = f"rank {self.rank}: {type(own).__name__}: " if code == 1 else ""

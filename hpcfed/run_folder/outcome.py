@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
+from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.user_code.blame import blamed
@@ -67,7 +67,7 @@ def own_code_named(world: World | None = None) -> Iterator[None]:
         yield
     except HpcfedError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except RAISED as error:  # the user's code may raise anything
         failure = blamed(error, remedy=see_log(world))
         if failure is None:
             raise

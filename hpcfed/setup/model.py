@@ -14,7 +14,7 @@ from hpcfed import models
 from hpcfed.config.factory import made
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import RAISED, EnvironmentFailure, InputError
 from hpcfed.rng import Purpose, torch_seed
 from hpcfed.user_code.blame import HOST_FULL, place_of
 
@@ -115,7 +115,7 @@ def _check_outputs(
     try:
         with torch.no_grad():
             output = model.module(sample)
-    except Exception as error:  # a user's model may raise anything
+    except RAISED as error:  # a user's model may raise anything
         what = f"the model cannot take a sample of shape {federation.feature_shape}"
         place = place_of(error)
         got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")

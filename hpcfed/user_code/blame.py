@@ -50,7 +50,7 @@ def defined_at(part: object, name: str = "") -> str:
     return ""
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return kind and text of an error; of a refused parameter of a `Part` the parameter and why, in one line."""
     if not isinstance(error, ValidationError):
         return f"{type(error).__name__}: {error}".rstrip(": ")
@@ -79,7 +79,7 @@ def _short(file: str) -> str:
     return file.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
-def blamed(error: Exception, where: str = "", remedy: str = "correct it there") -> HpcfedError | None:
+def blamed(error: BaseException, where: str = "", remedy: str = "correct it there") -> HpcfedError | None:
     """Return the one-line error for an exception raised in user code; None if no user code is in its traceback.
 
     A fault of the machine becomes an `EnvironmentFailure`, any other an `InputError`.
@@ -93,7 +93,7 @@ def blamed(error: Exception, where: str = "", remedy: str = "correct it there") 
     return InputError(f"{place}: {what}", where=where, remedy=remedy)
 
 
-def _is_of_the_machine(error: Exception) -> bool:
+def _is_of_the_machine(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, OF_THE_USER)):
         return True
     return isinstance(error, RuntimeError) and (any(words in str(error) for words in OF_THE_MACHINE) or is_fault(error))

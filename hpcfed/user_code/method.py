@@ -7,14 +7,15 @@ and sum, so that random numbers of a method in them would be in its step size an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, float64
+from torch import Tensor, float64, strided
 
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, shown
 from hpcfed.types import (
     LocalMethod,
     LocalResult,
@@ -28,6 +29,10 @@ from hpcfed.types import (
 )
 from hpcfed.user_code.blame import defined_at
 
+DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+"""Types of a state's tensors: those that hashes, checkpoints and moves between ranks can hold."""
+LARGEST = 2**63
+"""Magnitude from which a whole number of the record becomes a float."""
 Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
 
@@ -64,10 +69,16 @@ class _Checked:
 
     def _signature(self, name: str, state: State) -> Signature:
         self._check_kind(name, state, Mapping)
-        tensors: Mapping[str, Any] = state
+        tensors: Mapping[Any, Any] = state
         for key, value in tensors.items():
+            if not isinstance(key, str):
+                self._refuse(name, "a name of its answer", "text", shown(key))
             if not isinstance(value, Tensor):
                 self._refuse(name, f"its {key!r}", "a tensor", f"a {type(value).__name__}")
+            kind = str(value.dtype).removeprefix("torch.")
+            if kind not in DTYPES or value.layout is not strided or value.is_meta:
+                got = f"{kind}, {value.layout}, on {value.device.type}"
+                self._refuse(name, f"its {key!r}", f"a dense tensor of {', '.join(DTYPES)}", got)
         return {key: (tuple(value.shape), value.dtype) for key, value in state.items()}
 
     def _check_state(self, name: str, state: State, like: Signature) -> None:
@@ -77,11 +88,34 @@ class _Checked:
             if found.get(key) != like.get(key):
                 self._refuse(name, f"its state {key!r}", _named(like.get(key)), _named(found.get(key)))
 
+    @contextmanager
+    def _unchanged(self, name: str, **arguments: Tensor | State) -> Iterator[None]:
+        """Refuse a call that writes to its arguments: other clients, and the next round, have the same memory."""
+        tensors = {
+            f"{key} {inner!r}" if inner else key: tensor
+            for key, found in arguments.items()
+            for inner, tensor in ({"": found} if isinstance(found, Tensor) else found).items()
+        }
+        before = {what: tensor._version for what, tensor in tensors.items()}
+        yield
+        for what, tensor in tensors.items():
+            if tensor._version != before[what]:
+                self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
+
     def _closed(self, vector: Tensor) -> Tensor:
         """Return a vector (d,) with its gaps set to 0, in place where its memory allows it."""
         if vector.requires_grad or not vector.is_contiguous():
             return vector.detach().index_fill(0, self._gaps, 0)
         return vector.index_fill_(0, self._gaps, 0)
+
+    def _check_number(self, name: str, what: str, number: object) -> None:
+        try:
+            fits = isinstance(number, int | float) and float(number) is not None
+        except OverflowError:
+            fits = False
+        if not fits:
+            got = f"a {type(number).__name__}" if not isinstance(number, int) else "a whole number beyond 1e308"
+            self._refuse(name, what, "a number", got)
 
     def _check_vector(self, name: str, what: str, vector: object, like: Tensor, dtype: Any) -> None:
         expected = (tuple(like.shape), dtype)
@@ -106,7 +140,8 @@ class _CheckedLocal(_Checked):
         return state
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
-        tilt = self._part.tilt(w, shared, client, context)
+        with self._unchanged("tilt", w=w, shared=shared, client=client):
+            tilt = self._part.tilt(w, shared, client, context)
         self._check_kind("tilt", tilt, Tilt)
         vectors = {"shift": tilt.shift, "anchor": tilt.anchor, "offset": tilt.offset}
         for what, vector in vectors.items():
@@ -114,14 +149,17 @@ class _CheckedLocal(_Checked):
                 self._check_vector("tilt", f"its {what}", vector, w, w.dtype)
         if (tilt.offset is not None or tilt.radius) and not self._part.evaluates_elsewhere:
             self._refuse("tilt", "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
-        if not isinstance(tilt.mu, int | float):
-            self._refuse("tilt", "its mu", "a number", f"a {type(tilt.mu).__name__}")
+        for what, number in (("mu", tilt.mu), ("radius", tilt.radius)):
+            self._check_number("tilt", f"its {what}", number)
         return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
-        update = self._part.report(local, w, shared, client, context)
+        with self._unchanged("report", w=w, shared=shared, client=client, delta=local.delta):
+            update = self._part.report(local, w, shared, client, context)
         self._check_kind("report", update, Update)
         self._check_kind("report", update.scalars, Mapping)
+        for key, number in update.scalars.items():
+            self._check_number("report", f"its scalar {key!r}", number)
         if update.delta is not None:
             self._check_vector("report", "its delta", update.delta, w, w.dtype)
         self._signature("report", update.vectors)
@@ -132,10 +170,17 @@ class _CheckedLocal(_Checked):
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State | None:
-        state = self._part.next_state(sent, local, w, shared, client, context)
-        if state is not None and self._state is not None:
+        with self._unchanged("next_state", w=w, shared=shared, client=client, delta=local.delta):
+            state = self._part.next_state(sent, local, w, shared, client, context)
+        if state is None:
+            return None
+        if self._state is not None:
             self._check_state("next_state", state, self._state)
-        return state
+        passing = {tensor.untyped_storage().data_ptr() for tensor in (local.delta, *sent.named.values())}
+        return {  # the solver's memory is used again for the next client
+            name: tensor.clone() if tensor.untyped_storage().data_ptr() in passing else tensor
+            for name, tensor in state.items()
+        }
 
     def share(self, shared: State, means: Means) -> State:
         state = self._part.share(shared, means)
@@ -153,17 +198,21 @@ class _CheckedServer(_Checked):
         return state
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
-        update = self._part.step(w, state, means, context)
+        with self._unchanged("step", w=w, state=state, means=means.vectors):
+            update = self._part.step(w, state, means, context)
         self._check_kind("step", update, ServerUpdate)
         self._check_vector("step", "its w", update.w, w, float64)
         if self._state is not None:
             self._check_state("step", update.state, self._state)
-        if update.server_lr is not None and not isinstance(update.server_lr, int | float):
-            self._refuse("step", "its server_lr", "a number or None", f"a {type(update.server_lr).__name__}")
+        if update.server_lr is not None:
+            self._check_number("step", "its server_lr", update.server_lr)
+        self._check_kind("step", update.metrics, Mapping)
         for name, number in update.metrics.items():
-            if not isinstance(number, int | float):
-                self._refuse("step", f"its metric {name!r}", "a number", f"a {type(number).__name__}")
-        return replace(update, w=self._closed(update.w))
+            if not isinstance(name, str):
+                self._refuse("step", "the name of a metric", "text", shown(name))
+            self._check_number("step", f"its metric {name!r}", number)
+        large = {name: float(number) for name, number in update.metrics.items() if abs(number) >= LARGEST}
+        return replace(update, w=self._closed(update.w), metrics={**update.metrics, **large})
 
 
 class _CheckedNormalization(_Checked):
@@ -171,9 +220,13 @@ class _CheckedNormalization(_Checked):
         factors = self._part.factors(effective_steps, steps, shares, prox_mu)
         if np.shape(factors) != steps.shape:
             self._refuse("factors", "its answer", f"shape {steps.shape}", f"shape {np.shape(factors)}")
-        if not all(map(math.isfinite, np.asarray(factors, dtype=float))):
-            self._refuse("factors", "its answer", "finite numbers", str(factors))
-        return np.asarray(factors, dtype=float)
+        try:
+            numbers = np.asarray(factors, dtype=float)
+        except (TypeError, ValueError):
+            numbers = np.full(steps.shape, math.nan)
+        if not np.isfinite(numbers).all():
+            self._refuse("factors", "its answer", "finite numbers", shown(factors))
+        return numbers
 
 
 def _named(signature: tuple[tuple[int, ...], Any] | None) -> str:

@@ -102,6 +102,10 @@ def test_what_was_reached_counts_for_the_same_target_only():
     assert "stop.test_accuracy" in same.reason
     assert other.reason is not None
     assert "stop.patience: no better test accuracy in 3" in other.reason
+    longer = Stopping(Stop(test_accuracy=0.5, for_=3, patience=9), before.progress())
+    for ends in (False, True):  # it was reached in the last evaluation before
+        longer.add(scores(test_loss=1.0, test_accuracy=0.5))
+        assert (longer.reason is not None) == ends
 
 
 def test_seeds_run_one_after_another(world, shared_tmp):

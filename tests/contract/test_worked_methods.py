@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,98 @@ def test_states_left_as_they_are_and_states_in_other_memory(changes, world, plac
     together = run(place, "together", world, {"factory": "settled:method"}, **changes)
     alone = run(place, f"alone-{world.rank}", World(), {"factory": "settled:method"}, **changes)
     assert model(together) == model(alone)
+    assert [row["hash"] for row in together.metrics] == [row["hash"] for row in alone.metrics]
+
+
+BAD = {
+    "ends-the-process": ("report: sys.exit()", "SystemExit"),
+    "ends-it-at-the-server": ("step: sys.exit()", "SystemExit"),
+    "names-in-no-order": ("scalars = {'a', 'b'}", "scalars of its local part: expected a tuple of distinct names"),
+    "names-as-text": ("vectors: return 'psi'", "vectors of its local part: expected a tuple"),
+    "sent-as-text": ("sent = 'two'", "sent of its local part: expected a number of vectors"),
+    "writes-to-w": ("report: w.mul_(0.5)", "report: its argument w: expected left as it is"),
+    "writes-to-its-state": ("next_state: client['e'].add_(1)", "next_state: its argument client 'e': expected left"),
+    "writes-to-w-at-the-server": ("step: w.sub_(means.delta)", "step: its argument w: expected left as it is"),
+    "complex-state": ("begin: return {'e': w.to(torch.complex64)}", "begin: its 'e': expected a dense tensor of"),
+    "numbered-state": ("begin: return {1: w}", "begin: a name of its answer: expected text, got 1"),
+    "huge-scalar": ("report: return Update(local.delta, scalars={'a': 10**400})", "its scalar 'a': expected a number"),
+    "huge-step-size": ("step: return ServerUpdate(w, {}, 10**400)", "its server_lr: expected a number"),
+    "radius-as-text": ("tilt: return Tilt(radius='a')", "tilt: its radius: expected a number"),
+}
+"""A line of a method → words of its refusal."""
+SKELETON = """
+import sys
+import torch
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, ServerUpdate, Tilt, Update
+
+
+class Client(ClientRule):
+    stateful = evaluates_elsewhere = True
+    {scalars}
+    {sent}
+
+    def vectors(self, alike):
+        {vectors}
+        return ()
+
+    def begin(self, w):
+        {begin}
+        return {{"e": 1 * w}}
+
+    def tilt(self, w, shared, client, context):
+        {tilt}
+        return Tilt()
+
+    def report(self, local, w, shared, client, context):
+        {report}
+        return Update(local.delta)
+
+    def next_state(self, sent, local, w, shared, client, context):
+        {next_state}
+        return {{"e": local.delta}}
+
+
+class Server(ServerStep):
+    def step(self, w, state, means, context):
+        {step}
+        return ServerUpdate(w - means.delta, {{}}, metrics={{"large": 2**80}})
+
+
+def method():
+    return Method("bad", Client(), Server())
+"""
+
+
+def skeleton(line: str = "") -> str:
+    """The method with one line of its own."""
+    place = re.match(r"\w+", line)[0] if line else ""
+    text = line if "=" in line.partition(":")[0] else line.partition(": ")[2]
+    places = re.findall(r"[^{]{(\w+)}", SKELETON)
+    lines = {name: "" if name in ("scalars", "sent") else "pass" for name in places}
+    return SKELETON.format(**{**lines, **({place: text} if place else {})})
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_a_method_does_wrong_is_one_line_on_all_ranks(case, world, place):
+    """Also what one rank alone would not notice, or what would end one rank alone."""
+    line, words = BAD[case]
+    name = f"bad_{case.replace('-', '_')}"
+    world.on_root(lambda: (place / f"{name}.py").write_text(skeleton(line)) and None)
+    with pytest.raises(hpcfed.InputError) as refused:
+        run(place, "run", world, {"factory": f"{name}:method"}, rounds=1)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_state_may_be_the_solvers_memory_and_a_metric_any_number(world, place):
+    """The memory is used again for the next client of a rank; the record of huge integers can be read."""
+    world.on_root(lambda: (place / "skeleton.py").write_text(skeleton()) and None)
+    changes = {"local": {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"}, "checkpoint": {"every": 1}}
+    together = run(place, "together", world, {"factory": "skeleton:method"}, **changes)
+    alone = run(place, f"alone-{world.rank}", World(), {"factory": "skeleton:method"}, **changes)
+    assert together.metrics[-1]["method"] == {"large": 2.0**80}
     assert [row["hash"] for row in together.metrics] == [row["hash"] for row in alone.metrics]
 
 
