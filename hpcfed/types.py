@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from hpcfed.rng import Purpose
 
 State = Mapping[str, "Tensor"]
-"""State of a method: named vectors (d,) and scalars (). Never changed in place; a step returns new ones."""
+"""State of a method: named vectors (d,) and scalars (), or other dense tensors of types that NumPy has, too.
+
+Never changed in place; a step returns new ones.
+"""
 
 DELTA = "delta"
 """Name of Δ_i among the vectors of a round."""
