@@ -56,8 +56,6 @@ LEAVE_FILES = (
 )
 """Commands whose result is files; the result of the others is their output."""
 
-SIGNALLED = 128
-"""Exit codes above it are those of signals."""
 STOP_ON_SIGNAL = ("run", "sweep", "study", "reproduce", "without", "contributions")
 """Commands whose runs SIGUSR1 stops with a checkpoint; outside of runs it must not end them."""
 
@@ -133,14 +131,20 @@ def _call(args: list[str] | None) -> int:
         code, message = full.exit_code, f"hpcfed: {full}"
     except RuntimeError as error:
         code, message = _of_runtime(error)
-    except SystemExit as ending:  # by a signal to a command that starts others, or by code of the user's
-        code = ending.code if isinstance(ending.code, int) and ending.code else 2
-        message = (
-            "" if code > SIGNALLED else f"hpcfed: code of yours has ended this process: SystemExit({ending.code!r})"
-        )
+    except SystemExit as ending:  # of a completed word, a signal to a command that starts others, or the user's code
+        code, message = _of_exit(ending)
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
         code, message = 1, traceback.format_exc()
     return leave(code, message)
+
+
+def _of_exit(ending: SystemExit) -> tuple[int, str]:
+    """Return exit code and message of a process that was to end: by code of the user's it is an error."""
+    from hpcfed.user_code.blame import blamed
+
+    if failure := blamed(ending):
+        return failure.exit_code, f"hpcfed: {failure}"
+    return (ending.code if isinstance(ending.code, int) else int(ending.code is not None)), ""
 
 
 def _of_runtime(error: RuntimeError) -> tuple[int, str]:

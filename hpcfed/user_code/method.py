@@ -108,14 +108,14 @@ class _Checked:
             return vector.detach().index_fill(0, self._gaps, 0)
         return vector.index_fill_(0, self._gaps, 0)
 
-    def _check_number(self, name: str, what: str, number: object) -> None:
+    def _check_number(self, name: str, what: str, number: object, expected: str = "a number") -> None:
         try:
             fits = isinstance(number, int | float) and float(number) is not None
         except OverflowError:
             fits = False
         if not fits:
             got = f"a {type(number).__name__}" if not isinstance(number, int) else "a whole number beyond 1e308"
-            self._refuse(name, what, "a number", got)
+            self._refuse(name, what, expected, got)
 
     def _check_vector(self, name: str, what: str, vector: object, like: Tensor, dtype: Any) -> None:
         expected = (tuple(like.shape), dtype)
@@ -205,7 +205,7 @@ class _CheckedServer(_Checked):
         if self._state is not None:
             self._check_state("step", update.state, self._state)
         if update.server_lr is not None:
-            self._check_number("step", "its server_lr", update.server_lr)
+            self._check_number("step", "its server_lr", update.server_lr, "a number or None")
         self._check_kind("step", update.metrics, Mapping)
         for name, number in update.metrics.items():
             if not isinstance(name, str):

@@ -182,7 +182,7 @@ BAD = {
     "complex-state": ("begin: return {'e': w.to(torch.complex64)}", "begin: its 'e': expected a dense tensor of"),
     "numbered-state": ("begin: return {1: w}", "begin: a name of its answer: expected text, got 1"),
     "huge-scalar": ("report: return Update(local.delta, scalars={'a': 10**400})", "its scalar 'a': expected a number"),
-    "huge-step-size": ("step: return ServerUpdate(w, {}, 10**400)", "its server_lr: expected a number"),
+    "huge-step-size": ("step: return ServerUpdate(w, {}, 10**400)", "its server_lr: expected a number or None"),
     "radius-as-text": ("tilt: return Tilt(radius='a')", "tilt: its radius: expected a number"),
 }
 """A line of a method → words of its refusal."""

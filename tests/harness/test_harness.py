@@ -82,6 +82,11 @@ def test_collective_of_a_failed_test_does_not_pair_with_the_next(session):
     assert "1 failed, 1 passed" in done.stdout
 
 
+def ended(done: Completed) -> bool:
+    """Whether `STUCK` ended it: Hydra may give the signal by which it ends the others, 9, in place of that code."""
+    return done.returncode == 97 or (done.returncode == 9 and ", 97) - process" in done.stderr)
+
+
 @pytest.mark.soak
 def test_collective_that_a_failed_rank_never_enters_ends_the_session(session):
     done = session(
@@ -93,7 +98,7 @@ def test_collective_that_a_failed_rank_never_enters_ends_the_session(session):
         """,
         deadline=2,
     )
-    assert done.returncode == 97, done
+    assert ended(done), done
     assert done.seconds < 25
     said = "\n".join(own_lines(done.stderr))
     assert "rank 1: mpi/test_it.py::test_it (call): ranks [0, 2] did not finish it within 2 s" in said
@@ -104,7 +109,7 @@ def test_collective_that_a_failed_rank_never_enters_ends_the_session(session):
 
 def test_hanging_rank_ends_the_session(session):
     done = session("def test_it(comm):\n    while comm.rank == 2: time.sleep(0.1)", deadline=2)
-    assert done.returncode == 97, done
+    assert ended(done), done
     assert done.seconds < 25
     assert "rank 0: mpi/test_it.py::test_it (call): ranks [2] did not finish it within 2 s" in done.stderr
     assert "rank 2: mpi/test_it.py::test_it (call): not finished within 2 s; this rank is here:" in done.stderr
@@ -122,7 +127,7 @@ def test_hang_of_all_ranks_and_in_teardown_ends_the_session(session):
         """,
         deadline=2,
     )
-    assert done.returncode == 97, done
+    assert ended(done), done
     for rank in range(3):
         assert f"rank {rank}: mpi/test_it.py::test_it (teardown): not finished within 2 s" in done.stderr
 
@@ -138,7 +143,7 @@ def test_hang_that_keeps_the_interpreters_lock_ends_the_session(session):
 @pytest.mark.soak
 def test_hang_without_ranks_ends_the_session(session):
     done = session("def test_it(): time.sleep(60)", ranks=0, deadline=2)
-    assert done.returncode == 97, done
+    assert ended(done), done
     assert "rank 0: mpi/test_it.py::test_it (call): not finished within 2 s" in done.stderr
 
 
