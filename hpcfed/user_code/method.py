@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -109,13 +109,13 @@ class _Checked:
         return vector.index_fill_(0, self._gaps, 0)
 
     def _check_number(self, name: str, what: str, number: object, expected: str = "a number") -> None:
-        try:
-            fits = isinstance(number, int | float) and float(number) is not None
-        except OverflowError:
-            fits = False
-        if not fits:
-            got = f"a {type(number).__name__}" if not isinstance(number, int) else "a whole number beyond 1e308"
-            self._refuse(name, what, expected, got)
+        got = f"a {type(number).__name__}"
+        if isinstance(number, int | float):
+            with suppress(OverflowError):
+                float(number)
+                return
+            got = "a whole number beyond 1e308"
+        self._refuse(name, what, expected, got)
 
     def _check_vector(self, name: str, what: str, vector: object, like: Tensor, dtype: Any) -> None:
         expected = (tuple(like.shape), dtype)
@@ -130,12 +130,14 @@ class _CheckedLocal(_Checked):
     _shared: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
-        state = self._part.begin(w)
+        with self._unchanged("begin", w=w):
+            state = self._part.begin(w)
         self._state = self._signature("begin", state)
         return state
 
     def begin_shared(self, w: Tensor) -> State:
-        state = self._part.begin_shared(w)
+        with self._unchanged("begin_shared", w=w):
+            state = self._part.begin_shared(w)
         self._shared = self._signature("begin_shared", state)
         return state
 
@@ -193,7 +195,8 @@ class _CheckedServer(_Checked):
     _state: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
-        state = self._part.begin(w)
+        with self._unchanged("begin", w=w):
+            state = self._part.begin(w)
         self._state = self._signature("begin", state)
         return state
 

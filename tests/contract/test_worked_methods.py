@@ -177,6 +177,7 @@ BAD = {
     "names-as-text": ("vectors: return 'psi'", "vectors of its local part: expected a tuple"),
     "sent-as-text": ("sent = 'two'", "sent of its local part: expected a number of vectors"),
     "writes-to-w": ("report: w.mul_(0.5)", "report: its argument w: expected left as it is"),
+    "writes-to-the-initial-model": ("begin: w.mul_(0.5)", "begin: its argument w: expected left as it is"),
     "writes-to-its-state": ("next_state: client['e'].add_(1)", "next_state: its argument client 'e': expected left"),
     "writes-to-w-at-the-server": ("step: w.sub_(means.delta)", "step: its argument w: expected left as it is"),
     "complex-state": ("begin: return {'e': w.to(torch.complex64)}", "begin: its 'e': expected a dense tensor of"),
