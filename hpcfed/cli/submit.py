@@ -158,11 +158,11 @@ def submit_job(
     if dry_run:
         click.echo(text, nl=False)
         return
-    queued = jobs_named(job.label)
-    if (not queued or array is None) and is_done():  # of an array it may set folders aside that jobs are using
+    queued = jobs_named(job.label) if array is not None else []
+    if not queued and is_done():  # of an array it may set folders aside, which jobs must not be using
         click.echo(f"{job.name}: finished already, see {output}")
         return
-    if queued:
+    if queued := queued or jobs_named(job.label):
         waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
         click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted")
         return
