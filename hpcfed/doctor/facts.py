@@ -43,9 +43,9 @@ class Gpu:
 class Rank:
     """Facts of one rank.
 
-    `versions` maps hpcfed, Python and packages to versions; `threads` maps torch and each thread pool of the process
-    to its size; `cores` are the numbers of the logical cores that the rank may use, `host_cores` counts its host's;
-    `code` is the digest of its copy of hpcfed, empty in a world of one.
+    `versions` maps hpcfed, Python, packages and, where MPI runs, its library to versions; `threads` maps torch and each
+    thread pool of the process to its size; `cores` are the numbers of the logical cores that the rank may use,
+    `host_cores` counts its host's; `code` is the digest of its copy of hpcfed, empty in a world of one.
     """
 
     rank: int
@@ -159,7 +159,7 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
     return Rank(
         rank=world.rank,
         host=world.hosts[world.rank],
-        versions=_versions(recorded),
+        versions=_versions(recorded, world.describe()["mpi"]),
         torch_build=build(),
         cpu=recorded["cpu"],
         instructions=recorded["per_rank"][world.rank]["instructions"],
@@ -178,11 +178,12 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
     )
 
 
-def _versions(recorded: Mapping[str, Any]) -> dict[str, str | None]:
+def _versions(recorded: Mapping[str, Any], mpi_library: str | None) -> dict[str, str | None]:
     import h5py
 
     own = {name: recorded[name] for name in ("hpcfed", "python")}
-    return {**own, **recorded["packages"], "hdf5": h5py.version.hdf5_version}
+    mpi = mpi_library and " ".join(mpi_library.split())
+    return {**own, **recorded["packages"], "hdf5": h5py.version.hdf5_version, "mpi": mpi}
 
 
 def _gpu(device_slot: DeviceSlot) -> Gpu | None:

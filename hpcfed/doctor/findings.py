@@ -136,11 +136,15 @@ def _mixed(facts: Facts) -> Iterator[Found]:
         "hpcfed versions": lambda rank: rank.versions["hpcfed"],
     }
     for kind, value_of in kinds.items():
-        hosts: dict[str, str] = {str(value_of(rank)): rank.host for rank in reversed(facts.ranks)}
-        if len(hosts) > 1:
-            values = ", ".join(f"{value} ({host})" for value, host in sorted(hosts.items()))
+        if values := _differing(facts, value_of):
             remedy = "use hosts of one kind (sbatch --constraint=…) and one environment"
             yield f"ranks have different {kind}: {values}, so bits depend on which rank trains which client", remedy
+
+
+def _differing(facts: Facts, value_of: Callable[[Rank], str | None]) -> str:
+    """Return the values with the first host of each, empty where all ranks have the same."""
+    hosts: dict[str, str] = {str(value_of(rank)): rank.host for rank in reversed(facts.ranks)}
+    return ", ".join(f"{value} ({host})" for value, host in sorted(hosts.items())) if len(hosts) > 1 else ""
 
 
 def _mixed_code(facts: Facts) -> Iterator[Found]:
@@ -159,6 +163,11 @@ def _mpi(facts: Facts) -> Iterator[Found]:
             "load the site's MPI module, or pip install mpich",
         )
         return
+    if libraries := _differing(facts, lambda rank: rank.versions.get("mpi")):
+        yield (
+            f"ranks load different MPI libraries: {libraries}, and what one sends another may not understand",
+            "load the same MPI module on every node, in the job script rather than in a shell's start-up files",
+        )
     open_mpi = "Open MPI"
     if alone and mpi.mpirun_vendor and (mpi.mpirun_vendor == open_mpi) != (mpi.vendor == open_mpi):
         yield (

@@ -110,6 +110,15 @@ WRONG: dict[str, tuple[Facts, str, str, str]] = {
         "different torch builds: 2.12.1 (CPU) (node1), 2.13.0 (CPU) (node1)",
         "one environment",
     ),
+    "MPI libraries": (
+        facts(
+            rank(0, versions={**VERSIONS, "mpi": "MPICH Version: 4.3.0"}),
+            rank(1, host="node2", versions={**VERSIONS, "mpi": "MPICH Version: 5.0.2"}),
+        ),
+        "MPI",
+        "different MPI libraries: MPICH Version: 4.3.0 (node1), MPICH Version: 5.0.2 (node2)",
+        "same MPI module",
+    ),
     "a GPU on one rank only": (
         facts(gpu_rank(0, "GPU-a", 1), rank(1, host="node2", torch_build="CUDA 12.8")),
         "ranks",
