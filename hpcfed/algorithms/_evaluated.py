@@ -3,7 +3,7 @@
     last             w^t
     last-two         (w^t + w^{t−1}) / 2                             FedExP, Section 5
     cohort-average   Σ_{i∈S} p_i y_i = w^{t−1} − Δ̄                   nothing more is sent
-    client-average   Σ_i q_i y_i over all clients' last models       FedDyn's code; initial model where never trained
+    client-average   Σ_i q_i y_i over all clients' last models       FedDyn, A.2; initial model where never trained
     step-average     Σ_s η_g^s w^s / Σ_s η_g^s, s = 0 … t − 1        FedExP, Theorem 1; η_g = 1 where a method has none
 
 The last two keep a state of their own, so they wrap a method. ``client-average`` needs each client's last model and one

@@ -14,7 +14,7 @@ The iterates oscillate: evaluate with ``evaluate.model: last-two``, the average 
 Reduced: d (Δ); ‖Δ_i‖² comes with every Δ_i (`Means.mean_delta_sq`). State: none.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation", ICLR 2023,
-Algorithm 1, eqs. (9) and (7); Section 5 on the last two iterates.
+Algorithm 1, eq. (9); eq. (106) has no 2; Section 5 on the last two iterates.
 """
 
 from __future__ import annotations

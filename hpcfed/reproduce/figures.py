@@ -16,7 +16,17 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.reproduce.experiment import AGAINST, Case, Experiment, Goal
-from hpcfed.reproduce.measure import Measured, best_of, by_case, criterion_of, final_of, reached, rounds_apart, tuned_to
+from hpcfed.reproduce.measure import (
+    Measured,
+    best_of,
+    by_case,
+    criterion_of,
+    final_of,
+    last_rounds,
+    reached,
+    rounds_apart,
+    tuned_to,
+)
 from hpcfed.sweep.figures import draw as draw_sweep
 from hpcfed.sweep.grid import Grid
 from hpcfed.sweep.plan import Plan
@@ -136,6 +146,5 @@ def heat_map(experiment: Experiment, grid: Sequence[Measured]) -> Mapping[str, b
     for number, one in enumerate(grid):
         value = final_of(shown, one) if id(one) in whole else None
         ranked.append(Candidate(number, (), value.mean if value else math.nan, math.nan, 1 if one in best else None))
-    rounds = experiment.measure.last * rounds_apart(grid, column)
-    rule = Rule(column, rounds, largest=criterion_of(shown).higher_is_better)
+    rule = Rule(column, last_rounds(experiment, grid, column), largest=criterion_of(shown).higher_is_better)
     return draw_sweep(Plan(experiment.name, Path(), grids, points, ()), ranked, rule)

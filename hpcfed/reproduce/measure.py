@@ -248,3 +248,9 @@ def rounds_apart(settings: Iterable[Measured], column: str) -> int:
     runs = [run for one in settings for run in one.runs.values()]
     gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
     return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1
+
+
+def last_rounds(experiment: Experiment, settings: Iterable[Measured], column: str) -> int:
+    """Return the number of rounds in which the last evaluations of a column lie that are averaged."""
+    last = experiment.measure.last
+    return 1 if last == 1 else last * rounds_apart(settings, column)

@@ -65,7 +65,7 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
     measure, criterion = experiment.measure, criterion_of(experiment)
     deviation = "± one standard deviation over seeds."
     if measure.intervals:
-        deviation = "± the 95 % interval of the mean over seeds."
+        deviation = "± half the 95 % interval of the mean over seeds."
     if measure.kind in ("final", "best"):
         what = "the last evaluation" if measure.last == 1 else f"the last {measure.last} evaluations"
         words = f"Mean {criterion.title} over {what}, {deviation}"
@@ -73,7 +73,8 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
             words = f"Best {criterion.title} of any round, {deviation}"
         return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
     if measure.kind == "tuned":
-        what = f"{criterion.title} over the last {measure.last} evaluations"
+        last = "in the last evaluation" if measure.last == 1 else f"over the last {measure.last} evaluations"
+        what = f"{criterion.title} {last}"
         words = (
             f"The grid's best by its mean {what}, {deviation[:-1]}, and the place of the paper's choice in our grid."
         )

@@ -14,7 +14,13 @@ SHOWN = {
         "figure3a",
         *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
     ],
-    "feddyn": ["section3", "sectionb1", *(f"table{n}" for n in (1, 2, 4, 5, 6)), *(f"figure{n}" for n in range(1, 14))],
+    "feddyn": [
+        "section3",
+        "sectiona2",
+        "sectionb1",
+        *(f"table{n}" for n in (1, 2, 4, 5, 6)),
+        *(f"figure{n}" for n in range(1, 14)),
+    ],
     "gel": ["table1", "table2", "table5", "table6", *(f"figure{n}" for n in range(2, 10))],
 }
 """Of each paper, the tables and figures with results; GeL's figure 3 is a formula."""

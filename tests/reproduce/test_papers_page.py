@@ -33,7 +33,7 @@ def test_every_item_of_each_paper_has_its_rows_and_no_other():
         numbers = {(kind, int(re.match(r"\d+", number)[0])) for kind, number in told if kind != "Section"}
         assert numbers == {("Table", n + 1) for n in range(tables)} | {("Figure", n + 1) for n in range(figures)}
         shown = {(item, one.name) for one in experiments().values() if one.paper == paper for item in one.shows}
-        listed = [(row[0].lower().replace(" ", ""), row[2].strip("`").rpartition(" ")[2]) for row in rows(title)]
+        listed = [(re.sub("[ .]", "", row[0].lower()), row[2].strip("`").rpartition(" ")[2]) for row in rows(title)]
         assert {pair for pair, row in zip(listed, rows(title), strict=True) if row[3] != "no run"} == shown
         assert len(set(listed)) == len(listed)
 

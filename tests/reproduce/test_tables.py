@@ -15,7 +15,7 @@ from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.coefficients import coefficients, constants
 from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
-from hpcfed.reproduce.measure import Measured, best_of, rounds_apart
+from hpcfed.reproduce.measure import Measured, best_of, last_rounds, rounds_apart
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table
@@ -121,6 +121,9 @@ def test_averages_in_figures_are_over_as_many_rounds_of_every_column(tmp_path):
     found = [Measured(Setting("tuned", WITHOUT, point, 60, (folder,)), WITHOUT, {0: read_run(folder)})]
     assert [rounds_apart(found, column) for column in ("test_accuracy", "train_loss", "none")] == [1, 20, 1]
     assert rounds_apart([], "train_loss") == 1
+    averaged, alone = (experiments()[name] for name in ("gel-fedopt-tuning", "feddyn-mnist-tuning"))
+    assert last_rounds(averaged, found, "train_loss") == 20 * averaged.measure.last > 20
+    assert last_rounds(alone, found, "train_loss") == 1
 
 
 def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_first(tmp_path):
