@@ -33,6 +33,8 @@ class Purpose(IntEnum):
     NEXT_STATE = 11
     SERVER_STEP = 12
     LOCAL_STEP = 13
+    BEGIN = 14
+    EVALUATION = 15
 
 
 class _Key(ISeedSequence):

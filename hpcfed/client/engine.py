@@ -48,7 +48,7 @@ def engine_for(
         seed: the recipe's ``seed.batches``.
         like: one sample, x (1, …) and y (1, …), in the run's shapes and types.
         precision: the recipe's.
-        draws: whether the model draws random numbers of its own.
+        draws: whether the model, the loss or the step draws random numbers.
         movable: whether a cohort can be cut into groups before it is placed on ranks.
         elsewhere: whether tilts may have an offset or a radius.
         most_samples: of any client.

@@ -31,9 +31,10 @@ from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
-from hpcfed.ranks.accelerators import accelerator, generator
-from hpcfed.rng import Purpose, stream, torch_seed
+from hpcfed.ranks.accelerators import accelerator
+from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
+from hpcfed.user_code.generators import seed_generators
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class SequentialSolver:
     Args:
         model, loss, section: what is trained, on what, and how (the recipe's ``local``).
         seed: the recipe's ``seed.batches``.
-        draws: whether the model draws random numbers of its own, which then come from the client's stream.
+        draws: whether the model, the loss or the step draws random numbers, which then come from the client's stream.
         precision: the recipe's.
         streams: what the minibatches, and what the model draws, come from.
     """
@@ -153,7 +154,7 @@ class SequentialSolver:
         self._stepping = Stepping(section)
         self._seed = seed
         self._of_batches, self._of_model = streams
-        self._generator = generator(model.vector.device) if draws else None
+        self._draws = draws
         self._optimizer = optimizer_for(section, model.trained)
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
@@ -171,11 +172,11 @@ class SequentialSolver:
     def minibatches(self, task: Task, round: int) -> Iterator[Samples]:
         """Return the minibatches of one client in one round, augmented where the recipe says so.
 
-        What the model draws itself comes from the client's stream, and gradients are of its loss, from here on.
+        What else draws comes from the client's stream, and gradients are of its loss, from here on.
         """
         self._loss_here = self._loss.of_client(task.client)
-        if self._generator is not None:
-            self._generator.manual_seed(torch_seed(self._seed, self._of_model, round, task.client))
+        if self._draws:
+            seed_generators(self._model.vector.device, self._seed, self._of_model, round, task.client)
         rng = stream(self._seed, self._of_batches, round, task.client)
         batches = minibatches(task.samples, self._section.batch_size, task.steps, rng)
         if self._section.augment is None:

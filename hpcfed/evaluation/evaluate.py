@@ -121,7 +121,7 @@ class Evaluator:
         self._model.module.eval()
         with torch.no_grad():
             for chunk in self._own_chunks(bounds):
-                chunks[chunk], output = self.measures.of_samples(self._test_chunk(w, chunk))
+                chunks[chunk], output = self.measures.of_samples(self._test_chunk(w, chunk), chunk)
                 if kept:
                     rows = output.double().numpy().ravel()
                     start = int(bounds[chunk]) * prod(self._outputs)
@@ -131,7 +131,7 @@ class Evaluator:
                 for client in self._placement.at_home(self._world.rank).tolist():
                     if self._sizes[client] and not together[client]:
                         self._load_own(w, client)
-                        clients[client] = self.measures.cells(self._shards.client(client))
+                        clients[client] = self.measures.cells(self._shards.client(client), client)
         self._model.train()
         self._world.sum_in_place(slots)
         whole = self._world.on_root(lambda: self._measured_whole(outputs)) if kept else {}
@@ -199,7 +199,7 @@ class Evaluator:
             kept = prod(self._outputs) if self.measures.keep_outputs else 0
             self._blocks[split] = ClientBlocks(split, self._federation, self._shards, self._world, kept)
         for clients, sizes, samples in self._blocks[split].own():
-            cells[clients] = self.measures.cells_of_several(sizes, samples)
+            cells[clients] = self.measures.cells_of_several(sizes, samples, clients.start)
             cells[clients][~self._counted[clients]] = 0
         return self._blocks[split].covered
 
@@ -211,6 +211,7 @@ class Evaluator:
         self._model.load(w, own)
         self._model.module.eval()
         total, outputs = 0.0, []
+        self.measures.seed_draws(client)
         with torch.no_grad():
             for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
                 output = self._model.module(x)
@@ -264,6 +265,7 @@ class Evaluator:
 
     def _measured_whole(self, outputs: np.ndarray) -> dict[int | None, dict[str, Value]]:
         """Return the other measures from all outputs, (n · outputs,): on the test set, None, and on those apart."""
+        self.measures.seed_draws(0)
         num_test, offsets = self._federation.num_test, self._federation.test_offsets
         output = torch.from_numpy(outputs).to(self._model.vector.dtype).view(num_test, *self._outputs)
         target = self._shards.targets(self._federation.test(0, num_test)[1])

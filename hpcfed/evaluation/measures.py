@@ -17,6 +17,8 @@ from hpcfed.data.cache import Samples
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, RIGHT, Loss, Metric
+from hpcfed.rng import Purpose
+from hpcfed.user_code.generators import seed_generators
 
 Value = float | list[Any] | None
 """A metric's value: a number, a matrix as nested lists, None where it is undefined."""
@@ -52,6 +54,7 @@ class Measures:
         task: of the federation.
         sums, whole: the recipe's metrics, as sums and as functions of all outputs.
         batch_size: samples that go through the model together.
+        seed: of what the user's model, loss and metrics draw from global generators; None where nothing draws.
 
     Attributes:
         sums: measures that are sums, by name: the task's accuracy if it has one, the user's, and the loss if it is one.
@@ -67,6 +70,7 @@ class Measures:
         sums: Mapping[str, Metric],
         whole: Mapping[str, WholeMetric],
         batch_size: int,
+        seed: int | None = None,
     ):
         accuracy = ACCURACY.get(task)
         self.sums: dict[str, Metric] = {
@@ -79,28 +83,34 @@ class Measures:
         each = {"loss": None if loss.is_own else loss.by_sample, "accuracy": RIGHT.get(task)}
         self._by_sample = {name: one for name, one in each.items() if one and name in self.sums.keys() - sums.keys()}
         self._client_sums = {name: one for name, one in self.sums.items() if name not in self._by_sample}
-        self._model, self._batch_size = model, batch_size
+        self._model, self._batch_size, self._seed = model, batch_size, seed
 
     @property
     def keep_outputs(self) -> bool:
         """Whether `cells_of_several` keeps all outputs until it is done."""
         return bool(self._client_sums or self.whole)
 
-    def cells(self, samples: Samples) -> np.ndarray:
-        """Return the numbers of all measures of the loaded model over samples, as pairs, (cells, 2).
+    def seed_draws(self, unit: int) -> None:
+        """Set the global generators for what is measured next: the same for a unit, such as a client, in any round."""
+        if self._seed is not None:
+            seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
+
+    def cells(self, samples: Samples, unit: int) -> np.ndarray:
+        """Return the numbers of all measures of the loaded model over a unit's samples, as pairs, (cells, 2).
 
         A sum and its count for each of `sums`; then a number and 1, or zeros where undefined, for each cell of `whole`.
         """
-        sums, output = self.of_samples(samples)
+        sums, output = self.of_samples(samples, unit)
         target = samples[1].cpu()
         return np.concatenate([sums, *(metric.cells(output, target) for metric in self.whole.values())])
 
-    def cells_of_several(self, sizes: np.ndarray, samples: Samples) -> np.ndarray:
+    def cells_of_several(self, sizes: np.ndarray, samples: Samples, unit: int) -> np.ndarray:
         """Return `cells` of each of several clients, (C, cells, 2), of so many samples each, zeros for those without.
 
         Measures without a value for each sample, and the user's own, are computed client by client, from the same
         outputs; else no outputs are kept.
         """
+        self.seed_draws(unit)
         outputs, values = list[Tensor](), {name: list[Tensor]() for name in self._by_sample}
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)
@@ -123,8 +133,11 @@ class Measures:
                     found[client, places[name]] = metric.cells(own.cpu(), target.cpu())
         return found
 
-    def of_samples(self, samples: Samples) -> tuple[np.ndarray, Tensor]:
-        """Return sum and count of each of `sums` over samples, (S, 2), and the outputs, (n, …) on the host, if used."""
+    def of_samples(self, samples: Samples, unit: int) -> tuple[np.ndarray, Tensor]:
+        """Return sum and count of each of `sums` over a unit's samples, (S, 2); and on the host the outputs, (n, …), if
+        they are used.
+        """
+        self.seed_draws(unit)
         sums, outputs = np.zeros((len(self.sums), 2)), []
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)

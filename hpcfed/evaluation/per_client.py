@@ -199,7 +199,7 @@ class ClientEvaluator:
         shards, model = self._parts.shards, self._parts.model
         model.module.eval()
         with torch.no_grad():
-            cells = self._measures.cells(shards.client_test(client) if is_test else shards.client(client))
+            cells = self._measures.cells(shards.client_test(client) if is_test else shards.client(client), client)
         model.train()
         return cells
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +20,14 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
-from hpcfed.ranks.accelerators import generator
 from hpcfed.rewind.capture import Reported, reports_of
 from hpcfed.rewind.enter import Entered, entered
-from hpcfed.rng import Purpose, stream, torch_seed
+from hpcfed.rng import Purpose, stream
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.setup import build_loss, build_model
 from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
 from hpcfed.types import State
+from hpcfed.user_code.generators import Generators
 
 if TYPE_CHECKING:
     from torch import nn
@@ -200,7 +199,7 @@ class _Looking:
         self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
         self._batches = _batches(recipe, parts, client, round, steps)
         self._keeps = steps * w.nbytes <= MOST_BYTES
-        self._draws = _Draws(torch_seed(recipe.seed.batches, Purpose.DROPOUT, round, client), device)
+        self._draws = Generators(device, recipe.seed.batches, Purpose.DROPOUT, round, client)
         self._y: Tensor | None = None
         self._beside: tuple[State, State] = ({}, {})
 
@@ -238,27 +237,6 @@ class _Looking:
             loss = self._loss.batch(self._model.module(x_batch), y_batch)
             loss.backward()
         return float(loss.detach()), float(torch.linalg.vector_norm(self._model.grad))
-
-
-class _Draws:
-    """Random numbers of the torch modules on a device, from a seed of their own."""
-
-    def __init__(self, seed: int, device: torch.device):
-        self._generator = generator(device)
-        self._state = self._generator.get_state()
-        with self.here():
-            self._generator.manual_seed(seed)
-
-    @contextmanager
-    def here(self) -> Iterator[None]:
-        """Let modules draw from these numbers within the block, and from where they were after it."""
-        before = self._generator.get_state()
-        self._generator.set_state(self._state)
-        try:
-            yield
-        finally:
-            self._state = self._generator.get_state()
-            self._generator.set_state(before)
 
 
 def _batches(recipe: Recipe, parts: Parts, client: int, round: int, steps: int) -> Iterator[Samples]:

@@ -30,6 +30,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
 
     from hpcfed.models.flat import FlatModel
     from hpcfed.models.portable import portable_linear
+    from hpcfed.user_code.generators import seed_generators
 
     outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
     spec = models.spec(recipe.model)
@@ -37,6 +38,8 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
         check_memory(spec, federation.feature_shape, outputs, dtype)
     seed = torch_seed(recipe.seed.model, Purpose.MODEL)
     torch.manual_seed(seed)
+    if spec is None:
+        seed_generators(device, recipe.seed.model, Purpose.MODEL)
     module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)

@@ -17,6 +17,7 @@ from hpcfed.client.solver import Engine, Stepping
 from hpcfed.client.state_store import ClientStates
 from hpcfed.cohort import Cohorts, present_in
 from hpcfed.config.factory import own_step
+from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
@@ -70,7 +71,8 @@ def parts_of(
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     private = PrivateParts(model, clients)
-    measures = Measures(model, loss, federation.task, sums, whole, recipe.evaluate.batch_size)
+    seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
+    measures = Measures(model, loss, federation.task, sums, whole, recipe.evaluate.batch_size, seed_of_draws)
     measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
     evaluator = Evaluator(
@@ -109,7 +111,7 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
     """Return the recipe's method, with what the model to be evaluated needs."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None:
-        method = checked(method, model.gaps)
+        method = checked(method, model.gaps, recipe.seed.batches)
     if recipe.evaluate.model == "client-average":
         return following_clients(method)
     return following_iterates(method) if recipe.evaluate.model == "step-average" else method
@@ -174,9 +176,16 @@ def _placement(
 
 
 def _draws(recipe: Recipe) -> bool:
-    """Whether the model draws random numbers, as far as is known."""
+    """Whether the model, the loss or the step draws random numbers, as far as is known."""
     spec = models.spec(recipe.model)
-    return spec is None or spec.draws
+    return spec is None or spec.draws or recipe.loss.factory is not None or recipe.local.step is not None
+
+
+def _draws_in_evaluation(recipe: Recipe) -> bool:
+    """Whether the model, the loss or a metric may draw random numbers where it is measured."""
+    return (
+        recipe.model.factory is not None or recipe.loss.factory is not None or bool(references(recipe.evaluate.metrics))
+    )
 
 
 def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel) -> None:

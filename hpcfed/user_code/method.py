@@ -1,4 +1,5 @@
-"""Checks of a user's method: types, names, shapes and dtypes of everything it returns.
+"""Checks of a user's method: types, names, shapes and dtypes of everything it returns; and what its calls draw from
+global random generators, which is set to a stream of each call's own.
 
 The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
 and sum, so that random numbers of a method in them would be in its step size and in no parameter.
@@ -16,6 +17,7 @@ import numpy as np
 from torch import Tensor, float64, strided
 
 from hpcfed.errors import InputError, shown
+from hpcfed.rng import Purpose
 from hpcfed.types import (
     LocalMethod,
     LocalResult,
@@ -28,6 +30,7 @@ from hpcfed.types import (
     Update,
 )
 from hpcfed.user_code.blame import defined_at
+from hpcfed.user_code.generators import seed_generators
 
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 """Types of a state's tensors: those that hashes, checkpoints and moves between ranks can hold."""
@@ -37,26 +40,36 @@ Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
 
 
-def checked(method: Method, gaps: Tensor) -> Method:
+def checked(method: Method, gaps: Tensor, seed: int) -> Method:
     """Return the method with parts whose results are checked.
 
     Args:
         gaps: entries of a vector (d,) that no parameter has, int64, on the clients' device.
+        seed: of what its ``begin`` draws from global generators.
     """
     return replace(
         method,
-        local=cast("LocalMethod", _CheckedLocal(method.local, gaps)),
-        server=_CheckedServer(method.server, gaps.cpu()),
-        normalize=None if method.normalize is None else _CheckedNormalization(method.normalize, gaps),
+        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed)),
+        server=_CheckedServer(method.server, gaps.cpu(), seed),
+        normalize=None if method.normalize is None else _CheckedNormalization(method.normalize, gaps, seed),
     )
 
 
 class _Checked:
-    def __init__(self, part: Any, gaps: Tensor):
-        self._part, self._gaps = part, gaps
+    def __init__(self, part: Any, gaps: Tensor, seed: int):
+        self._part, self._gaps, self._seed = part, gaps, seed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
+
+    def _draw(self, context: RoundContext | None = None) -> None:
+        """Set the global generators for a call: to its own stream, or to that of the first states."""
+        if context is None:
+            seed_generators(self._gaps.device, self._seed, Purpose.BEGIN)
+            return
+        client = 0 if context.client is None else context.client.client
+        purpose = Purpose.SERVER_STEP if context.purpose is None else context.purpose
+        seed_generators(self._gaps.device, context.seed, purpose, context.round, client)
 
     def _refuse(self, name: str, what: str, expected: str, got: str) -> None:
         where = ": ".join(filter(None, (defined_at(self._part, name), f"{type(self._part).__name__}.{name}")))
@@ -130,18 +143,21 @@ class _CheckedLocal(_Checked):
     _shared: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
+        self._draw()
         with self._unchanged("begin", w=w):
             state = self._part.begin(w)
         self._state = self._signature("begin", state)
         return state
 
     def begin_shared(self, w: Tensor) -> State:
+        self._draw()
         with self._unchanged("begin_shared", w=w):
             state = self._part.begin_shared(w)
         self._shared = self._signature("begin_shared", state)
         return state
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
+        self._draw(context)
         with self._unchanged("tilt", w=w, shared=shared, client=client):
             tilt = self._part.tilt(w, shared, client, context)
         self._check_kind("tilt", tilt, Tilt)
@@ -156,6 +172,7 @@ class _CheckedLocal(_Checked):
         return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
+        self._draw(context)
         with self._unchanged("report", w=w, shared=shared, client=client, delta=local.delta):
             update = self._part.report(local, w, shared, client, context)
         self._check_kind("report", update, Update)
@@ -172,6 +189,7 @@ class _CheckedLocal(_Checked):
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State | None:
+        self._draw(context)
         with self._unchanged("next_state", w=w, shared=shared, client=client, delta=local.delta):
             state = self._part.next_state(sent, local, w, shared, client, context)
         if state is None:
@@ -195,12 +213,14 @@ class _CheckedServer(_Checked):
     _state: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
+        self._draw()
         with self._unchanged("begin", w=w):
             state = self._part.begin(w)
         self._state = self._signature("begin", state)
         return state
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
+        self._draw(context)
         with self._unchanged("step", w=w, state=state, means=means.vectors):
             update = self._part.step(w, state, means, context)
         self._check_kind("step", update, ServerUpdate)

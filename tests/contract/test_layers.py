@@ -42,7 +42,7 @@ ONLY = {
     "types": {"bits", "errors", "rng"},
     "rng": set(),
     "io": {"errors"},
-    "user_code": {"errors", "io", "ranks", "types"},
+    "user_code": {"errors", "io", "ranks", "rng", "types"},
     "config": {"errors", "io", "registry", "user_code"},
     "reduce": {"bits", "errors", "types", "ranks"},
     "algorithms": {"bits", "types", "config", "errors", "registry", "user_code"},

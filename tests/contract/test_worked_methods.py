@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import hpcfed
 from hpcfed.ranks.world import World
@@ -268,3 +270,105 @@ def test_random_streams_of_methods_do_not_depend_on_ranks(world, place):
     together = run(place, "together", world, {"factory": "noisy:method"})
     alone = run(place, f"alone-{world.rank}", World(), {"factory": "noisy:method"})
     assert model(together) == model(alone)
+
+
+DRAWN = """
+import random
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, ServerUpdate, Tilt, Update
+
+
+def noise(w):
+    numbers = torch.from_numpy(np.random.normal(size=len(w)))
+    return 1e-3 * random.random() * (torch.randn_like(w) + numbers.to(w))
+
+
+class Drawn(ClientRule):
+    stateful = True
+
+    def begin(self, w):
+        return {"a": noise(w)}
+
+    def tilt(self, w, shared, client, context):
+        return Tilt(shift=client["a"] + noise(w))
+
+    def report(self, local, w, shared, client, context):
+        return Update(local.delta + noise(w))
+
+    def next_state(self, sent, local, w, shared, client, context):
+        return {"a": client["a"] + noise(w)}
+
+
+class DrawnStep(ServerStep):
+    def step(self, w, state, means, context):
+        return ServerUpdate(w - means.delta + noise(w))
+
+
+def method():
+    return Method("drawn", Drawn(), DrawnStep())
+
+
+def loss():
+    def each(output, target):
+        return cross_entropy(output, target, reduction="none") * (1 + 0.01 * np.random.rand())
+    return each
+
+
+def metric(output, target):
+    return float(np.random.rand(len(output)).sum() + torch.rand(1).sum()), len(output)
+
+
+def whole(output, target):
+    return random.random()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 8), nn.Linear(8, 4)
+        nn.init.uniform_(self.a.weight, -0.1, 0.1 + 0.1 * np.random.rand())
+
+    def forward(self, x):
+        return self.b(dropout(torch.tanh(self.a(x.flatten(1))), 0.2, training=True) + 0.1 * np.random.rand())
+
+
+def step(parameters, batch, context):
+    g, loss = context.gradient(parameters, batch)
+    return parameters - context.lr * (g + context.tilt(parameters) + noise(g)), loss
+"""
+
+
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [8]}, {"factory": "drawn:Net"}], ids=["mlp", "own"])
+@pytest.mark.parametrize("step", [None, "drawn:step"], ids=["plain", "step"])
+def test_what_own_code_draws_from_global_generators_does_not_depend_on_ranks(step, model, world, place):
+    """Nor on what ran before: a rule's calls, a step, a loss, metrics, and a model that draws in evaluation, too."""
+    world.on_root(lambda: (place / "drawn.py").write_text(DRAWN) and None)
+    changes = {
+        "model": model,
+        "loss": {"factory": "drawn:loss"},
+        "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"} | ({"step": step} if step else {}),
+        "evaluate": {
+            "every": 1,
+            "batch_size": 16,
+            "metrics": {"drawn": "drawn:metric", "whole": {"whole": "drawn:whole"}},
+            "train": {"every": 1},
+            "clients": {"every": 1, "models": ["global", "fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}},
+        },
+        "checkpoint": {"every": 1},
+    }
+    method = {"factory": "drawn:method"}
+    run(place, "together", world, method, **changes, rounds=2)
+    torch.manual_seed(world.rank)
+    np.random.seed(world.rank)  # noqa: NPY002
+    resumed, alone = (
+        run(place, name, ranks, method, **changes).metrics
+        for name, ranks in (("together", world), (f"alone-{world.rank}", World()))
+    )
+    same = ("hash", "test_loss", "test_drawn", "test_whole", "train_loss", "clients")
+    assert [[row[key] for key in same] for row in resumed] == [[row[key] for key in same] for row in alone]
+    assert all(row[key] is not None for row in alone for key in same)

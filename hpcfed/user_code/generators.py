@@ -1,0 +1,60 @@
+"""The global random generators of torch, NumPy and Python, from which a user's code may draw.
+
+They are set to a stream's address before each piece of work that calls such code: what it draws depends neither on the
+rank nor on what ran there before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfed.ranks.accelerators import generator
+from hpcfed.rng import Purpose, torch_seed
+
+CPU = torch.device("cpu")
+
+
+def seed_generators(device: torch.device, seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> None:
+    """Set torch's generators of the CPU and of a device, NumPy's and Python's to (seed, purpose, round, client)."""
+    number = torch_seed(seed, purpose, round, client)
+    for each in {CPU, device}:
+        generator(each).manual_seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002 (the one that functions such as np.random.normal draw from)
+    random.seed(number)
+
+
+class Generators:
+    """A state of the generators of its own, beside that of the process."""
+
+    def __init__(self, device: torch.device, seed: int, purpose: Purpose, round: int = 0, client: int = 0):
+        self._torch = [generator(each) for each in {CPU, device}]
+        before = self._read()
+        seed_generators(device, seed, purpose, round, client)
+        self._state = self._read()
+        self._write(before)
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Let code draw from this state within the block, and from where the generators were after it."""
+        before = self._read()
+        self._write(self._state)
+        try:
+            yield
+        finally:
+            self._state = self._read()
+            self._write(before)
+
+    def _read(self) -> tuple[Any, ...]:
+        return [one.get_state() for one in self._torch], np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def _write(self, state: tuple[Any, ...]) -> None:
+        for one, own in zip(self._torch, state[0], strict=True):
+            one.set_state(own)
+        np.random.set_state(state[1])  # noqa: NPY002
+        random.setstate(state[2])
