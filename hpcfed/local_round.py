@@ -162,14 +162,14 @@ class Training:
             for column in (cohort.clients, cohort.steps, cohort.guessed, cohort.counts, plan.factors)
         )
         sizes, all_samples = federation.sizes[clients].tolist(), self._parts.shards.clients(clients)
-        members, tasks = [], []
+        members, tasks, count = [], [], self._parts.model.num_parameters
         for row, (client, samples) in enumerate(zip(clients, all_samples, strict=True)):
             info = ClientInfo(client, sizes[row], self._parts.cohorts.mean_size)
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
             loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
             about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
-            context = RoundContext(*about, Purpose.TILT)
+            context = RoundContext(*about, Purpose.TILT, count)
             tilt = method.tilt(plan.w, plan.shared, state, context)
             tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own))
             members.append((about, state))
@@ -180,7 +180,8 @@ class Training:
             client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
-            update = method.report(known, plan.w, plan.shared, state, RoundContext(*about, Purpose.REPORT))
+            reporting = RoundContext(*about, Purpose.REPORT, count)
+            update = method.report(known, plan.w, plan.shared, state, reporting)
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
             if local.own:
                 check_own(local.own)
@@ -189,7 +190,7 @@ class Training:
                 scalars = {**scalars, **self._averaged.counts(local.buffers)}
             next_state = None
             if method.stateful:  # before the sum: what fails can then be trained again
-                following = RoundContext(*about, Purpose.NEXT_STATE)
+                following = RoundContext(*about, Purpose.NEXT_STATE, count)
                 next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
             added = buffer.add(
                 place,

@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     LOCAL_STEP = 13
     BEGIN = 14
     EVALUATION = 15
+    SHARE = 16
 
 
 class _Key(ISeedSequence):

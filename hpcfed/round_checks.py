@@ -18,8 +18,8 @@ from hpcfed.types import DELTA, ServerUpdate, State, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"
 ALIKE = (
-    "the method's begin, step and share must do the same on every rank: no random numbers of torch's global stream, no "
-    "clock, no order of a set; if they do, "
+    "the method's begin, step and share must do the same on every rank: no clock, no order of a set, nothing that an "
+    "object keeps from call to call; if they do, "
 )
 """What to look for in a method of the user's own, where the ranks' states differ."""
 

@@ -280,7 +280,13 @@ class Simulation:
         """
         method = self._parts.method
         context = RoundContext(
-            plan.round, plan.lr, None, plan.alike, seed=self._parts.seed, purpose=Purpose.SERVER_STEP
+            plan.round,
+            plan.lr,
+            None,
+            plan.alike,
+            seed=self._parts.seed,
+            purpose=Purpose.SERVER_STEP,
+            num_parameters=self._parts.model.num_parameters,
         )
         update = server_step(method.server, self.w, self.server, means, context)
         check_step(method.name, update, self.w)

@@ -90,6 +90,7 @@ class RoundContext:
         alike: whether ‖a_i‖₁ is the same for all of the cohort; False also where no part of the method uses it.
         loss: the client's f_i(w) over all its samples, for rules with ``loss_at_w``; else None.
         seed, purpose: of `stream`.
+        num_parameters: of the model that clients share; a vector (d,) is longer, by the gaps between tensors.
     """
 
     round: int
@@ -99,6 +100,7 @@ class RoundContext:
     loss: float | None = None
     seed: int = 0
     purpose: Purpose | None = None
+    num_parameters: int = 0
 
     def stream(self) -> np.random.Generator:
         """Return the random stream of (seed, purpose, round, client): equal on any rank, and at each call.

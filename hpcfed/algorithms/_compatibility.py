@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from difflib import get_close_matches
 
+from hpcfed.algorithms._base import ClientRule
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, shown
 from hpcfed.types import DELTA, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
@@ -12,6 +14,8 @@ from hpcfed.user_code.blame import defined_at
 
 RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
 """Names of a local part in release 0.1 → their names now."""
+ALIKE = 0.85
+"""Likeness of two names from which one is taken for the other, mistyped."""
 
 
 def check_parts(method: Method) -> None:
@@ -42,6 +46,8 @@ def check_parts(method: Method) -> None:
                     f"of hpcfed.algorithms._base may be inherited from; {UPGRADE}",
                 )
             _check_arguments(method, role, part, name, getattr(protocol, name))
+        _check_names(method, role, part, protocol)
+    _check_state(method)
     _check_declared(method)
     if DELTA in (names := method.local.vectors(alike=False)) or not method.reported(alike=False):
         raise InputError(
@@ -51,6 +57,46 @@ def check_parts(method: Method) -> None:
             got=", ".join(map(repr, names)) or "none",
             remedy=UPGRADE,
         )
+
+
+def _check_names(method: Method, role: str, part: object, protocol: type) -> None:
+    """Refuse a function whose name is nearly one that is called, for FedAvg's would be called in its place.
+
+    Raises:
+        InputError: naming both.
+    """
+    known = {name for name, found in vars(protocol).items() if inspect.isfunction(found)} - {
+        "vectors"
+    }  # checked as such
+    own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in ("hpcfed", "pydantic")]
+    for name in (name for kind in own for name, found in vars(kind).items() if inspect.isfunction(found)):
+        if name in known or name.startswith("__"):
+            continue
+        for near in get_close_matches(name, known, 1, ALIKE):
+            raise InputError(
+                f"{method.name}: its {role} part, {type(part).__name__}, has {name!r}, which is never called by hpcfed",
+                where=defined_at(part, name),
+                remedy=f"did you mean {near!r}? Else give it another name",
+            )
+
+
+def _check_state(method: Method) -> None:
+    """Refuse a client rule that has half of a state: FedAvg's other half would drop it.
+
+    Raises:
+        InputError: naming what is missing.
+    """
+    local = method.local
+    if not isinstance(local, ClientRule):
+        return
+    own = [name for name in ("begin", "next_state") if getattr(type(local), name) is not getattr(ClientRule, name)]
+    name = f"{method.name}: its local part, {type(local).__name__}"
+    if own and not local.stateful:
+        what, remedy = f"{name}, has {' and '.join(own)} without stateful = True", "add stateful: ClassVar[bool] = True"
+        raise InputError(what, where=defined_at(local, own[0]), remedy=remedy)
+    if local.stateful and "next_state" not in own:
+        what = f"{name}, has stateful = True without next_state, so its clients' states would never change"
+        raise InputError(what, where=defined_at(local), remedy="add next_state, or leave stateful out")
 
 
 def _check_declared(method: Method) -> None:

@@ -12,6 +12,7 @@ remembers from one call to the next lies in ``context.memory``. Clients are trai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -41,6 +42,7 @@ class StepContext:
         state, shared: the method's state of this client, and its shared state.
         memory: empty at the client's first step in a round; for a momentum, say.
         module: the model, for its structure: call it by `output`, since its parameters are those evaluated last.
+        num_parameters: of the model that clients share; a vector (d,) is longer, by the gaps between tensors.
 
     Tensors of `w`, `state` and `shared` belong to the run: a step makes new ones.
     """
@@ -53,6 +55,7 @@ class StepContext:
         self.state: State = task.state
         self.shared: State = task.shared
         self.memory: dict[str, Any] = {}
+        self.num_parameters = tools.model.num_parameters
         self.asked_for_tilt = False
 
     @property
@@ -80,7 +83,8 @@ class StepContext:
         return added if tilt.shift is None else added + tilt.shift
 
     def output(self, parameters: Tensor, x: Tensor, part: nn.Module | None = None) -> Tensor:
-        """Return the output for x of the model at `parameters`, (d,), which autograd may follow.
+        """Return the output for x of the model at `parameters`, (d,), which autograd may follow; in the recipe's
+        ``precision``.
 
         Args:
             part: a module inside the model, to call it alone; x is then its input.
@@ -88,7 +92,10 @@ class StepContext:
         module = self.module if part is None else part
         views = self._tools.model.views(parameters)
         names = ((name, self._tools.names.get(id(one))) for name, one in module.named_parameters())
-        return functional_call(module, {name: views[whole] for name, whole in names if whole is not None}, (x,))
+        with self._tools.solver.computing():
+            found = functional_call(module, {name: views[whole] for name, whole in names if whole is not None}, (x,))
+        is_rounded = isinstance(found, Tensor) and found.dtype == torch.bfloat16
+        return found.to(parameters.dtype) if is_rounded else found  # as autocast's losses do
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the recipe's loss of a minibatch."""
@@ -119,6 +126,8 @@ class OwnStepSolver:
         self._solver, self._function, self._args = solver, function, args
         self._model, self._tools = model, _Tools(solver, model, loss, seed)
         self._delta = torch.zeros_like(model.vector)
+        # under autocast a step would keep the casts of parameters that it changes
+        self._computing = solver.computing if solver.precision == "tf32" else nullcontext
 
     def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
@@ -128,7 +137,9 @@ class OwnStepSolver:
         context, y, losses = StepContext(task, w, round, self._tools), start_of(task.tilt, w).clone(), 0.0
         for batch in self._solver.minibatches(task, round):
             context.step += 1
-            y, loss = self._checked(self._function(y, batch, context, **self._args), w)
+            with self._computing():
+                answer = self._function(y, batch, context, **self._args)
+            y, loss = self._checked(answer, w)
             losses += loss
             if seen is not None:
                 seen(task.client, context.step, y)

@@ -130,6 +130,9 @@ class SequentialSolver:
         draws: whether the model, the loss or the step draws random numbers, which then come from the client's stream.
         precision: the recipe's.
         streams: what the minibatches, and what the model draws, come from.
+
+    Attributes:
+        precision, computing: the recipe's, and what a forward and backward pass is done within.
     """
 
     together = group_size = 1
@@ -148,7 +151,8 @@ class SequentialSolver:
     ):
         self._model = model
         self._module = _compiled(model) if section.compile else model.module
-        self._computing = computing(precision, model.vector.device)
+        self.precision = precision
+        self.computing = computing(precision, model.vector.device)
         self._loss = self._loss_here = loss
         self._section = section
         self._stepping = Stepping(section)
@@ -186,7 +190,7 @@ class SequentialSolver:
 
     def add_gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Add ∇f of a minibatch to the model's flat gradient, and return its loss."""
-        with self._computing():
+        with self.computing():
             loss = self._loss_here.batch(self._module(x), y)
             loss.backward()
         return loss.detach()

@@ -203,6 +203,7 @@ class _CheckedLocal(_Checked):
         }
 
     def share(self, shared: State, means: Means) -> State:
+        seed_generators(self._gaps.device, self._seed, Purpose.SHARE, means.round)
         state = self._part.share(shared, means)
         if self._shared is not None:
             self._check_state("share", state, self._shared)

@@ -35,6 +35,14 @@ def plain(parameters, batch, context):
     return parameters - context.lr * (g + context.tilt(parameters)), loss
 
 
+def by_output(parameters, batch, context):
+    at = parameters.clone().requires_grad_()
+    loss = context.loss(context.output(at, batch[0]), batch[1])
+    (g,) = torch.autograd.grad(loss, at)
+    assert context.num_parameters == sum(one.numel() for one in context.module.parameters()) < len(at)
+    return parameters - context.lr * (g + context.tilt(parameters)), loss
+
+
 def untilted(parameters, batch, context):  # untilted
     g, loss = context.gradient(parameters, batch)
     return parameters - context.lr * g, loss
@@ -229,6 +237,14 @@ def test_it_goes_on_from_a_checkpoint_and_its_code_is_recorded(world, place):
     assert "moon" in json.loads((through.folder / "code.json").read_text())["files"]
     with pytest.raises(hpcfed.InputError, match=r"local\.step_args\.mu"):
         run(place, "cut", world, {**MOON, "step_args": {"mu": 1.0, "temperature": 0.5}}, rounds=3, **changes)
+
+
+def test_the_models_output_has_the_recipes_precision(world, place):
+    changes = {"rounds": 2, "precision": "bf16-mixed"}
+    mixed, by_output = (
+        model(run(place, name, world, {"step": f"own:{name}"}, **changes)) for name in ("plain", "by_output")
+    )
+    assert mixed == by_output != model(run(place, "float32", world, {"step": "own:by_output"}, rounds=2))
 
 
 def test_fast_sums_are_close(world, place):

@@ -21,6 +21,18 @@ OLD = {
     "step": "class Step(ServerStep):\n    def step(self, w, state, means):\n        return ServerUpdate(w)",
     "vectors": "class Own(ClientRule):\n    def vectors(self, alike):\n        return ('delta', 'psi')",
 }
+MISTYPED = {
+    "tilts": (
+        "class Own(ClientRule):\n    def tilts(self, w, shared, client, context):\n        return Tilt(mu=1.0)",
+        "has 'tilts', which is never called by hpcfed",
+    ),
+    "half-a-state": (
+        "class Own(ClientRule):\n    def begin(self, w):\n        return {'e': w}",
+        "has begin without stateful = True",
+    ),
+    "the-other-half": ("class Own(ClientRule):\n    stateful = True", "has stateful = True without next_state"),
+}
+"""A part that FedAvg's would silently replace → words of its refusal."""
 HEAD = """
 from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
@@ -110,6 +122,15 @@ def method():
 def noisy_clients():
     return Method("noisy", Noisy(), ServerStep())
 """
+
+
+@pytest.mark.parametrize("case", MISTYPED)
+def test_a_function_that_would_never_be_called_is_refused(case, world, place):
+    part, words = MISTYPED[case]
+    name = f"mistyped_{case.replace('-', '_')}"
+    world.on_root(lambda: (place / f"{name}.py").write_text(HEAD + part + TAIL) and None)
+    with pytest.raises(hpcfed.InputError, match=re.escape(words)):
+        run(place, "run", world, {"factory": f"{name}:method"}, rounds=1)
 
 
 def test_random_numbers_in_the_gaps_between_parameters_are_in_no_norm(world, place):
@@ -263,6 +284,36 @@ def test_a_state_may_be_the_solvers_memory_and_a_metric_any_number(world, place)
     alone = run(place, f"alone-{world.rank}", World(), {"factory": "skeleton:method"}, **changes)
     assert together.metrics[-1]["method"] == {"large": 2.0**80}
     assert [row["hash"] for row in together.metrics] == [row["hash"] for row in alone.metrics]
+
+
+COUNTED = """
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, ServerUpdate, Update
+
+
+class Counted(ClientRule):
+    scalars = ("count",)
+
+    def report(self, local, w, shared, client, context):
+        return Update(local.delta, scalars={"count": float(context.num_parameters)})
+
+
+class CountedStep(ServerStep):
+    def step(self, w, state, means, context):
+        return ServerUpdate(w - means.delta, metrics={"count": means.scalars["count"], "here": context.num_parameters})
+
+
+def method():
+    return Method("counted", Counted(), CountedStep())
+"""
+
+
+def test_a_rule_knows_the_number_of_parameters_without_gaps(world, place):
+    world.on_root(lambda: (place / "counted.py").write_text(COUNTED) and None)
+    result = run(place, "run", world, {"factory": "counted:method"}, rounds=1)
+    count = sum(parameter.numel() for parameter in result.module.parameters())
+    assert result.metrics[0]["method"] == {"count": count, "here": count}
 
 
 def test_random_streams_of_methods_do_not_depend_on_ranks(world, place):
