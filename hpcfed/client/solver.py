@@ -179,6 +179,7 @@ class SequentialSolver:
         What else draws comes from the client's stream, and gradients are of its loss, from here on.
         """
         self._loss_here = self._loss.of_client(task.client)
+        self._model.forget()
         if self._draws:
             seed_generators(self._model.vector.device, self._seed, self._of_model, round, task.client)
         rng = stream(self._seed, self._of_batches, round, task.client)

@@ -92,7 +92,7 @@ class Evaluator:
         if section.statistics == "training":
             sizes = federation.sizes if present is None else np.where(present, federation.sizes, 0)
             where = model, shards, sizes, placement, world, private
-            self._statistics = TrainingStatistics(*where, section.batch_size)
+            self._statistics = TrainingStatistics(*where, section.batch_size, measures.begin)
 
     @property
     def nothing(self) -> dict[str, Value]:
@@ -211,7 +211,7 @@ class Evaluator:
         self._model.load(w, own)
         self._model.module.eval()
         total, outputs = 0.0, []
-        self.measures.seed_draws(client)
+        self.measures.begin(client)
         with torch.no_grad():
             for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
                 output = self._model.module(x)
@@ -265,7 +265,7 @@ class Evaluator:
 
     def _measured_whole(self, outputs: np.ndarray) -> dict[int | None, dict[str, Value]]:
         """Return the other measures from all outputs, (n · outputs,): on the test set, None, and on those apart."""
-        self.measures.seed_draws(0)
+        self.measures.begin(0)
         num_test, offsets = self._federation.num_test, self._federation.test_offsets
         output = torch.from_numpy(outputs).to(self._model.vector.dtype).view(num_test, *self._outputs)
         target = self._shards.targets(self._federation.test(0, num_test)[1])

@@ -90,8 +90,11 @@ class Measures:
         """Whether `cells_of_several` keeps all outputs until it is done."""
         return bool(self._client_sums or self.whole)
 
-    def seed_draws(self, unit: int) -> None:
-        """Set the global generators for what is measured next: the same for a unit, such as a client, in any round."""
+    def begin(self, unit: int) -> None:
+        """Set the global generators for what is measured next, the same for a unit, such as a client, in any round; and
+        a user's module's attributes to the initial ones.
+        """
+        self._model.forget()
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
 
@@ -110,7 +113,7 @@ class Measures:
         Measures without a value for each sample, and the user's own, are computed client by client, from the same
         outputs; else no outputs are kept.
         """
-        self.seed_draws(unit)
+        self.begin(unit)
         outputs, values = list[Tensor](), {name: list[Tensor]() for name in self._by_sample}
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)
@@ -137,7 +140,7 @@ class Measures:
         """Return sum and count of each of `sums` over a unit's samples, (S, 2); and on the host the outputs, (n, …), if
         they are used.
         """
-        self.seed_draws(unit)
+        self.begin(unit)
         sums, outputs = np.zeros((len(self.sums), 2)), []
         for x, y in zip(*(tensor.split(self._batch_size) for tensor in samples), strict=True):
             output = self._model.module(x)

@@ -12,7 +12,7 @@ Reference: Izmailov et al., "Averaging weights leads to wider optima and better 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ class TrainingStatistics:
         sizes: samples that count of each client, (N,).
         private: the clients' private parts; None where they have none.
         batch_size: most samples of a minibatch.
+        begin: called with a client before its samples go through the model.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class TrainingStatistics:
         world: World,
         private: PrivateParts | None,
         batch_size: int,
+        begin: Callable[[int], None],
     ):
         self._model, self._private, self._shards = model, private, shards
         self._sizes, self._placement, self._world = sizes, placement, world
-        self._batch_size = batch_size
+        self._batch_size, self._begin = batch_size, begin
         self._width = len(_read(model.averaging, "running_mean"))
 
     def __call__(self, w: Tensor) -> State:
@@ -82,6 +84,7 @@ class TrainingStatistics:
     def _of_client(self, w: Tensor, client: int) -> np.ndarray:
         """Return a client's sums, (2 · width,)."""
         self._model.load(w, None if self._private is None else self._private.of(client))
+        self._begin(client)
         total, (x, _) = np.zeros((2, self._width)), self._shards.client(client)
         with torch.no_grad(), _of_the_minibatch(self._model):
             for part in x.tensor_split(_pieces(len(x), self._batch_size)):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError
+from hpcfed.models.attributes import Attributes
 from hpcfed.models.buffers import BufferGroup
 from hpcfed.models.roles import BufferRole, roles_of, tracking
 from hpcfed.types import State
@@ -52,6 +53,7 @@ class FlatModel:
         averaged: the averaged buffers after the last round, which the simulation sets; empty without.
         averaging: layers whose running mean and variance are among them.
         is_plain: whether `vector` is all that training changes.
+        attributes: the module's own ones, of a user's module; None where they are not looked at.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class FlatModel:
         self._in_eval = self._tracking("fixed")
         self.averaging: list[Any] = [part for part in self._tracking("averaged") if hasattr(part, "running_var")]
         self._remember()
+        self.attributes: Attributes | None = None
         if self._in_eval:
             self.train()
 
@@ -122,6 +125,11 @@ class FlatModel:
         self._groups["private"].write({name.removeprefix(PRIVATE): tensor for name, tensor in own.items()})
         self._groups["averaged"].write(averaged)
         self._groups["fixed"].write(self._fixed)
+
+    def forget(self) -> None:
+        """Set a user's module's attributes beside parameters and buffers to the initial ones."""
+        if self.attributes is not None:
+            self.attributes.reset()
 
     def private_state(self) -> State:
         """Return a copy of the private parameters and buffers, by the names that they have in a client's state."""

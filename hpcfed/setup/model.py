@@ -28,6 +28,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
     import torch
 
+    from hpcfed.models.attributes import Attributes
     from hpcfed.models.flat import FlatModel
     from hpcfed.models.portable import portable_linear
     from hpcfed.user_code.generators import seed_generators
@@ -44,6 +45,8 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
+    if spec is None:
+        model.attributes = Attributes(module)
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     _check_outputs(model, federation, outputs, dtype, device)

@@ -381,11 +381,18 @@ def whole(output, target):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
+        self.calls, self.carried, self.seen = 0, None, [torch.zeros(8)]
         self.a, self.b = nn.Linear(12, 8), nn.Linear(8, 4)
         nn.init.uniform_(self.a.weight, -0.1, 0.1 + 0.1 * np.random.rand())
 
     def forward(self, x):
-        return self.b(dropout(torch.tanh(self.a(x.flatten(1))), 0.2, training=True) + 0.1 * np.random.rand())
+        before, self.carried = self.carried, torch.tanh(self.a(x.flatten(1))).mean(0)
+        self.seen[0] += self.carried.detach()
+        self.calls += 1
+        self.added = getattr(self, "added", 0.0) + 0.01
+        x = x * (1 + 0.01 * self.calls + self.added)
+        more = 0 if before is None else 0.1 * before.detach() + 0.01 * self.seen[0]
+        return self.b(more + dropout(torch.tanh(self.a(x.flatten(1))), 0.2, training=True) + 0.1 * np.random.rand())
 
 
 def step(parameters, batch, context):

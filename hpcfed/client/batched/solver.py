@@ -106,6 +106,7 @@ class StackedSolver:
         lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
         places = sorted(range(size), key=lambda place: _order(tasks[place]))
         rows = [tasks[place] for place in places]
+        self._model.forget()
         self._start(w, rows)
         self._descent.begin(rows, _constants(w, rows), lr, mu)
         orders, sizes = self._visits(rows, round)
