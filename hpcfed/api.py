@@ -16,6 +16,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
+from hpcfed.run_folder.code import CodeRecord
 from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
@@ -144,6 +145,9 @@ def run_resolved(
     return Result(recipe)
 
 
+PRESENT = "--accept-code (accept_code=True of hpcfed.load), which builds the model by the present code"
+
+
 @dataclass(frozen=True)
 class Result:
     """A finished run: its resolved recipe, and the content of its folder."""
@@ -166,18 +170,22 @@ class Result:
         return trained_module(self.recipe, self.folder / "model.safetensors")
 
 
-def trained_module(recipe: Recipe, weights: Path, client: int | None = None) -> nn.Module:
+def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, accept_code: bool = False) -> nn.Module:
     """Build a resolved recipe's module with the parameters of a run's file, on the CPU, ready for evaluation.
 
     Its private parameters and buffers, if it has any, are those of a client; the initial ones without `client`, or
-    where the client was never drawn.
+    where the client was never drawn. A module that is code is built by the run's code alone, unless `accept_code`.
 
     Raises:
-        InputError: the federation, which defines the shapes, is missing, it has no such client, or a file is another
-            module's.
+        InputError: the federation, which defines the shapes, is missing, it has no such client, a file is another
+            module's, or the code is not the run's.
     """
     import torch
 
+    checks = recipe.model.factory is not None and not accept_code
+    if checks and (changes := CodeRecord(weights.parent).changes(recipe)):
+        what, where = f"your code is another than this run's: {changes}", str(weights.parent)
+        raise InputError(what, where=where, remedy=f"restore it, from code.json in that folder; or {PRESENT}")
     trained = recipe.model_copy(update={"model": recipe.model.model_copy(update={"init": weights})})
     with Federation.open(recipe.data) as federation:
         if client is not None and not 0 <= client < federation.num_clients:

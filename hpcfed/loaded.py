@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def load(run: str | Path, *, data: str | Path | None = None) -> LoadedRun:
+def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool = False) -> LoadedRun:
     """Read a run folder, finished or still going.
 
     Args:
         run: the folder.
         data: present path of its federation file, if that has moved.
+        accept_code: whether modules may be built by code that has changed since the run.
 
     Raises:
         InputError: it is no run's folder.
@@ -39,7 +40,7 @@ def load(run: str | Path, *, data: str | Path | None = None) -> LoadedRun:
         raise InputError("not a run folder", where=str(folder), remedy="name the output folder of a run")
     recipe = load_recipe(folder / RECIPE)
     moved = {"output": folder} | ({"data": Path(data).resolve()} if data is not None else {})
-    return LoadedRun(recipe.model_copy(update=moved))
+    return LoadedRun(recipe.model_copy(update=moved), accept_code)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class LoadedRun:
     """The content of a run folder. Tables need pandas, modules torch; each is read at first use."""
 
     recipe: Recipe
+    accept_code: bool = False
 
     @property
     def folder(self) -> Path:
@@ -108,7 +110,8 @@ class LoadedRun:
         """The trained module, the last iterate, on the CPU.
 
         Raises:
-            InputError: there is no trained model yet, or the federation file, which defines the shapes, is missing.
+            InputError: there is no trained model yet, the federation file, which defines the shapes, is missing, or the
+                model's code is not the run's.
         """
         return self._module("model.safetensors")
 
@@ -136,7 +139,7 @@ class LoadedRun:
             places = ", ".join(map(str, self.recipe.python_path))
             what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
             warnings.warn(what, stacklevel=4)
-        return trained_module(self.recipe, self.folder / name, client)
+        return trained_module(self.recipe, self.folder / name, client, accept_code=self.accept_code)
 
 
 def _pandas() -> Any:

@@ -17,13 +17,22 @@ KINDS = ("safetensors", "state_dict", "torchscript")
               help="The model's file [default: the run's name]; its card goes beside it, as .md.")  # fmt: skip
 @click.option("--site", help="Name of a client, or else its number, whose private parts the model then has.")
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
+@click.option("--accept-code", is_flag=True, help="Build the model by your present code, though it has changed.")
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
-def command(run: Path, kind: str, output: Path | None, site: str | None, data: Path | None, overwrite: bool) -> None:
+def command(
+    run: Path,
+    kind: str,
+    output: Path | None,
+    site: str | None,
+    data: Path | None,
+    accept_code: bool,
+    overwrite: bool,
+) -> None:
     """Write the evaluated model of RUN as one file, and a model card beside it.
 
     The card has data, sites with sizes and metrics, method, recipe, digests, certificate and references.
     """
     from hpcfed.export import export
 
-    for path in export(run, kind, output, site, data=data, overwrite=overwrite):
+    for path in export(run, kind, output, site, data=data, accept_code=accept_code, overwrite=overwrite):
         click.echo(f"wrote {path}")

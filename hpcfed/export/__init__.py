@@ -21,6 +21,7 @@ def export(
     site: str | None = None,
     *,
     data: Path | None = None,
+    accept_code: bool = False,
     overwrite: bool = False,
 ) -> tuple[Path, Path]:
     """Write a run's evaluated model, and a model card beside it; return both paths.
@@ -31,13 +32,14 @@ def export(
         output: the model's file; default: the run's name, the site's, and the format's ending, in the working folder.
         site: name or number of a client, whose private parts the model then has.
         data: present path of its federation file, if that has moved.
+        accept_code: whether the model may be built by code that has changed since the run.
         overwrite: whether to replace files that exist.
 
     Raises:
         InputError: no trained model, no such site, a file that exists, or a model that the format cannot hold.
         EnvironmentFailure: the disk refuses.
     """
-    loaded = load(run, data=data)
+    loaded = load(run, data=data, accept_code=accept_code)
     client = None if site is None else _client(loaded, site)
     name = loaded.recipe.name if client is None else f"{loaded.recipe.name}-{client}"
     path = output or Path(f"{name}{FORMATS[kind]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,20 @@ def test_a_model_that_cannot_be_traced_or_misses_its_site_is_refused(folder, cap
     code, said = exported(capfd, "--format", "torchscript")
     assert (code, "the traced module predicts other values" in said) == (2, True)
     assert not list(folder.glob("odd*.pt"))
+
+
+def test_a_model_whose_code_has_changed_is_refused(folder, capfd):
+    """Its parameters fit other code, too, which would predict something else."""
+    code = "from torch import nn\ndef net(): return nn.Sequential(nn.Linear(12, 8), nn.{}(), nn.Linear(8, 4))\n"
+    (folder / "changing.py").write_text(code.format("Tanh"))
+    result = hpcfed.run(small("run", name="changing", model={"factory": "changing:net"}), quiet=True)
+    assert isinstance(result.module[1], nn.Tanh)
+    (folder / "changing.py").write_text(code.format("Sigmoid"))
+    sys.modules.pop("changing")
+    with pytest.raises(hpcfed.InputError, match=r"code is another than this run's: changing\.py differs from line 2"):
+        hpcfed.load("run").evaluated.eval()
+    assert isinstance(hpcfed.load("run", accept_code=True).evaluated[1], nn.Sigmoid)
+    said = exported(capfd)
+    assert said[0] == 2
+    assert "--accept-code" in said[1]
+    assert exported(capfd, "--accept-code")[0] == 0
