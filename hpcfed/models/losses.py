@@ -6,6 +6,7 @@ pieces of a data set is Σ sums / Σ counts, for any pieces.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -261,6 +262,7 @@ def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], 
             function(output, target)
             if function is loss.each:
                 _check_gradient(loss.each, output, target)
+            _check_pairs(key, function, output, target)
         except InputError:
             raise
         except RAISED as error:  # the user's function may raise anything
@@ -268,6 +270,33 @@ def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], 
             place = place_of(error)
             what = f"{key} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
             raise InputError(what, remedy=f"it was called with {got}") from error
+
+
+def _check_pairs(key: str, function: Callable[[Tensor, Tensor], Any], output: Tensor, target: Tensor) -> None:
+    """Refuse a loss or a metric of one number per sample that pairs each output with every target: outputs (B, 1) less
+    targets (B,) are (B, B).
+
+    Raises:
+        InputError: four samples have another value together than two by two.
+    """
+    if output.ndim == target.ndim or output[0].numel() != 1 or target[0].numel() != 1:
+        return
+    x = torch.tensor([0.25, 2.0, -1.0, 0.5]).to(output).view(4, *output.shape[1:])
+    y = torch.tensor([1.0, 4.0, 3.0, -2.0]).to(target).view(4, *target.shape[1:])
+    whole, *halves = (_summed(function(x[part], y[part])) for part in (slice(4), slice(2), slice(2, 4)))
+    sums = [(one, sum(parts)) for one, *parts in zip(whole, *halves, strict=True)]
+    if any(math.isfinite(one) and not math.isclose(one, both, rel_tol=1e-3, abs_tol=1e-3) for one, both in sums):
+        raise InputError(
+            f"{key}: four samples have another value together than two by two",
+            expected="each output with its own target",
+            got=f"output {tuple(x.shape)} and target {tuple(y.shape)}, as if every output belonged to every target",
+            remedy="reshape one like the other in it: output.reshape(target.shape)",
+        )
+
+
+def _summed(answer: Any) -> tuple[float, ...]:
+    """Return the sum of a loss per sample, or a metric's sum and count."""
+    return (float(answer.detach().sum()),) if isinstance(answer, Tensor) else tuple(map(float, answer))
 
 
 def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hpcfed
 from hpcfed.config.load import dump_yaml
+from tests.federations import write_federation
 from tests.launch import own_line
 from tests.mpi.recipes import small, write_recipe, write_small
 
@@ -333,3 +335,40 @@ def test_a_notebooks_functions_are_recorded_by_their_source(folder, monkeypatch)
     assert run(to=4, accept_code=True) == [1.5] * 4  # 4.5 / 3: what matters is the text
     assert run(to=1, fresh=True) == [1.5]
     assert recorded(folder / "run")["files"]["__main__:make"]["text"].count("RATE") == 2
+
+
+PAIRS = """
+def wrong(output, target):
+    return (output - target).abs().sum(), len(target)
+
+
+def right(output, target):
+    return (output - target.unsqueeze(1)).abs().sum(), len(target)
+
+
+def wrong_loss():
+    return lambda output, target: (output - target).square().reshape(len(target), -1).mean(1)
+
+
+def right_loss():
+    return lambda output, target: (output.squeeze() - target).square()
+"""
+
+
+def test_outputs_of_one_number_are_not_paired_with_every_target(tmp_path):
+    """Outputs (B, 1) less targets (B,) are (B, B), in silence."""
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(20, 3)), rng.normal(size=20)) for _ in range(2)]
+    write_federation(tmp_path / "small.h5", data, test=data[0], content="numbers")
+    (tmp_path / "pairs.py").write_text(PAIRS)
+    place = {"data": str(tmp_path / "small.h5"), "python_path": [str(tmp_path)], "model": "linear", "rounds": 1}
+
+    def run(loss: str, metric: str) -> hpcfed.Result:
+        recipe = small(tmp_path / f"{loss}-{metric}", **place, loss={"factory": f"pairs:{loss}"})
+        return hpcfed.run(recipe | {"evaluate": {"every": 1, "metrics": {"own": f"pairs:{metric}", "mae": "mae"}}})
+
+    right = run("right_loss", "right").metrics[-1]
+    assert right["test_own"] == pytest.approx(right["test_mae"])
+    for loss, metric, key in (("wrong_loss", "right", "loss.factory"), ("right_loss", "wrong", "evaluate.metrics.own")):
+        with pytest.raises(hpcfed.InputError, match=rf"{key}: four samples .* as if every output belonged to every"):
+            run(loss, metric)
