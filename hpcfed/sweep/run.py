@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from hpcfed.config.load import dump_yaml
+from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.output import Output
@@ -135,7 +135,8 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     """Make the sweep's folder and check its content; write ``sweep.yaml``. On rank 0 only.
 
     Raises:
-        InputError: the folder holds other files, a run of another recipe or other code, or cannot be written.
+        InputError: the folder holds other files, a sweep over other keys, a run of another recipe or other code, or
+            cannot be written.
     """
     refuse_both(redo.fresh, redo.accept_code)
     try:
@@ -152,6 +153,8 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
         raise InputError(
             "the folder holds files that are not a sweep's", where=str(plan.folder), got=got, remedy="choose --output"
         )
+    if present:
+        _check_keys(plan)
     standing = stand(plan, claims)
     anew = set()
     for unit in plan.units:
@@ -177,6 +180,22 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
                 claims.reopen(unit.name, unit.digest, standing[unit.name])
 
     _files(plan, write)
+
+
+def _check_keys(plan: Plan) -> None:
+    """Check that the sweep in the folder has grids of the same keys: the tables hold one set of them.
+
+    Raises:
+        InputError: it has other keys.
+    """
+    grids = read_yaml(plan.folder / "sweep.yaml", "sweep", "grids").get("grids")
+    there, here = (set(grids) if isinstance(grids, dict) else set()), {grid.key for grid in plan.grids}
+    if there != here:
+        expected, got = (", ".join(sorted(keys)) or "none" for keys in (there, here))
+        remedy = "a sweep over other keys needs another --output"
+        raise InputError(
+            "the keys of the folder's sweep", where=str(plan.folder), expected=expected, got=got, remedy=remedy
+        )
 
 
 def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:

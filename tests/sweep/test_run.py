@@ -201,3 +201,19 @@ def test_another_recipes_sweep_is_refused(swept, folder, command):
     assert done.returncode == 2
     assert "output holds another recipe's run" in done.stderr
     assert "local.batch_size 10 there and 7 here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("grids", "expected"),
+    [
+        (["--grid", "local.batch_size=5,10"], "algorithm.server_lr, local.lr, got local.batch_size; "),
+        (["--grid", "local.lr=0.1,0.01", "--fresh"], "algorithm.server_lr, local.lr, got local.lr; "),
+        ([], "algorithm.server_lr, local.lr, got none; "),
+    ],
+)
+def test_other_keys_are_refused_where_a_sweep_is(swept, folder, command, grids, expected):
+    before = {path: path.read_bytes() for path in swept.rglob("*") if path.is_file()}
+    done = command(["sweep", "recipe.yaml", *grids], folder)
+    assert done.returncode == 2
+    assert f"run-sweep: the keys of the folder's sweep: expected {expected}" in own_line(done.stderr)
+    assert {path: path.read_bytes() for path in swept.rglob("*") if path.is_file()} == before
