@@ -5,7 +5,8 @@ Samples go through a temporary file, so neither the number of clients nor their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from data_prep.finish import finish
 from data_prep.groups import described, names_of, numbered
 from data_prep.samples import SMALL, Samples
 from data_prep.split import split
+from data_prep.tables import labels
 from data_prep.tables.missing import DROP, REFUSE, check_way
 from data_prep.tables.standardize import NONE
 from data_prep.write import write
@@ -23,6 +25,7 @@ from hpcfed.data.federation import OF_NUMBERS, TASKS, Standardization
 from hpcfed.errors import InputError, nearest
 
 Clients = Mapping[str, Any] | Iterable[tuple[str, Any]]
+CHANNELS = (1, 3, 4)
 Kept = list[tuple[str, np.ndarray]]
 """Clients, or "" for a common test set, and which of their samples are kept, (n,) bool."""
 
@@ -55,10 +58,11 @@ def write_federation(
         path: the file to write, whole or not at all.
         clients: the clients in their order: pairs (name, samples), or a mapping.
         test: samples of a common test set; or a mapping from clients' names to samples, each client's own test set.
-        task: ``classification`` (labels 0 … K-1), ``multi-label`` (y (n, K) of 0 and 1), ``regression`` (targets of any
-            shape), ``survival`` (y (n, 2): 1 for an event or 0 for censored, and its time) or ``next-token`` (y: the
-            token that follows, one a sample).
-        num_classes: K, or the number of tokens; default: the largest label there is, plus one.
+        task: ``classification`` (a label each, a word or a whole number), ``multi-label`` (y (n, K) of 0 and 1),
+            ``regression`` (targets of any shape), ``survival`` (y (n, 2): 1 for an event or 0 for censored, and its
+            time) or ``next-token`` (y: the token that follows, one a sample).
+        num_classes: K, of labels 0 … K-1; default: each different label is a class, in the order of their values, and
+            classes other than 0 … K-1 have names. Or the number of tokens; default: the largest one plus one.
         vocabulary: the tokens' meaning, JSON-serializable.
         normalization: means and standard deviations by which runs normalize x, one of each or one per channel.
         name: of the federation; default: the file's.
@@ -91,6 +95,8 @@ def write_federation(
         groups=groups,
         test_groups=test_groups,
     )
+    if hint := channels_last(dataset.x.shape):
+        warnings.warn(hint, stacklevel=2)
     done = split(dataset, None, None, 0, {})
     return write(path, finish(dataset, done, standardize), **vars(done), overwrite=overwrite)
 
@@ -110,10 +116,12 @@ def gather(
     remarks: tuple[str, ...] = (),
     groups: Mapping[str, Any] | None = None,
     test_groups: Any = None,
+    positive: str | None = None,
 ) -> Dataset:
     """Return the data set of all clients' samples, mapped from a temporary file; arguments as `write_federation`.
 
-    With `in_pieces` a client's name may be repeated, each time with more of its samples.
+    With `in_pieces` a client's name may be repeated, each time with more of its samples. `positive` is the label of
+    class 1 of two, where classes are the different labels; default: the last in their order.
 
     Raises:
         InputError: as `write_federation`.
@@ -152,7 +160,15 @@ def gather(
         )
     if task == "multi-label" and y.ndim != 2:
         raise InputError(f"{name}: y", expected="zeros and ones, a column a label", got=f"shape {y.shape[1:]} each")
-    if task not in OF_NUMBERS:
+    if samples.labels is not None:
+        classes = samples.labels.classes(positive)
+        class_of = samples.labels.class_of(classes)
+        y, test_y = class_of[y], None if test_y is None else class_of[test_y]
+        num_classes = classes.count
+        remarks = (*remarks, labels.described("y", classes), *classes.remarks)
+        if classes.names is not None:
+            source = {**(source or {}), "classes": classes.names}
+    elif task not in OF_NUMBERS:
         num_classes = y.shape[1] if task == "multi-label" else num_classes or largest + 1
         y = _narrow(y, largest)
         test_y = None if test_y is None else _narrow(test_y, largest)
@@ -189,7 +205,7 @@ def _each(
     numbers = dict(known)
     owners, sizes = [], []
     kept: Kept = []
-    for name, content in clients.items() if isinstance(clients, Mapping) else clients:
+    for name, content in _pairs(clients):
         name = str(name)
         if known and name not in known:
             raise InputError(f"a test set of client {name!r}", remedy=nearest(name, known))
@@ -201,5 +217,30 @@ def _each(
     return list(numbers), np.repeat(np.array(owners, np.int64), np.array(sizes, np.int64)), kept
 
 
+def _pairs(clients: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the clients' names and samples.
+
+    Raises:
+        InputError: they are something else, such as samples without names.
+    """
+    if isinstance(clients, Mapping):
+        yield from clients.items()
+        return
+    for pair in clients if isinstance(clients, Iterable) else [clients]:
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], str | int | float | np.generic):
+            got = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+            remedy = "name each client's samples: {'north': samples, …}"
+            raise InputError("clients", expected="pairs (name, samples), or a mapping", got=got, remedy=remedy)
+        yield pair[0], pair[1]
+
+
 def _narrow(labels: np.ndarray, largest: int) -> np.ndarray:
     return labels.astype(np.uint8) if largest <= SMALL else labels
+
+
+def channels_last(shape: tuple[int, ...]) -> str:
+    """Return a line on x (N, H, W, C) that looks like images with the channels last; "" otherwise."""
+    if len(shape) != 4 or shape[3] not in CHANNELS or shape[1] in CHANNELS:
+        return ""
+    return f"channels last? hpcfed expects (N, C, H, W), and x is {shape}; transpose it by x.transpose(0, 3, 1, 2)"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.array_labels import ArrayLabels
 from data_prep.spool import Spool
 from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
@@ -32,6 +33,9 @@ class Samples:
         task, num_classes: as `data_prep.own.gather`.
         like: other samples, whose shape and type these must have.
         missing: treatment of NaN in x: ``refuse``; ``drop`` the sample; ``keep``.
+
+    Attributes:
+        labels: of classes that are the different labels, which y (n,) then numbers; None otherwise.
     """
 
     def __init__(self, task: str, num_classes: int | None, like: Samples | None = None, missing: str = "refuse"):
@@ -41,6 +45,9 @@ class Samples:
         self.count, self.largest = 0, -1
         self.dropped: Counter[str] = Counter()
         self.labelled: set[str] = set()
+        self.labels = ArrayLabels() if task == "classification" and num_classes is None else None
+        if like is not None:
+            self.labels = like.labels
         if like is not None and like._x is not None and like._y is not None:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
@@ -55,6 +62,7 @@ class Samples:
             if len(x) != len(y):
                 raise InputError(f"{name}: x and y differ in length", got=f"{len(x)} and {len(y)}")
             first, start = start, start + len(x)
+            y = self._of_one_class(f"{name}: y", y)
             kept.append(_without_nan(x) & _without_nan(y) if self._missing == "drop" else np.ones(len(x), bool))
             if not kept[-1].all():
                 self.labelled.update((name,) if _without_nan(y).any() else ())
@@ -89,23 +97,31 @@ class Samples:
         wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
         return _finite(f"{name}: x", wide, first, nan=self._missing == "keep")
 
+    def _of_one_class(self, what: str, y: np.ndarray) -> np.ndarray:
+        """Return labels of classes (m,), numbered if classes are the different labels; targets of other tasks as y."""
+        if self._task != "classification":
+            return y
+        if y.shape[1:] == (1,):
+            y = y[:, 0]
+        if y.ndim != 1:
+            remedy = "for several labels a sample, use task='regression' and a loss of your own"
+            if y.ndim == 2 and np.isin(y, (0, 1)).all():
+                remedy = "for one-hot rows pass y.argmax(1), for several labels a sample use task='multi-label'"
+            raise InputError(what, expected="one label a sample", got=f"shape {y.shape[1:]}", remedy=remedy)
+        return y if self.labels is None else self.labels.add(what, y)
+
     def _targets(self, name: str, y: np.ndarray, first: int) -> np.ndarray:
         if y.dtype.kind in "US":
-            remedy = "number the classes 0, 1, …" if self._task == "classification" else ""
+            remedy = "leave num_classes out, or number the classes" if self._task == "classification" else ""
             raise InputError(f"{name}: y", expected="numbers", got="words", remedy=remedy)
         if y.dtype.kind not in "biuf":
             raise InputError(f"{name}: y", expected="numbers", got=str(y.dtype))
-        if self._task == "classification" and y.shape[1:] == (1,):
-            y = y[:, 0]
         if self._task in OF_NUMBERS:
             numbers = _finite(f"{name}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
             if self._task == "survival":
                 _check_events(f"{name}: y", numbers)
             return numbers
         self._check_labels(f"{name}: y", y)
-        if self._task == "classification" and y.ndim != 1:
-            remedy = "for several labels a sample, use task='regression' and a loss of your own"
-            raise InputError(f"{name}: y", expected="one label a sample", got=f"shape {y.shape[1:]}", remedy=remedy)
         self.largest = max(self.largest, int(y.max()))
         return y.astype(np.int64)
 

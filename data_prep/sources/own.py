@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.own import gather
+from data_prep.own import channels_last, gather
 from data_prep.sources import own_arrays, own_images
 from data_prep.sources.files import DataSource, Origin, reading
 from data_prep.tables import labels
@@ -34,7 +34,6 @@ from data_prep.tables.read import TABLES
 from hpcfed.errors import InputError, counted
 
 TEST = "test"
-CHANNELS = (1, 3, 4)
 ENDINGS = (".npz", ".x.npy", *TABLES)
 PIECE = re.compile(r"-\d{5}-of-\d{5}$")
 DEEP = "images of 16 bits: all became float32 in [0, 1]"
@@ -133,9 +132,10 @@ def _load(raw: Path, options: ColumnOptions, partition: str | None) -> Dataset:
             remarks=remarks,
             groups=groups,
             test_groups=test_groups,
+            positive=options.positive,
         )
-        if hint := _channels_last(dataset.x.shape):
-            dataset = replace(dataset, remarks=(*remarks, hint))
+        if hint := channels_last(dataset.x.shape):
+            dataset = replace(dataset, remarks=(*dataset.remarks, hint))
         return _pooled(dataset) if pool else dataset
 
 
@@ -228,7 +228,7 @@ def _reader(
 ) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
     """Return the reader of a client's samples, the classes if any, provenance, and remarks."""
     if ending in (".npz", ".x.npy"):
-        return _array_reader(ending, paths, raw, options)
+        return _array_reader(ending, paths, raw)
     names = sorted({name for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
     deep = own_images.check_alike(files)
@@ -241,35 +241,17 @@ def _reader(
 
 
 def _array_reader(
-    ending: str, paths: list[Path], raw: Path, options: ColumnOptions
+    ending: str, paths: list[Path], raw: Path
 ) -> tuple[Callable[[Path], Any], labels.Classes | None, dict[str, Any], tuple[str, ...]]:
     """Return the same for arrays."""
     pairs = {path: path.with_name(path.name.removesuffix(ending) + ".y.npy") for path in paths}
     packed = ending == ".npz"
     source = _source(paths if packed else [*pairs, *pairs.values()], raw)  # first: it reports failures of the machine
 
-    def read_labels(path: Path) -> np.ndarray:
-        return own_arrays.read_npz_labels(path) if packed else own_arrays.read_npy(pairs[path])
-
     def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-        x, y = own_arrays.read_npz(path) if packed else own_arrays.read_npy_pair(path, pairs[path])
-        return x, y if classes is None else own_arrays.numbered(y, classes)
+        return own_arrays.read_npz(path) if packed else own_arrays.read_npy_pair(path, pairs[path])
 
-    classes = None
-    if options.task == "classification":
-        classes = own_arrays.classes((path, read_labels(path)) for path in paths)
-        classes = None if classes is None else labels.with_positive(classes, options.positive)
-    remarks = () if classes is None else (labels.described("y", classes), *classes.remarks)
-    if classes is not None and classes.names is not None:
-        source["classes"] = classes.names
-    return read, classes, source, remarks
-
-
-def _channels_last(shape: tuple[int, ...]) -> str:
-    """Return a line on x (N, H, W, C) that looks like images with the channels last; "" otherwise."""
-    if len(shape) != 4 or shape[3] not in CHANNELS or shape[1] in CHANNELS:
-        return ""
-    return f"channels last? hpcfed expects (N, C, H, W), and x is {shape}; transpose it by x.transpose(0, 3, 1, 2)"
+    return read, None, source, ()
 
 
 def _table(path: Path, options: ColumnOptions, partition: str | None) -> Dataset:

@@ -9,7 +9,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_prep.sources.files import unreadable
-from data_prep.tables import labels
 from hpcfed.errors import InputError
 
 MOST_PACKED = 1100
@@ -39,13 +38,6 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
             got = ", ".join(members) or "none"
             raise InputError("arrays are missing", where=str(path), expected="'x' and 'y'", got=got)
         return _member(archive, members["x"]), _member(archive, members["y"])
-
-
-def read_npz_labels(path: Path) -> np.ndarray:
-    """Return the array ``y`` of an .npz, as `read_npz`; empty if it has none."""
-    with _damage_in(path), zipfile.ZipFile(path) as archive:
-        found = [info for info in archive.infolist() if Path(info.filename).stem == "y"]
-        return _member(archive, found[-1]) if found else np.empty(0)
 
 
 def groups(path: Path, name: str) -> np.ndarray:
@@ -84,51 +76,6 @@ def read_npy(path: Path) -> np.ndarray:
     """
     with _damage_in(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def classes(arrays: Iterable[tuple[Path, np.ndarray]]) -> labels.Classes | None:
-    """Return the classes of labels y of all files, words or whole numbers; None if they are neither.
-
-    Raises:
-        InputError: a word is empty.
-    """
-    texts: set[str] = set()
-    for path, y in arrays:
-        found = _texts(y)
-        if found is None:
-            return None
-        if any(not text.strip() for text in found[0]):
-            raise InputError("y: a label is empty", where=str(path), remedy="name its class")
-        texts.update(found[0])
-    return labels.of_texts("y", texts) if texts else None
-
-
-def numbered(y: np.ndarray, found: labels.Classes) -> np.ndarray:
-    """Return labels as their classes' numbers, in the shape of y; NaN stays as it is."""
-    if found.names is None and y.dtype.kind not in "US":
-        return y
-    texts, codes = _texts(y) or ([], np.empty(0, np.int64))
-    numbers = np.array([*(found.codes[text] for text in texts), np.nan])[codes]
-    return (numbers if np.isnan(numbers).any() else numbers.astype(np.int64)).reshape(y.shape)
-
-
-def _texts(y: np.ndarray) -> tuple[list[str], np.ndarray] | None:
-    """Return distinct labels as texts, and each label's index among them, (y.size,), -1 for NaN; None for no labels."""
-    if y.dtype.kind not in "USbiuf":
-        return None
-    values, codes = np.unique(y, return_inverse=True)
-    codes = codes.reshape(-1)
-    if y.dtype.kind == "S":
-        return [value.decode("utf-8", "replace") for value in values.tolist()], codes
-    if y.dtype.kind == "U":
-        return values.tolist(), codes
-    if y.dtype.kind == "f":
-        absent = np.isnan(values)
-        if (values[~absent] != np.rint(values[~absent])).any() or np.isinf(values).any():
-            return None
-        codes = np.where(absent[codes], -1, codes) if len(values) else codes
-        values = values[~absent]  # NaN comes last
-    return [str(int(value)) for value in values.tolist()], codes
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:

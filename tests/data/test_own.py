@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils.data import TensorDataset
 
 import hpcfed
 from data_prep.finish import finish
@@ -58,9 +60,6 @@ def write_csv(path: Path, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def test_arrays_generators_and_torch_datasets_make_the_same_file(tmp_path: Path, clients: dict[str, Arrays]) -> None:
-    import torch
-    from torch.utils.data import TensorDataset
-
     def one_by_one(x: np.ndarray, y: np.ndarray) -> Iterator[Arrays]:
         yield from zip(x, y, strict=True)
 
@@ -111,6 +110,7 @@ def test_regressions_and_tokens(tmp_path: Path) -> None:
 
 ROWS = np.zeros((4, 3), np.float32)
 LABELS = np.array([0, 1, 2, 1])
+SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,21 @@ LABELS = np.array([0, 1, 2, 1])
         ({"a": (ROWS.astype(np.uint8), LABELS), "b": (ROWS, LABELS)}, {}, "client 'b': x: expected uint8, as before"),
         ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: sample 0, entry 0: expected finite numbers, got NaN"),
         ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
-        ({"a": (ROWS, LABELS - 1)}, {}, "client 'a': y: expected labels 0 … "),
+        ({"a": (ROWS, LABELS - 1)}, {"num_classes": 3}, "client 'a': y: expected labels 0 … 2, got -1 … 1"),
         ({"a": (ROWS, LABELS + 0.5)}, {}, "client 'a': y: expected whole numbers"),
-        ({"a": (ROWS, np.eye(4))}, {}, "one label a sample.*task='regression'"),
+        ({"a": (ROWS, np.eye(4))}, {}, r"one label a sample.*y.argmax\(1\).*task='multi-label'"),
+        ({"a": (ROWS, 2 * np.eye(4))}, {}, "one label a sample.*task='regression'"),
         (
             {"a": (ROWS, LABELS + np.inf)},
             {"task": "regression"},
             "client 'a': y: sample 0: expected finite numbers",
         ),
         ({"a": (ROWS.astype(str), LABELS)}, {}, "client 'a': x: expected numbers"),
-        ({"a": (ROWS, LABELS.astype(str))}, {}, "client 'a': y: expected numbers, got words; number the classes 0, 1"),
+        ({"a": (ROWS, LABELS.astype(str))}, {"num_classes": 3}, "'a': y: expected numbers, got words; leave num_"),
+        ({"a": (ROWS, np.array(["a", "b", " ", "a"]))}, {}, "client 'a': y: a label is empty"),
+        ([SAMPLES, SAMPLES], {}, r"clients: expected pairs \(name, samples\), or a mapping, got TensorDataset; name"),
+        (SAMPLES, {}, r"clients: expected pairs \(name, samples\), or a mapping, got TensorDataset; name"),
+        ([(ROWS, LABELS)], {}, r"clients: expected pairs \(name, samples\), or a mapping, got tuple of 2; name"),
         ({"a": 3}, {}, "client 'a': expected arrays .*, got int"),
         ({"a": [1, 2]}, {}, "client 'a': samples: expected pairs"),
         ({"a": (ROWS, LABELS)}, {"task": "clasification"}, "did you mean 'classification'"),
@@ -339,6 +344,15 @@ def test_labels_of_arrays_are_classes_by_their_values(
     assert (dataset.num_classes, dataset.source.get("classes")) == (3, classes)
     assert dataset.remarks == (f"target 'y': 3 classes: {', '.join(names)}",)
     assert dataset.y.tolist() == ([0, 1, 2, 1] if classes is None else [names.index(text) for text in texts])
+    words = object if isinstance(first[0], str) else None  # as pandas has them
+    arrays = {name: (np.zeros((2, 3)), np.array(y, words)) for name, y in (("a", first), ("b", second))}
+    hpcfed.write_federation(tmp_path / "arrays.h5", arrays)
+    singles = {name: list(zip(x, y, strict=True)) for name, (x, y) in arrays.items()}
+    hpcfed.write_federation(tmp_path / "singles.h5", singles)
+    for path in (tmp_path / "arrays.h5", tmp_path / "singles.h5"):
+        with Federation.open(path) as federation:
+            assert (federation.num_classes, federation.source.get("classes")) == (3, classes)
+            assert np.concatenate([federation.client(k)[1] for k in (0, 1)]).tolist() == dataset.y.tolist()
 
 
 @pytest.mark.parametrize(
@@ -382,13 +396,15 @@ def test_labels_of_arrays_that_need_a_look(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=np.zeros((3, 8, 8, 3), np.uint8), y=np.array(["a", "A", "b"]))
     assert [remark[:16] for remark in own.load(tmp_path).remarks[1:]] == ["classes 'A' and ", "channels last? h"]
+    with pytest.warns(UserWarning, match=r"channels last\? hpcfed expects \(N, C, H, W\), and x is \(3, 8, 8, 3\)"):
+        hpcfed.write_federation(tmp_path / "f.h5", {"a": (np.zeros((3, 8, 8, 3), np.uint8), LABELS[:3])})
     np.savez(path, x=np.zeros((3, 1, 8, 3)), y=np.array([3, np.nan, 1]))
     dataset = own.load(tmp_path, missing="drop")
     assert (dataset.y.tolist(), dataset.remarks) == ([1, 0], ("target 'y': 2 classes: 1, 3",))
     with pytest.raises(InputError, match="client 'a': y: expected whole numbers"):
         own.load(tmp_path)
     np.savez(path, x=np.zeros((2, 1)), y=np.array(["a", " "]))
-    with pytest.raises(InputError, match=r"a.npz: y: a label is empty"):
+    with pytest.raises(InputError, match=r"client 'a': y: a label is empty"):
         own.load(tmp_path)
 
 
