@@ -12,10 +12,10 @@ from typing import Any
 from hpcfed import models
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.clock import ENDING, Clock
-from hpcfed.config.limits import seconds_of
+from hpcfed.config.limits import Checkpoint, seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.environment import environment
-from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
+from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, counted
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
@@ -136,6 +136,12 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if late := [entry.round for entry in recipe.local.lr_schedule if entry.round > recipe.rounds]:
         rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
         yield f"local.lr_schedule has a step size from {rounds}; it is not used"
+    patience, every, keep = recipe.stop.patience, recipe.evaluate.every, recipe.checkpoint.keep
+    if patience is not None and patience >= (evaluations := recipe.rounds // every):
+        few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
+        yield f"stop.patience: {patience} has no effect, with {few}"
+    if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:
+        yield f"checkpoint.keep: {keep} is for early stops alone, since checkpoint.every is 0"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ ELSEWHERE = {
     "gel": "GeL goes with any method but dsgd: guess=remaining, with local.momentum, Adam or Yogi",
 }
 """Names from the literature that are no method here (lower case, letters and digits only) → what to use."""
+OF_CODE = ("model", "algorithm", "loss", "local.step")
+"""Keys that may name code, beside every ``factory`` and ``evaluate.metrics``."""
 KEY = ".[key]"
 """What pydantic appends to the place of a mapping's entry whose key, not its value, is refused."""
 LIKELY = 0.8
@@ -65,6 +67,10 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         kind: pydantic's type of the error.
         section: class of the section expected there; None for other values.
     """
+    if callable(value) and (path in OF_CODE or path.startswith("evaluate.metrics.") or path.endswith("factory")):
+        name = getattr(value, "__qualname__", "")
+        named = f"{value.__module__}:{name}" if name.isidentifier() else "module:function"
+        return f"{named!r}, the name of a function or a class", "" if name.isidentifier() else "define it by a name"
     if path == "seed" and isinstance(value, list):
         return "one seed", f"seeds={_short(value)} runs each"
     if path == "seed" and not isinstance(value, Mapping):

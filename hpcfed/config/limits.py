@@ -96,6 +96,17 @@ def a_batch_size(value: Any) -> Any:
     raise ValueError(f"a whole number from 1 to {MOST}, or 'full'")
 
 
+A_KEEP = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"const": "spaced"}]}
+"""JSON Schema of the values that `a_keep` accepts."""
+
+
+def a_keep(value: Any) -> Any:
+    """Validate a number of checkpoints, or ``spaced``."""
+    if value == "spaced" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
+        return value
+    raise ValueError(f"a whole number from 1 to {MOST}, or 'spaced'")
+
+
 def a_guess(value: Any) -> Any:
     """Validate ``guess``; 0 steps mean ``none``."""
     if value in ("none", "remaining", "limit"):
@@ -144,7 +155,7 @@ class Checkpoint(Section):
     """
 
     every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
-    keep: Count | Literal["spaced"] = 2
+    keep: Annotated[int | Literal["spaced"], PlainValidator(a_keep), WithJsonSchema(A_KEEP)] = 2
 
     def most_kept(self, rounds: int) -> int:
         """Return how many checkpoints a run of so many rounds keeps at most."""

@@ -17,7 +17,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from hpcfed.config.hints import KEY, for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError, shown
+from hpcfed.errors import InputError, alike, shown
 from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ KINDS = ("literal[", "list[")
 EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 """A variable in the syntax of `os.path.expandvars`."""
+WORD = re.compile("'([a-z][a-z-]*)'")
+"""One of a key's words in what pydantic expected."""
 BREAK = re.compile("[\x85\u2028\u2029]")
 IN_RECIPE_FOLDER = (("data",), ("model", "init"), ("cohort", "schedule"), ("budget", "schedule"))
 
@@ -158,6 +160,8 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     got = shown(found) if not isinstance(found, Mapping) else f"the keys {', '.join(map(str, found)) or '(none)'}"
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
+    if not remedy and isinstance(found, str):
+        remedy = alike(found, WORD.findall(expected))
     dotted = dotted.removesuffix(KEY)
     return InputError(dotted or noun, where=where, expected=better or expected, got=got[:200], remedy=remedy)
 

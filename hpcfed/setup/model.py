@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -128,9 +128,13 @@ def _check_outputs(
         raise InputError(what, got=got) from error
     model.train()
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
-    shape: Sequence[int] = tuple(getattr(output, "shape", ()))
+    if not isinstance(output, torch.Tensor):
+        got = type(output).__name__ + (f" of {len(output)}" if isinstance(output, Sized) else "")
+        what, remedy = "the model's output", "return the tensor alone"
+        raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
+    shape = tuple(output.shape)
     if len(shape) < 2 or prod(shape[1:]) != outputs:
-        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {tuple(shape)}")
+        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
 
 
 def zeros(

@@ -78,6 +78,15 @@ MORE: Mapping[str, Wrong] = {
         "run factory.yaml model.factory=outputs:narrow",
         ("cannot take a sample", "mat1", "outputs.py, line 14, in forward"),
     ),
+    "two-outputs": Wrong(
+        "run factory.yaml model.factory=outputs:both",
+        ("the model's output: expected a tensor of 4 classes, got a tuple of 2; return the tensor alone",),
+    ),
+    "number-of-checkpoints": Wrong(
+        RUN + "checkpoint.keep=spaecd",
+        ("checkpoint.keep: expected a whole number from 1 to", "or 'spaced', got 'spaecd'; did you mean 'spaced'?"),
+    ),
+    "clip-without-a-norm": Wrong(RUN + "local.clip=linear", ("local: expected 'clip_norm' beside 'clip: linear'",)),
     "loss-without-a-gradient": Wrong(
         RUN + "loss.factory=outputs:cut", ("does not depend on the model's parameters", "detach")
     ),
@@ -157,6 +166,15 @@ def narrow():
 class Narrow(nn.Linear):
     def forward(self, x):
         return super().forward(x)
+
+
+def both():
+    return Both(12, 4)
+
+
+class Both(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
 
 
 def cut():
@@ -320,10 +338,44 @@ def test_what_is_written_as_yaml_is_read_as_it_was(text):
 @pytest.mark.one_mpi
 def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
     late = "local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]"
-    done = command(["run", "recipe.yaml", "name=a", "name=b", late, f"output={tmp_path / 'run'}"], prepared)
+    unused = ["stop.patience=1", "evaluate.every=2", "checkpoint={every: 0, keep: spaced}"]
+    done = command(["run", "recipe.yaml", "name=a", "name=b", late, *unused, f"output={tmp_path / 'run'}"], prepared)
     assert done.returncode == 0, done.stderr
     assert "b: name is given more than once; the last, name=b, holds" in done.stdout
     assert "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used" in done.stdout
+    assert "stop.patience: 1 has no effect, with 1 evaluation in 3 rounds" in done.stdout
+    assert "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0" in done.stdout
+
+
+def network():
+    raise AssertionError
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        (
+            {"model": {"factory": network}},
+            "model.factory: expected 'tests.cli.test_wrong_inputs:network', the name of a ",
+        ),
+        ({"model": network}, "model: expected 'tests.cli.test_wrong_inputs:network', the name"),
+        (
+            {"evaluate": {"metrics": {"top3": network}}},
+            "evaluate.metrics.top3: expected 'tests.cli.test_wrong_inputs:net",
+        ),
+        ({"loss": {"factory": lambda: None}}, "loss.factory: expected 'module:function', the name of a function"),
+    ],
+)
+def test_a_function_is_named_not_given(section, says, prepared):
+    content = parse_yaml((prepared / "recipe.yaml").read_text())
+    with pytest.raises(hpcfed.InputError, match=says):
+        load_recipe({**content, **section})
+
+
+@pytest.mark.one_mpi
+def test_a_linear_clip_may_have_no_norm_in_a_grid(prepared):
+    assert load_recipe(prepared / "recipe.yaml", ["local.clip=linear", "local.clip_norm=null"]).local.clip_norm is None
 
 
 @pytest.mark.one_mpi
