@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
-from hpcfed.errors import RAISED, InputError, nearest
+from hpcfed.errors import RAISED, InputError, nearest, shown
 from hpcfed.user_code.blame import defined_at, described, place_of, refusal
 from hpcfed.user_code.modules import search
 
@@ -47,10 +47,13 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         place = place_of(error)
         raise InputError(
             f"{key} {reference!r} cannot be imported",
-            got=f"{type(error).__name__}: {error}" + (f" ({place})" if place else ""),
+            got=described(error) + (f" ({place})" if place else ""),
             remedy=f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}",
         ) from error
     function = getattr(module, function_name, None)
+    if not callable(function) and hasattr(module, function_name):
+        got = f"{shown(function)}, of type {type(function).__name__}"
+        raise InputError(f"{key} {reference!r}", expected="a function or a class", got=got)
     if not callable(function):
         public = [name for name in vars(module) if not name.startswith("_")]
         raise InputError(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PydanticUserError, ValidationError
 
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, shown
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, alike, shown
 from hpcfed.ranks.accelerators import is_fault
+from hpcfed.types import LocalMethod
 from hpcfed.user_code.modules import is_own
 
+FLAGS = ("client_scalars", *(name for name in vars(LocalMethod) if not name.startswith("_")))
+"""Names that a rule's class may set, and its methods."""
 OF_THE_USER = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 """Errors of the system that mean a wrong path, not a failing machine."""
 HOST_FULL = "can't allocate memory"
@@ -51,7 +55,9 @@ def defined_at(part: object, name: str = "") -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return kind and text of an error; of a refused parameter of a `Part` the parameter and why, in one line."""
+    """Return kind and text of an error; of a refused parameter or attribute of a `Part` which one and why."""
+    if isinstance(error, PydanticUserError):
+        return _of_class(error)
     if not isinstance(error, ValidationError):
         return f"{type(error).__name__}: {error}".rstrip(": ")
     first = error.errors(include_url=False)[0]
@@ -61,6 +67,18 @@ def described(error: BaseException) -> str:
         return f"{key} is assigned, but a part is frozen: {remedy}"
     expected, got = refusal(error)
     return f"{key}: expected {expected}, got {got}"
+
+
+def _of_class(error: PydanticUserError) -> str:
+    """Return what is wrong in the definition of a `Part`, with the remedy for an attribute without a type."""
+    found = re.search(r"`((\w+) = .*?)`", error.message)
+    if error.code != "model-field-missing-annotation" or found is None:
+        return f"{type(error).__name__}: {error.message}"
+    assigned, name = found.groups()
+    value = assigned.removeprefix(f"{name} = ")
+    likely = alike(name, FLAGS)
+    forms = f"a constant is {name}: ClassVar = {value}, a parameter {name}: TYPE = {value}"
+    return f"the attribute {assigned!r} has no type; {f'{likely} ' if likely else ''}{forms}"
 
 
 def refusal(error: ValidationError) -> tuple[str, str]:

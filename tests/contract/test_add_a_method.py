@@ -11,8 +11,9 @@ from ruamel.yaml import YAML
 
 import hpcfed
 from hpcfed import algorithms
+from hpcfed.config.factory import imported
 from hpcfed.config.load import load_recipe
-from hpcfed.errors import EnvironmentFailure
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.code import check_hosts
 from tests.launch import ROOT
@@ -96,6 +97,16 @@ def nothing():
 
 def failing():
     raise OSError("no licence server")
+
+
+RATE = 2
+"""
+UNTYPED = """
+from hpcfed import ClientRule
+
+
+class Counting(ClientRule):
+    {attribute}
 """
 
 
@@ -118,6 +129,7 @@ def failing():
         ),
         ({"factory": "wrong:old"}, ("wrong.py, line 12", "Old, has 'strength'", "now 'prox_mu'")),
         ({"factory": "absent:method"}, ("absent:method", "cannot be imported")),
+        ({"factory": "wrong:RATE"}, ("'wrong:RATE': expected a function or a class, got 2, of type int",)),
     ],
 )
 def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, place):
@@ -127,6 +139,26 @@ def test_a_method_that_cannot_be_is_refused_in_one_line(algorithm, says, world, 
     assert "\n" not in line
     for fragment in says:
         assert fragment in line
+
+
+@pytest.mark.parametrize(
+    ("attribute", "says"),
+    [
+        (
+            "statefull = True",
+            "'statefull = True' has no type; did you mean 'stateful'? a constant is statefull: ClassVar",
+        ),
+        ("zz = 1", "the attribute 'zz = 1' has no type; a constant is zz: ClassVar = 1, a parameter zz: TYPE = 1"),
+    ],
+)
+def test_an_attribute_without_a_type_is_refused_in_one_line(attribute, says, tmp_path):
+    (tmp_path / "untyped.py").write_text(UNTYPED.format(attribute=attribute))
+    with pytest.raises(InputError) as refused:
+        imported("untyped:Counting", [tmp_path], "algorithm.factory")
+    line = str(refused.value)
+    assert says in line
+    assert "untyped.py, line 5" in line
+    assert "https" not in line
 
 
 ERRING = """
