@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.export.card import Exported, card
+from hpcfed.export.card import Exported, card, files_of
 from hpcfed.export.formats import FORMATS, content_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.loaded import LoadedRun, load
@@ -25,6 +25,8 @@ def export(
     overwrite: bool = False,
 ) -> tuple[Path, Path]:
     """Write a run's evaluated model, and a model card beside it; return both paths.
+
+    A card that was written of other formats of the same model lists all of them.
 
     Args:
         run: the run folder.
@@ -45,19 +47,29 @@ def export(
     path = output or Path(f"{name}{FORMATS[kind]}")
     if path.suffix == ".md":
         raise InputError("--output", where=str(path), got="the place of the model card", remedy="use another ending")
-    for taken in (path, path.with_suffix(".md")):
+    beside = path.with_suffix(".md")
+    others = _listed(loaded, beside, client)
+    for taken in (path,) if others else (path, beside):
         if taken.exists() and not overwrite:
             raise InputError("exists", where=str(taken), remedy="choose another --output, or add --overwrite")
     content = content_of(loaded, kind, client)
     made = Exported(path.name, kind, hashlib.sha256(content).hexdigest(), client)
-    text = card(loaded, made)
+    text = card(loaded, [*(one for one in others if one.file != made.file), made])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
-        write_whole(path.with_suffix(".md"), text)
+        write_whole(beside, text)
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(path), got=error.strerror or str(error)) from error
-    return path, path.with_suffix(".md")
+    return path, beside
+
+
+def _listed(loaded: LoadedRun, path: Path, client: int | None) -> list[Exported]:
+    """Return the files of a model's card; none if there is no card at `path`, or one of another model."""
+    try:
+        return files_of(loaded, path.read_text(encoding="utf-8"), client)
+    except (OSError, ValueError):  # ValueError: no text
+        return []
 
 
 def _client(loaded: LoadedRun, site: str) -> int:

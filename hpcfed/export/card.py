@@ -6,6 +6,7 @@ Reference: Mitchell et al., "Model cards for model reporting", FAT* 2019.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,16 +52,27 @@ class Exported:
     client: int | None
 
 
-def card(loaded: LoadedRun, made: Exported) -> str:
-    """Return the model card."""
+FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re.MULTILINE)
+"""A file in a card."""
+
+
+def files_of(loaded: LoadedRun, text: str, client: int | None) -> list[Exported]:
+    """Return the files of a card that `card` has written of this run and client; none if it is another text."""
+    files = [Exported(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
+    known = files and all(one.kind in LOADING for one in files)
+    return files if known and card(loaded, files) == text else []
+
+
+def card(loaded: LoadedRun, files: Sequence[Exported]) -> str:
+    """Return the model card of one model's files in several formats."""
     rows = read_rounds(loaded.folder / RECORD)
     with Federation.open(loaded.recipe.data) as federation:
         parts = [
             f"# {_plain(loaded.recipe.name)}",
-            _summary(loaded, federation, made, len(rows)),
+            _summary(loaded, federation, files[0].client, len(rows)),
             "## The file",
-            _table(("", ""), _file(loaded, federation, made)),
-            f"```python\n{LOADING[made.kind].format(file=made.file)}\n```",
+            _table(("", ""), _file(loaded, federation, files)),
+            *(f"```python\n{LOADING[one.kind].format(file=one.file)}\n```" for one in files),
             "## Data",
             _table(("", ""), _data(federation)),
             "## Sites",
@@ -81,10 +93,10 @@ def card(loaded: LoadedRun, made: Exported) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _summary(loaded: LoadedRun, federation: Federation, made: Exported, rounds: int) -> str:
+def _summary(loaded: LoadedRun, federation: Federation, client: int | None, rounds: int) -> str:
     whose = ""
-    if made.client is not None:
-        whose = f" It has the private parts of {_plain(site_names(federation)[made.client])}."
+    if client is not None:
+        whose = f" It has the private parts of {_plain(site_names(federation)[client])}."
     elif private := private_names(loaded):
         whose = f" {len(private)} tensors are private to each site and not in the file."
     return (
@@ -93,10 +105,11 @@ def _summary(loaded: LoadedRun, federation: Federation, made: Exported, rounds: 
     )
 
 
-def _file(loaded: LoadedRun, federation: Federation, made: Exported) -> Iterator[tuple[str, str]]:
+def _file(loaded: LoadedRun, federation: Federation, files: Sequence[Exported]) -> Iterator[tuple[str, str]]:
     recipe = loaded.recipe
-    yield "file", f"`{made.file}`, {made.kind}"
-    yield "SHA-256", f"`{made.sha256}`"
+    for one in files:
+        yield "file", f"`{one.file}`, {one.kind}"
+        yield "SHA-256", f"`{one.sha256}`"
     yield "model", f"`{recipe.model.factory or recipe.model.name}`"
     yield "iterate", f"`evaluate.model: {recipe.evaluate.model}`"
     kind = "int64" if federation.task == "next-token" else recipe.dtype

@@ -125,6 +125,34 @@ def test_the_card_has_data_sites_metrics_and_digests(folder, capfd):
     assert "mcmahan" in card.lower()
 
 
+def test_a_card_lists_all_formats_of_its_model(folder, capfd):
+    trained()
+    assert exported(capfd)[0] == 0
+    first = Path("three.md").read_text()
+    assert exported(capfd, "--format", "state_dict") == (0, "wrote three.pt\nwrote three.md\n")
+    card = Path("three.md").read_text()
+    for name in ("three.safetensors", "three.pt"):
+        assert f'("{name}"' in card
+        assert hashlib.sha256(Path(name).read_bytes()).hexdigest() in card
+    assert exported(capfd)[1] == "hpcfed: three.safetensors: exists; choose another --output, or add --overwrite\n"
+    assert exported(capfd, "--overwrite")[0] == 0
+    assert len(Path("three.md").read_text().splitlines()) == len(card.splitlines())
+    assert len(first.splitlines()) < len(card.splitlines())
+
+
+def test_a_card_with_notes_or_of_another_run_stays(folder, capfd):
+    trained()
+    assert exported(capfd)[0] == 0
+    notes = Path("three.md").read_text() + "\nApproved.\n"
+    Path("three.md").write_text(notes)
+    assert exported(capfd, "--format", "state_dict")[1].startswith("hpcfed: three.md: exists; ")
+    assert Path("three.md").read_text() == notes
+    assert exported(capfd, "--overwrite")[0] == 0
+    hpcfed.run(small("run", name="three", evaluate=OF_SITES, seed=5), quiet=True, fresh=True)
+    assert exported(capfd, "--format", "state_dict")[1].startswith("hpcfed: three.md: exists; ")
+    assert not Path("three.pt").exists()
+
+
 WRONG: Mapping[str, tuple[list[str], str]] = {
     "no-private-part": (["--site", "0"], "--site 0: the model has no private part"),
     "the-cards-place": (["-o", "model.md"], "the place of the model card"),
