@@ -71,8 +71,8 @@ def train(
         watchdog.stage("start: devices, data and model")
         parts, evaluator = assemble(recipe, world, device_slot, watchdog)
         watchdog.stage("start: checkpoint, record and observers")
-        observers = Observers(recipe, world)
-        with parts.clients:
+        with parts.federation, parts.clients:
+            observers = Observers(recipe, world)
             client_evaluator = ClientEvaluator(recipe.evaluate, parts, evaluator)
             simulation = Simulation(parts)
             checkpoints = Checkpoints(recipe, folder, parts, simulation)

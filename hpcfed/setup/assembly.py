@@ -33,9 +33,13 @@ def assemble(
     """
     own = device_slot or take_device_slot(recipe.device, world)
     federation = open_federation(recipe.data, recipe.data_access, world)
-    checked = own_code_named()(device_faults(world)(_assemble))
-    assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
-    check_hosts(recipe, world)
+    try:
+        checked = own_code_named()(device_faults(world)(_assemble))
+        assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
+        check_hosts(recipe, world)
+    except BaseException:  # whose traceback would hold the file open
+        federation.close()
+        raise
     keep_freed_memory()  # only now: the memory for sorting a large index went back to the system
     return assembled
 

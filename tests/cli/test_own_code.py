@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -372,3 +373,46 @@ def test_outputs_of_one_number_are_not_paired_with_every_target(tmp_path):
     for loss, metric, key in (("wrong_loss", "right", "loss.factory"), ("right_loss", "wrong", "evaluate.metrics.own")):
         with pytest.raises(hpcfed.InputError, match=rf"{key}: four samples .* as if every output belonged to every"):
             run(loss, metric)
+
+
+FAILING = """
+from torch import nn
+
+
+def building():
+    raise ValueError("not built")
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if self.training:
+            raise ValueError("not trained")
+        return super().forward(x)
+
+
+def training():
+    return Net(12, 4)
+
+
+def observer():
+    raise ValueError("not seen")
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": {"factory": "failing:building"}}, "not built"),
+        ({"model": {"factory": "failing:training"}}, "not trained"),
+        ({"observers": [{"factory": "failing:observer"}]}, "not seen"),
+    ],
+)
+def test_an_error_closes_the_data(folder, monkeypatch, changes, says):
+    """The error is held, as a notebook holds its last one, and its frames with it."""
+    monkeypatch.chdir(folder)
+    (folder / "failing.py").write_text(FAILING)
+    with pytest.raises(hpcfed.InputError, match=says) as held:
+        hpcfed.run(small("failed", **changes), quiet=True)
+    with h5py.File("small.h5") as file:
+        assert file.attrs["name"]
+    assert held.tb is not None
