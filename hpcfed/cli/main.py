@@ -119,7 +119,7 @@ def _call(args: list[str] | None) -> int:
         code, message = 2, help_page.format_message()
     except click.UsageError as error:
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
-        code, message = 2, f"hpcfed: {error.format_message()}{hint}"
+        code, message = 2, f"hpcfed: {_of_usage(error)}{hint}"
     except click.exceptions.Abort:
         code, message = 130, "hpcfed: interrupted"
     except HpcfedError as error:
@@ -136,6 +136,13 @@ def _call(args: list[str] | None) -> int:
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
         code, message = 1, traceback.format_exc()
     return leave(code, message)
+
+
+def _of_usage(error: click.UsageError) -> str:
+    """Return the message; of an unknown option with the likeliest one, where click sorts by name."""
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        return f"no option {error.option_name!r}; did you mean {error.possibilities[0]!r}?"
+    return error.format_message()
 
 
 def _of_exit(ending: SystemExit) -> tuple[int, str]:

@@ -20,6 +20,9 @@ def certify(run: Path, key: Path | None) -> Iterator[str]:
         InputError: the run is not finished, its folder is not what the certificate says, or it cannot be signed.
         EnvironmentFailure: a file cannot be read or written.
     """
+    if not (run / "recipe.yaml").exists():
+        what = "not a run folder" if run.exists() else "no such run"
+        raise InputError(what, where=str(run), remedy="name the output folder of a run")
     folder = RunFolder(run.resolve())
     result = read_mapping(folder.path / "result.json")
     if result.get("status") != "finished":
