@@ -122,7 +122,8 @@ class Tilt:
 
     The gradient is taken at y + ``offset``, (d,), and with an ascent ``radius`` ρ (SAM) at ρ g/‖g‖ from there, g the
     minibatch's gradient there. Rules that set either say ``evaluates_elsewhere``. A step with a radius computes two
-    gradients and counts as one: τ_i, the effective steps and the record's ``gradients`` count steps.
+    gradients and counts as one: τ_i, the effective steps and the record's ``gradients`` count steps. The module's
+    running statistics are of the pass that gives this gradient, not of the first one with a radius.
     """
 
     shift: Tensor | None = None

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.batched.steps import FlatDescent, FusedDescent
 from hpcfed.client.solver import SequentialSolver, Task
+from hpcfed.config.parameters import Parameters
+from hpcfed.config.recipe import Local, LossSection
 from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import loss_for
+from hpcfed.types import Tilt
 from tests.contract.test_engines import MODELS, built, near_zero, solved, tasks_for
 
 ROUND, MU, STEPS = 3, 0.3, (3, 4, 2, 0)
@@ -99,3 +104,33 @@ def test_a_clients_ascent_does_not_depend_on_its_group():
     for place, task in enumerate(tasks):
         ((delta, loss),) = solved(solver, w, [task])
         assert solver.group_size > 1 or (torch.equal(delta, together[place][0]) and loss == together[place][1])
+
+
+def test_running_statistics_are_of_the_ascended_point():
+    """A minibatch enters them once, in the second pass of a step with a radius."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 2))
+    model = FlatModel(module, torch.float64, torch.device("cpu"), Parameters(buffers="averaged"))
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.arange(6) % 2
+    w = model.vector.clone()
+
+    def hidden(at: torch.Tensor) -> torch.Tensor:
+        weight, bias, *_ = model.views(at).values()
+        return functional.linear(x, weight, bias)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        _, _, scale, shift, weight, bias = model.views(at).values()
+        normed = functional.batch_norm(hidden(at), None, None, scale, shift, training=True)
+        return functional.cross_entropy(functional.linear(normed, weight, bias), y)
+
+    at = w.clone().requires_grad_()
+    (ascent,) = torch.autograd.grad(loss(at), at)
+    solver = SequentialSolver(
+        model, loss_for(LossSection(), "classification", []), Local(**LOCAL), 0, precision="float32", draws=False
+    )
+    (result,) = solver.solve(w, [Task(0, (x, y), Tilt(radius=0.4), 1, 0.0)], 1)
+    assert int(module[1].num_batches_tracked) == 1
+    expected = hidden(w + 0.4 * ascent / ascent.norm()).mean(0)
+    torch.testing.assert_close(module[1].running_mean, expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(module[1].running_mean, hidden(w).mean(0), atol=1e-3)
+    assert float(result.delta.norm()) > 0
