@@ -35,7 +35,7 @@ class Samples:
         missing: treatment of NaN in x: ``refuse``; ``drop`` the sample; ``keep``.
 
     Attributes:
-        labels: of classes that are the different labels, which y (n,) then numbers; None otherwise.
+        labels: the different labels, where these are the classes: y (n,) has their numbers; None with `num_classes`.
     """
 
     def __init__(self, task: str, num_classes: int | None, like: Samples | None = None, missing: str = "refuse"):
@@ -98,7 +98,7 @@ class Samples:
         return _finite(f"{name}: x", wide, first, nan=self._missing == "keep")
 
     def _of_one_class(self, what: str, y: np.ndarray) -> np.ndarray:
-        """Return labels of classes (m,), numbered if classes are the different labels; targets of other tasks as y."""
+        """Return the labels of a classification as (m,), numbered by `labels` if there is one; y of other tasks."""
         if self._task != "classification":
             return y
         if y.shape[1:] == (1,):
