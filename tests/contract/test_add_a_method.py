@@ -168,12 +168,19 @@ from hpcfed.algorithms.fedavg import Plain, ServerStep
 from hpcfed.types import Method, Part, ServerUpdate, Tilt, Update
 
 
-class Begins(ClientRule):
+class Stateful(ClientRule):
+    stateful = True
+
+    def next_state(self, sent, local, w, shared, client, context):
+        return client
+
+
+class Begins(Stateful):
     def begin(self, w):
         return {"c": w.nwe_zeros(3)}
 
 
-class Kept(ClientRule):
+class Kept(Stateful):
     def begin(self, w):  # Kept
         return {"c": 0.0}
 
