@@ -6,6 +6,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +245,18 @@ def _override(content: dict[str, Any], text: str) -> None:
         place[last] = spelled_out(key, parse_yaml(value))
     except Malformed as error:
         raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
+    if comment := _comment(value):
+        what, remedy = f"override {shown(text)}", "quote the value, twice for the shell: \"name='try #1'\""
+        raise InputError(what, expected="a value without a comment", got=shown(comment), remedy=remedy)
+
+
+def _comment(value: str) -> str:
+    """Return what YAML leaves out of a value, from `` #`` on; "" if nothing."""
+    for found in re.finditer(r"(?:^|\s)#", value):
+        with suppress(Malformed):  # within quotes
+            if parse_yaml(value[: found.start()]) == parse_yaml(value):
+                return value[found.start() :].strip()
+    return ""
 
 
 def from_folder(part: dict[str, Any], folder: Path, where: str) -> None:
