@@ -103,7 +103,7 @@ MORE: Mapping[str, Wrong] = {
     "certificate-of-no-run": Wrong("certify absent", ("absent: no such run; name the output folder of a run",)),
     "certificate-of-a-folder": Wrong("certify foreign", ("foreign: not a run folder; name the output folder",)),
     "bad-override": Wrong(RUN + "rounds", ("'rounds'", "section.key=value")),
-    "override-with-a-comment": Wrong(RUN + "'output=try #1'", ("a value without a comment, got '#1'; quote the value",)),
+    "override-with-a-comment": Wrong(RUN + "output=#1", ("a value without a comment, got '#1'; quote",)),
     "override-below-a-value": Wrong(RUN + "rounds.more=3", ("rounds.more=3", "'rounds'", "section")),
     "malformed-yaml": Wrong("run malformed.yaml", ("malformed.yaml", "not valid YAML at line 2")),
     "missing-recipe": Wrong("run absent.yaml", ("absent.yaml", "no such recipe", "check the path")),
