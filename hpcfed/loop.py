@@ -140,6 +140,8 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if patience is not None and patience >= (evaluations := recipe.rounds // every):
         few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
         yield f"stop.patience: {patience} has no effect, with {few}"
+    if recipe.local.clip == "linear" and recipe.local.clip_norm is None:
+        yield "local.clip: linear has no effect without local.clip_norm"
     if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:
         yield f"checkpoint.keep: {keep} is for early stops alone, since checkpoint.every is 0"
 
@@ -232,6 +234,8 @@ def _finish(session: Session, round: int, reason: str | None) -> None:
             f"{name}: {simulation.magnitudes.repeats} of {round} rounds were run twice, since the size of the "
             "updates changed too much from one round to the next (column 'attempts')"
         )
+    for remark in session.parts.model.news():
+        session.reporter.say(f"{name}: {remark}")
     evaluated = simulation.evaluated()
     models = session.parts.model, simulation.w, evaluated, session.evaluator.averaged_for(evaluated)
     session.parts.world.on_root(lambda: session.recorder.keep_models(*models))
@@ -271,7 +275,7 @@ def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientSc
         with session.parts.model.with_averaged(session.evaluator.averaged_for(w)):
             scores = session.evaluator(w, test=test, train=train)
             client_scores = session.client_evaluator(w, round) if clients else None
-        for remark in session.evaluator.news():
+        for remark in (*session.evaluator.news(), *session.parts.model.news()):
             session.reporter.say(f"{session.recipe.name}: {remark}")
         return scores, client_scores
     except HpcfedError:

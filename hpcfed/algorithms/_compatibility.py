@@ -81,10 +81,10 @@ def _check_names(method: Method, role: str, part: object, protocol: type) -> Non
 
 
 def _check_state(method: Method) -> None:
-    """Refuse a client rule that has half of a state: FedAvg's other half would drop it.
+    """Refuse a client rule with a state that it does not declare, which would be dropped.
 
     Raises:
-        InputError: naming what is missing.
+        InputError: naming what it has.
     """
     local = method.local
     if not isinstance(local, ClientRule):
@@ -94,9 +94,6 @@ def _check_state(method: Method) -> None:
     if own and not local.stateful:
         what, remedy = f"{name}, has {' and '.join(own)} without stateful = True", "add stateful: ClassVar[bool] = True"
         raise InputError(what, where=defined_at(local, own[0]), remedy=remedy)
-    if local.stateful and "next_state" not in own:
-        what = f"{name}, has stateful = True without next_state, so its clients' states would never change"
-        raise InputError(what, where=defined_at(local), remedy="add next_state, or leave stateful out")
 
 
 def _check_declared(method: Method) -> None:

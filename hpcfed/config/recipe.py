@@ -239,8 +239,6 @@ class Local(Section):
     def _steps_or_epochs(self) -> Local:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("'steps' or 'epochs', not both")
-        if self.clip == "linear" and "clip_norm" not in self.model_fields_set:  # null is a value, in a grid
-            raise ValueError("'clip_norm' beside 'clip: linear'")
         if self.lr_schedule and self.lr_decay != 1.0:
             raise ValueError("'lr_decay' or 'lr_schedule', not both")
         rounds = [entry.round for entry in self.lr_schedule]

@@ -92,7 +92,7 @@ class Measures:
 
     def begin(self, unit: int) -> None:
         """Set the global generators for what is measured next, the same for a unit, such as a client, in any round; and
-        a user's module's attributes to the initial ones.
+        tensors that a user's module keeps to the initial ones.
         """
         self._model.forget()
         if self._seed is not None:

@@ -1,21 +1,19 @@
-"""Plain attributes of a user's module, such as a counter or the hidden state of an LSTM: they are neither parameters
-nor buffers, and training may change them.
+"""Plain attributes of a user's module, neither parameters nor buffers, which training may change.
 
-Each client, and each unit of an evaluation, begins with the initial ones, so that nothing passes from one to the next.
+Tensors, such as the hidden state of an LSTM, are the initial ones again for each client and each unit of an evaluation:
+nothing of one client's data passes to the next. Numbers, such as a counter of calls, are left alone and named.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
-
-log = logging.getLogger("hpcfed")
 
 FEW, SMALL = 64, 1 << 20
 """Entries of a container, and bytes of an array, up to which a change in them is noticed."""
@@ -32,7 +30,7 @@ class _Attribute(NamedTuple):
 
 
 class Attributes:
-    """The initial attributes of a module and of those in it: numbers, text, tensors and arrays, containers of a few.
+    """The attributes of a module and of those in it: numbers, text, tensors and arrays, containers of a few.
 
     Others, such as functions, are left as they are.
     """
@@ -41,26 +39,42 @@ class Attributes:
         self._parts = {part: _plain(part) for part in module.modules()}
         self._names = {part: {*vars(part)} for part in self._parts}
         self._said: set[tuple[str, str]] = set()
+        self._news: list[str] = []
 
     def reset(self) -> None:
-        """Set the attributes to the initial ones, and remove those that have been added."""
+        """Set tensors to the initial ones, remove those that have been added, and note what else has changed."""
         for part, attributes in self._parts.items():
             for name in vars(part).keys() - self._names[part]:
-                delattr(part, name)
+                if _holds_tensors(vars(part)[name]):
+                    delattr(part, name)
+                else:
+                    self._names[part].add(name)
+                    self._note(part, name)
             for name, known in attributes.items():
                 now = vars(part).get(name)
                 if now is known.now and _mark(now) == known.mark:
                     continue
-                if isinstance(now, int | float) and not isinstance(now, bool):
-                    self._say(type(part).__name__, name)
-                value = copy.deepcopy(known.initial)
-                setattr(part, name, value)
-                attributes[name] = _Attribute(known.initial, value, _mark(value))
+                if _holds_tensors(now) or _holds_tensors(known.initial):
+                    now = copy.deepcopy(known.initial)
+                    setattr(part, name, now)
+                else:
+                    self._note(part, name)
+                attributes[name] = _Attribute(known.initial, now, _mark(now))
 
-    def _say(self, part: str, name: str) -> None:
-        if (part, name) not in self._said:
-            self._said.add((part, name))
-            log.warning("model: training changes %s.%s; every client begins with its initial value", part, name)
+    def news(self) -> Iterator[str]:
+        """Yield, once, a line on each attribute that passes from client to client."""
+        while self._news:
+            yield self._news.pop(0)
+
+    def _note(self, part: nn.Module, name: str) -> None:
+        what = type(part).__name__, name
+        if what not in self._said:
+            self._said.add(what)
+            place = ".".join(what)
+            self._news.append(
+                f"the model's calls change {place}, which passes from client to client, on other numbers of ranks in "
+                "another order"
+            )
 
 
 def _plain(part: nn.Module) -> dict[str, _Attribute]:
@@ -72,6 +86,12 @@ def _plain(part: nn.Module) -> dict[str, _Attribute]:
             with suppress(RuntimeError):  # a tensor that belongs to a graph, such as a view of a parameter
                 found[name] = _Attribute(copy.deepcopy(value), value, mark)
     return found
+
+
+def _holds_tensors(value: object) -> bool:
+    if isinstance(value, list | tuple | set | deque | dict):
+        return any(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor | np.ndarray)
 
 
 def _mark(value: object) -> Any:

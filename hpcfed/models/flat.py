@@ -127,9 +127,14 @@ class FlatModel:
         self._groups["fixed"].write(self._fixed)
 
     def forget(self) -> None:
-        """Set a user's module's attributes beside parameters and buffers to the initial ones."""
+        """Set tensors that a user's module keeps beside parameters and buffers to the initial ones."""
         if self.attributes is not None:
             self.attributes.reset()
+
+    def news(self) -> Iterator[str]:
+        """Yield, once, a line on each attribute of the module that passes from client to client."""
+        if self.attributes is not None:
+            yield from self.attributes.news()
 
     def private_state(self) -> State:
         """Return a copy of the private parameters and buffers, by the names that they have in a client's state."""

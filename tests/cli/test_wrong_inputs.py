@@ -86,7 +86,6 @@ MORE: Mapping[str, Wrong] = {
         RUN + "checkpoint.keep=spaecd",
         ("checkpoint.keep: expected a whole number from 1 to", "or 'spaced', got 'spaecd'; did you mean 'spaced'?"),
     ),
-    "clip-without-a-norm": Wrong(RUN + "local.clip=linear", ("local: expected 'clip_norm' beside 'clip: linear'",)),
     "loss-without-a-gradient": Wrong(
         RUN + "loss.factory=outputs:cut", ("does not depend on the model's parameters", "detach")
     ),
@@ -343,11 +342,12 @@ def test_what_is_written_as_yaml_is_read_as_it_was(text):
 @pytest.mark.one_mpi
 def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
     late = "local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]"
-    unused = ["stop.patience=1", "evaluate.every=2", "checkpoint={every: 0, keep: spaced}"]
+    unused = ["local.clip=linear", "stop.patience=1", "evaluate.every=2", "checkpoint={every: 0, keep: spaced}"]
     done = command(["run", "recipe.yaml", "name=a", "name=b", late, *unused, f"output={tmp_path / 'run'}"], prepared)
     assert done.returncode == 0, done.stderr
     assert "b: name is given more than once; the last, name=b, holds" in done.stdout
     assert "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used" in done.stdout
+    assert "local.clip: linear has no effect without local.clip_norm" in done.stdout
     assert "stop.patience: 1 has no effect, with 1 evaluation in 3 rounds" in done.stdout
     assert "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0" in done.stdout
 
@@ -379,10 +379,6 @@ def test_a_function_is_named_not_given(section, says, prepared):
 
 
 @pytest.mark.one_mpi
-def test_a_linear_clip_may_have_no_norm_in_a_grid(prepared):
-    assert load_recipe(prepared / "recipe.yaml", ["local.clip=linear", "local.clip_norm=null"]).local.clip_norm is None
-
-
 @pytest.mark.one_mpi
 def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path, command):
     """Control: the other cases fail only because of their own error."""

@@ -30,7 +30,10 @@ MISTYPED = {
         "class Own(ClientRule):\n    def begin(self, w):\n        return {'e': w}",
         "has begin without stateful = True",
     ),
-    "the-other-half": ("class Own(ClientRule):\n    stateful = True", "has stateful = True without next_state"),
+    "next-state": (
+        "class Own(ClientRule):\n    stateful = True\n    def nextstate(self):\n        return {}",
+        "has 'nextstate', which is never called by hpcfed; did you mean 'next_state'?",
+    ),
 }
 """A part that FedAvg's would silently replace → words of its refusal."""
 HEAD = """
@@ -389,8 +392,8 @@ class Net(nn.Module):
         before, self.carried = self.carried, torch.tanh(self.a(x.flatten(1))).mean(0)
         self.seen[0] += self.carried.detach()
         self.calls += 1
-        self.added = getattr(self, "added", 0.0) + 0.01
-        x = x * (1 + 0.01 * self.calls + self.added)
+        self.added = getattr(self, "added", torch.zeros(1)) + 0.01
+        x = x * (1 + self.added)
         more = 0 if before is None else 0.1 * before.detach() + 0.01 * self.seen[0]
         return self.b(more + dropout(torch.tanh(self.a(x.flatten(1))), 0.2, training=True) + 0.1 * np.random.rand())
 
@@ -430,3 +433,26 @@ def test_what_own_code_draws_from_global_generators_does_not_depend_on_ranks(ste
     same = ("hash", "test_loss", "test_drawn", "test_whole", "train_loss", "clients")
     assert [[row[key] for key in same] for row in resumed] == [[row[key] for key in same] for row in alone]
     assert all(row[key] is not None for row in alone for key in same)
+
+
+COUNTING = """
+from torch import nn
+
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(12, 4)
+        self.calls = {}
+
+    def forward(self, x):
+        self.calls[self.training] = self.calls.get(self.training, 0) + 1
+        return super().forward(x)
+"""
+
+
+def test_a_number_that_a_model_keeps_is_left_alone_and_named(world, place, capfd):
+    world.on_root(lambda: (place / "counting.py").write_text(COUNTING) and None)
+    recipe = small(place / "run", data=str(place / "small.h5"), python_path=[str(place)])
+    hpcfed.run(recipe | {"model": {"factory": "counting:Net"}}, world=world)
+    said = world.on_root(lambda: capfd.readouterr().out)
+    assert said.count("the model's calls change Net.calls, which passes from client to client") == 1
