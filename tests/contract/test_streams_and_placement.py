@@ -53,6 +53,9 @@ def test_the_numbers_of_the_purposes_never_change():
         "NEXT_STATE": 11,
         "SERVER_STEP": 12,
         "LOCAL_STEP": 13,
+        "BEGIN": 14,
+        "EVALUATION": 15,
+        "SHARE": 16,
     }
     assert stream(7, Purpose.COHORT, 3, 2).integers(2**32, size=3).tolist() == [4099395486, 1673106716, 428939887]
 
