@@ -12,6 +12,8 @@ from hpcfed.errors import EnvironmentFailure, InputError
 
 PATIENCE = 60.0
 """Seconds for SLURM to answer; a busy controller takes several."""
+OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+"""Variables of SLURM that do not describe a job."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,14 @@ def submit(script: Path, chain: int) -> list[str]:
 
 def _slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
     except FileNotFoundError:
         raise InputError(
             f"{command[0]} is not on the PATH",
@@ -73,6 +82,13 @@ def _slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise EnvironmentFailure(
             f"{command[0]} does not answer", where="SLURM", remedy="try again, or ask the site"
         ) from None
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without the variables of the job around this process: sbatch would pass them on."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return dict(os.environ)
+    return {name: value for name, value in os.environ.items() if name in OF_THE_CLUSTER or not name.startswith("SLURM_")}
 
 
 def _last_line(text: str) -> str:

@@ -107,6 +107,7 @@ def render(job: Job, site: Site) -> str:
         output=job.output,
         requeue=job.requeue,
         chained=job.chained,
+        array=job.array,
         run=[*launch, *python, "-m", "hpcfed", *map(shlex.quote, job.words)],
     )
     return text.rstrip() + "\n"

@@ -150,6 +150,16 @@ def test_options_of_a_job_without_an_array_run_nothing_here(name: str, what: str
         raise CliRunner().invoke(SHARING[name], [what, "--nodes", "1"]).exception or AssertionError
 
 
+def test_only_jobs_of_an_array_take_themselves_for_its_tasks() -> None:
+    """The last task has the array's own number, which means all tasks; a single job may have been submitted by one."""
+    task = "\njob=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\n"
+    done = CliRunner().invoke(sweep, ["recipe.yaml", "--array", "2", "--time", "10", "--dry-run"])
+    assert task in done.output
+    assert "\njob=$SLURM_JOB_ID\n" in shown()
+    for script in REQUEUED:
+        assert (task if script.stem == "sweep" else "\njob=$SLURM_JOB_ID\n") in script.read_text(encoding="utf-8")
+
+
 def test_chained_jobs_do_not_requeue_themselves() -> None:
     script = shown("--chain", "3")
     assert "no-requeue" in directives(script)

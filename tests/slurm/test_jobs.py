@@ -94,7 +94,7 @@ def test_only_a_run_that_stopped_with_something_new_is_requeued(
     checkpoints = tmp_path / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / "round-00000001.json").touch()
-    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
+    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\njob=$SLURM_JOB_ID\nrun=(bash -c '{deed}')\n"
     (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
     number = cluster.submit("--requeue", "job.sbatch", cwd=tmp_path)
     if goes_on:

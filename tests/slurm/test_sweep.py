@@ -181,7 +181,8 @@ def test_of_an_array_only_the_task_that_has_more_to_do_is_requeued(cluster: Clus
     """The last task has the array's own number; as a job's number it means all of them."""
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     deed = "if ((SLURM_ARRAY_TASK_ID == 1)); then exit 0; fi; sleep 2; touch run/checkpoints/round-1.json; exit 75"
-    head = f"#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\nrun=(bash -c '{deed}')\n"
+    head = "#!/bin/bash\nset -uo pipefail\noutput=run\nrequeue=yes\njob=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\n"
+    head += f"run=(bash -c '{deed}')\n"
     (tmp_path / "job.sbatch").write_text(head + STEP.read_text())
     number = cluster.submit("--requeue", "--array=1-2", "job.sbatch", cwd=tmp_path)
     cluster.wait(f"{number}_2", Restarts="1")

@@ -1,0 +1,45 @@
+"""What ``hpcfed submit`` makes of its options and of the environment, as the real SLURM takes it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import Cluster, Done
+
+HPCFED = (sys.executable, "-m", "hpcfed")
+
+
+def call(cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] | None = None) -> Done:
+    return cluster.call(*HPCFED, "submit", "recipe.yaml", "--time", "1", *more, cwd=place, env=env)
+
+
+def submitted(cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] | None = None) -> str:
+    """The number of the job that the command has submitted."""
+    done = call(cluster, place, *more, env=env)
+    assert done.returncode == 0, done.stderr
+    (number,) = re.findall(r"submitted as job (\d+),", done.stdout)
+    return number
+
+
+@pytest.fixture
+def seen(place: Path) -> Path:
+    """The file in which a job leaves its ranks' environment, in place of a run."""
+    (place / "site.yaml").write_text("python: bash -c 'env > seen'\nlaunch: srun\nsetup: export FROM_SETUP=yes\n")
+    return place / "seen"
+
+
+def test_a_job_submitted_from_a_task_of_an_array_does_not_take_itself_for_that_task(
+    cluster: Cluster, place: Path, seen: Path
+) -> None:
+    around = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_END_TIME": "9"}
+    number = submitted(cluster, place, "--site", "site.yaml", env=around)
+    cluster.wait(number, JobState="COMPLETED")
+    variables = dict(line.partition("=")[::2] for line in seen.read_text().splitlines())
+    assert variables["SLURM_JOB_ID"] == number
+    assert not any(name.startswith("SLURM_ARRAY") for name in variables)
+    assert int(variables["SLURM_JOB_END_TIME"]) > 9
