@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -14,6 +16,8 @@ PATIENCE = 60.0
 """Seconds for SLURM to answer; a busy controller takes several."""
 OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 """Variables of SLURM that do not describe a job."""
+NOT_OURS = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
+"""Variables of sbatch that would make an array of a job, or have us wait for its end."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +56,23 @@ def submit(script: Path, chain: int) -> list[str]:
         EnvironmentFailure: SLURM does not answer.
     """
     numbers: list[str] = []
+    options = _options(script.read_text(encoding="utf-8"))
     for _ in range(chain):
         after = [f"--dependency=afternotok:{numbers[-1]}", "--kill-on-invalid-dep=yes"] if numbers else []
-        done = _slurm(["sbatch", "--parsable", *after, str(script)])
+        done = _slurm(["sbatch", "--parsable", *options, *after, str(script)])
         if done.returncode != 0:
             raise InputError(
                 "sbatch refuses the job", where=str(script), got=_last_line(done.stderr), remedy="change the options"
             )
         numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" with several clusters
     return numbers
+
+
+def _options(script: str) -> list[str]:
+    """Return the options that a script sets; on the command line they override variables such as SBATCH_TIMELIMIT."""
+    head = takewhile(lambda line: line.startswith("#"), script.splitlines())  # sbatch reads no further
+    lines = (line.removeprefix("#SBATCH ") for line in head if line.startswith("#SBATCH "))
+    return [word for line in lines for word in shlex.split(line)]
 
 
 def _slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -85,10 +97,11 @@ def _slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without the variables of the job around this process: sbatch would pass them on."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return dict(os.environ)
-    return {name: value for name, value in os.environ.items() if name in OF_THE_CLUSTER or not name.startswith("SLURM_")}
+    """Return the environment for sbatch to read and pass on, without the variables of the job around this process."""
+    variables = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    if "SLURM_JOB_ID" not in variables:
+        return variables
+    return {key: value for key, value in variables.items() if key in OF_THE_CLUSTER or not key.startswith("SLURM_")}
 
 
 def _last_line(text: str) -> str:

@@ -43,3 +43,20 @@ def test_a_job_submitted_from_a_task_of_an_array_does_not_take_itself_for_that_t
     assert variables["SLURM_JOB_ID"] == number
     assert not any(name.startswith("SLURM_ARRAY") for name in variables)
     assert int(variables["SLURM_JOB_END_TIME"]) > 9
+
+
+def test_variables_of_sbatch_do_not_override_the_script(cluster: Cluster, place: Path) -> None:
+    others = {"SBATCH_JOB_NAME": "mine", "SBATCH_TIMELIMIT": "9", "SBATCH_NO_REQUEUE": "", "SBATCH_ARRAY_INX": "1-4"}
+    held = submitted(cluster, place, "-o", "hold", env=others)
+    job = cluster.job(held)
+    assert job["JobName"].startswith("recipe-")
+    assert (job["TimeLimit"], job["Requeue"], job.get("ArrayTaskId")) == ("00:01:00", "1", None)
+    assert f"in the queue already, job {held} (pending)" in call(cluster, place, env=others).stdout
+    assert cluster.call("scancel", held, cwd=place).returncode == 0
+
+
+def test_variables_of_sbatch_count_where_the_script_says_nothing(cluster: Cluster, place: Path) -> None:
+    refused = call(cluster, place, env={"SBATCH_PARTITION": "nowhere"})
+    assert (refused.returncode, "Invalid partition name specified" in refused.stderr) == (2, True)
+    held = submitted(cluster, place, "-o", "hold", "--partition", "main", env={"SBATCH_PARTITION": "nowhere"})
+    assert cluster.call("scancel", held, cwd=place).returncode == 0
