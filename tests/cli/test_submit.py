@@ -349,6 +349,18 @@ def test_a_job_whose_start_fails_does_not_run(folder: Path, site_file: Path, sit
         assert done.stderr.splitlines()[-1] == f"hpcfed: the job ends, since its start failed: {said}"
 
 
+def test_modules_are_loaded_where_only_login_shells_have_them(folder: Path, site_file: Path) -> None:
+    """With ``--export=NONE`` a job has no function `module`; ``/etc/profile`` defines it."""
+    site_file.write_text("{modules: [gcc/13], launch: env, python: 'bash -c \"echo $LOADED\"'}")
+    profile = folder / "profile"
+    profile.write_text("module() { export LOADED=$2; }\n")
+    script = shown()
+    assert script.count(" /etc/profile ") == 1
+    (folder / "job.sh").write_text(script.replace("/etc/profile", str(profile)))
+    done = subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "gcc/13\n"), done.stderr
+
+
 def test_a_signal_before_the_step_is_forwarded_to_it(folder: Path, site_file: Path) -> None:
     """SLURM's signal comes while the site's own lines are at work."""
     (folder / "step.py").write_text(

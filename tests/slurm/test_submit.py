@@ -45,6 +45,12 @@ def test_a_job_submitted_from_a_task_of_an_array_does_not_take_itself_for_that_t
     assert int(variables["SLURM_JOB_END_TIME"]) > 9
 
 
+def test_ranks_get_what_setup_exports_whatever_sbatch_exports(cluster: Cluster, place: Path, seen: Path) -> None:
+    number = submitted(cluster, place, "--site", "site.yaml", "-o", "export=NONE")
+    cluster.wait(number, JobState="COMPLETED")
+    assert "FROM_SETUP=yes" in seen.read_text().splitlines()
+
+
 def test_variables_of_sbatch_do_not_override_the_script(cluster: Cluster, place: Path) -> None:
     others = {"SBATCH_JOB_NAME": "mine", "SBATCH_TIMELIMIT": "9", "SBATCH_NO_REQUEUE": "", "SBATCH_ARRAY_INX": "1-4"}
     held = submitted(cluster, place, "-o", "hold", env=others)
