@@ -81,4 +81,7 @@ def submit_array(
         prepare(planned, claims, redo)
         return is_decided(planned, claims)
 
-    submit_job(facts, folder, words, is_done, array=array, **job)
+    if redo.fresh:
+        submit_job(facts, folder, words, lambda: False, lambda: not is_done(), array=array, **job)
+    else:
+        submit_job(facts, folder, words, is_done, array=array, **job)

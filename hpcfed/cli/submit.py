@@ -87,12 +87,12 @@ def command(
                 folder.accept_code(run)
         return all(folder.is_finished(run) for folder, run in zip(folders, runs, strict=True))
 
-    def make_room() -> None:  # once, now: a requeued job goes on
+    def make_room() -> bool:  # once, now: a requeued job goes on
         for folder in folders:
-            if fresh:
-                folder.set_aside()
+            folder.set_aside()
+        return True
 
-    submit_job(first, output, words, is_done, make_room, chain=chain, **job)
+    submit_job(first, output, words, is_done, make_room if fresh else None, chain=chain, **job)
 
 
 def submit_job(
@@ -100,7 +100,7 @@ def submit_job(
     output: Path,
     words: Sequence[str],
     is_done: Callable[[], bool],
-    make_room: Callable[[], None] = lambda: None,
+    make_room: Callable[[], bool] | None = None,
     *,
     time: str,
     nodes: int,
@@ -122,7 +122,7 @@ def submit_job(
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it.
         is_done: whether there is nothing to do.
-        make_room: called right before the job is submitted.
+        make_room: see `hpcfed.submit.queue.submit`.
         chain, array: number of jobs, one after another or all at once.
         Others: the options of the command line.
     """
@@ -159,16 +159,19 @@ def submit_job(
         click.echo(text, nl=False)
         return
     queued = jobs_named(job.label) if array is not None else []
-    if not queued and is_done():  # of an array it may set folders aside, which jobs must not be using
-        click.echo(f"{job.name}: finished already, see {output}")
+    finished = f"{job.name}: finished already, see {output}"
+    if not queued and is_done():  # of an array it may write to folders, which jobs must not be using
+        click.echo(finished)
         return
     if queued := queued or jobs_named(job.label):
         waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
         click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted")
         return
-    make_room()
     _write(job.script, text)
-    numbers = submit(job.script, chain or 1)
+    numbers = submit(job.script, chain or 1, make_room)
+    if not numbers:
+        click.echo(finished)
+        return
     click.echo(text, nl=False)
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(job.script))}")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 
 PATIENCE = 60.0
 """Seconds for SLURM to answer; a busy controller takes several."""
@@ -42,30 +43,55 @@ def jobs_named(label: str) -> list[Queued]:
     return [Queued(number, state) for number, state in rows]
 
 
-def submit(script: Path, chain: int) -> list[str]:
+def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:
     """Submit a script as `chain` jobs; each waits for the one before and starts only if that did not finish its run.
 
     A job whose run ends for good cancels all waiting ones (see ``job.sbatch.j2``): SLURM counts a cancelled job as not
     finished, so cancelling the next job alone would start the one after it.
 
+    Args:
+        script, chain: path of the script, and number of jobs.
+        make_room: moves earlier runs away and returns whether anything is left to do; called once SLURM has accepted
+            the first job, which is held meanwhile.
+
     Returns:
-        The jobs' numbers.
+        The jobs' numbers; none if nothing is left to do.
 
     Raises:
-        InputError: SLURM refuses the job.
+        InputError: SLURM refuses a job.
         EnvironmentFailure: SLURM does not answer.
     """
     numbers: list[str] = []
     options = _options(script.read_text(encoding="utf-8"))
     for _ in range(chain):
         after = [f"--dependency=afternotok:{numbers[-1]}", "--kill-on-invalid-dep=yes"] if numbers else []
-        done = _slurm(["sbatch", "--parsable", *options, *after, str(script)])
+        hold = ["--hold"] if make_room and not numbers else []
+        done = _slurm(["sbatch", "--parsable", *options, *after, *hold, str(script)])
         if done.returncode != 0:
-            raise InputError(
-                "sbatch refuses the job", where=str(script), got=_last_line(done.stderr), remedy="change the options"
-            )
+            before = f"submitted: {', then '.join(numbers)}"
+            what = f"sbatch refuses job {len(numbers) + 1} of {chain}" if numbers else "sbatch refuses the job"
+            remedy = before if numbers else "change the options"
+            raise InputError(what, where=str(script), got=_last_line(done.stderr), remedy=remedy)
         numbers.append(done.stdout.strip().partition(";")[0])  # "number;cluster" with several clusters
+        if hold and make_room and not _begins(numbers[0], make_room, release="--hold" not in options):
+            return []
     return numbers
+
+
+def _begins(number: str, make_room: Callable[[], bool], *, release: bool) -> bool:
+    """Make room for a held job and release it, or cancel it if nothing is left to do; return whether anything is."""
+    try:
+        needed = make_room()
+    except BaseException:
+        with suppress(HpcfedError):
+            _slurm(["scancel", number])
+        raise
+    if not needed or release:
+        done = _slurm(["scontrol", "release", number] if needed else ["scancel", number])
+        if done.returncode != 0:
+            remedy = f"scontrol release {number}" if needed else f"scancel {number}"
+            raise EnvironmentFailure("a held job is left", got=_last_line(done.stderr), remedy=remedy)
+    return needed
 
 
 def _options(script: str) -> list[str]:

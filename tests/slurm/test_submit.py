@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+import hpcfed
 from tests.slurm.conftest import Cluster, Done
 
 HPCFED = (sys.executable, "-m", "hpcfed")
+NOTHING = "{launch: env, python: 'true'}"
+"""A site file of jobs that do nothing."""
 
 
-def call(cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] | None = None) -> Done:
-    return cluster.call(*HPCFED, "submit", "recipe.yaml", "--time", "1", *more, cwd=place, env=env)
+def call(
+    cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] | None = None, command: str = "submit"
+) -> Done:
+    return cluster.call(*HPCFED, command, "recipe.yaml", "--time", "1", *more, cwd=place, env=env)
 
 
 def submitted(cluster: Cluster, place: Path, *more: str, env: Mapping[str, str] | None = None) -> str:
@@ -66,3 +71,54 @@ def test_variables_of_sbatch_count_where_the_script_says_nothing(cluster: Cluste
     assert (refused.returncode, "Invalid partition name specified" in refused.stderr) == (2, True)
     held = submitted(cluster, place, "-o", "hold", "--partition", "main", env={"SBATCH_PARTITION": "nowhere"})
     assert cluster.call("scancel", held, cwd=place).returncode == 0
+
+
+def test_fresh_leaves_a_run_where_it_is_until_slurm_has_accepted_the_job(cluster: Cluster, place: Path) -> None:
+    hpcfed.run(place / "recipe.yaml", [f"output={place / 'run'}"], quiet=True)
+    model, kept = place / "run" / "model.safetensors", place / "run" / "previous-1" / "model.safetensors"
+    refused = call(cluster, place, "--fresh", "--partition", "nowhere")
+    assert (refused.returncode, model.exists(), kept.exists()) == (2, True, False)
+    (place / "site.yaml").write_text(NOTHING)
+    number = submitted(cluster, place, "--fresh", "--site", "site.yaml")
+    assert kept.exists()
+    cluster.wait(number, JobState="COMPLETED")
+
+
+def test_fresh_leaves_runs_of_an_array_where_they_are_until_slurm_has_accepted_it(
+    cluster: Cluster, place: Path
+) -> None:
+    asked = ("--grid", "local.lr=0.1", "--output", "swept", "--array", "1")
+    swept = cluster.call(*HPCFED, "sweep", "recipe.yaml", *asked[:4], cwd=place)
+    assert swept.returncode == 0, swept.stderr
+    (run,) = (place / "swept" / "runs").iterdir()
+    unchanged = call(cluster, place, *asked, "--fresh", command="sweep")
+    assert "finished already" in unchanged.stdout
+    assert cluster.call("squeue", "--noheader", cwd=place).stdout == ""
+    (place / "site.yaml").write_text(NOTHING)
+    changed = (*asked, "local.batch_size=5", "--fresh", "--site", "site.yaml")
+    assert call(cluster, place, *changed, "--partition", "nowhere", command="sweep").returncode == 2
+    assert (run / "model.safetensors").exists()
+    said = call(cluster, place, *changed, command="sweep")
+    assert "submitted as job" in said.stdout, said.stderr
+    assert (run / "previous-1" / "model.safetensors").exists()
+    (number,) = re.findall(r"submitted as job (\d+),", said.stdout)
+    cluster.wait(f"{number}_1", JobState="COMPLETED")
+
+
+def test_a_chain_that_is_refused_in_the_middle_names_the_jobs_before(cluster: Cluster, place: Path) -> None:
+    """Its partition takes no more jobs after the first."""
+    sbatch = place / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    drain = "scontrol update PartitionName=main State=DRAIN"
+    sbatch.write_text(f'#!/bin/sh\nPATH=${{PATH#*:}}\nsbatch "$@"; code=$?; {drain}; exit $code\n')
+    sbatch.chmod(0o755)
+    path = {"PATH": f"{sbatch.parent}:{cluster.env['PATH']}"}
+    try:
+        refused = call(cluster, place, "--chain", "3", "-o", "hold", env=path)
+    finally:
+        cluster.call("scontrol", "update", "PartitionName=main", "State=UP", cwd=place)
+    (number,) = cluster.call("squeue", "--noheader", "--format=%i", cwd=place).stdout.split()
+    assert refused.returncode == 2
+    assert "sbatch refuses job 2 of 3: got sbatch: error: " in refused.stderr
+    assert refused.stderr.endswith(f"; submitted: {number}\n")
+    assert cluster.call("scancel", number, cwd=place).returncode == 0
