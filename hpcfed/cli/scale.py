@@ -192,10 +192,10 @@ def _size(
     Raises:
         InputError: they fill no whole nodes.
     """
-    from hpcfed.cli.submit import gpus_of_a_node
+    from hpcfed.cli.submit import options_of, ranks_of_gpus
     from hpcfed.errors import InputError
 
-    each = ranks_per_node or gpus_of_a_node(site, gpus_per_node, more) or count
+    each = ranks_per_node or ranks_of_gpus(options_of(site, gpus_per_node, more), nodes=1) or count
     if count > each and count % each:
         raise InputError("--ranks-per-node", expected=f"a number that divides {count} ranks", got=str(each))
     return {"nodes": max(1, count // each), "ranks_per_node": min(each, count)}

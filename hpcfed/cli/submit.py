@@ -25,7 +25,9 @@ JOB_OPTIONS = (
     click.option(
         "--option", "-o", "more", multiple=True, metavar="KEY=VALUE", help="Of sbatch: -o qos=long -o exclusive."
     ),
-    click.option("--notice", type=click.IntRange(1), help="Seconds to stop in; default: 120, or less below 5 min."),
+    click.option(
+        "--notice", type=click.IntRange(1, 65535), help="Seconds to stop in; default: 120, or less below 5 min."
+    ),
     click.option("--site", type=click.Path(), help="Site file; default: ~/.config/hpcfed/site.yaml, if there is one."),
     click.option("--dry-run", is_flag=True, help="Show the script and leave it at that."),
 )
@@ -143,7 +145,7 @@ def submit_job(
         output=output,
         words=words,
         nodes=nodes,
-        ranks_per_node=ranks_per_node or _gpus(asked.get("gpus-per-node")) or 1,
+        ranks_per_node=ranks_per_node or ranks_of_gpus(asked, nodes) or 1,
         threads=facts.threads,
         time=time,
         notice=notice,
@@ -176,16 +178,23 @@ def submit_job(
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(job.script))}")
 
 
-def gpus_of_a_node(site: str | None, gpus_per_node: int | None, more: Sequence[str]) -> int:
-    """Return the GPUs of a node that a job of these options has; 0 if nothing says so.
+def options_of(site: str | None, gpus_per_node: int | None, more: Sequence[str]) -> dict[str, str | int | None]:
+    """Return the options of sbatch that a job of the site file and of these options has.
 
     Raises:
         InputError: the site file cannot be read.
     """
     from hpcfed.submit.site import read_site
 
-    asked = {**read_site(Path(site) if site else None).options, **_options({"gpus-per-node": gpus_per_node}, more)}
-    return _gpus(asked.get("gpus-per-node"))
+    return {**read_site(Path(site) if site else None).options, **_options({"gpus-per-node": gpus_per_node}, more)}
+
+
+def ranks_of_gpus(options: Mapping[str, str | int | None], nodes: int) -> int:
+    """Return the ranks of a node: one for each GPU, or for ``gpus-per-task`` of them; 0 if no option counts GPUs."""
+    nodes = int(options["nodes"] or nodes) if str(options.get("nodes")).isdecimal() else nodes
+    in_gres = ",".join(part for part in str(options.get("gres", "")).split(",") if part.partition(":")[0] == "gpu")
+    gpus = _gpus(options.get("gpus-per-node")) or _gpus(in_gres) or _gpus(options.get("gpus")) // nodes
+    return gpus // (_gpus(options.get("gpus-per-task")) or 1)
 
 
 def _options(named: Mapping[str, str | int | None], more: Sequence[str]) -> dict[str, str | int | None]:
@@ -212,9 +221,9 @@ def _requeues(cluster: Site, options: Mapping[str, str | int | None], chain: int
 
 
 def _gpus(option: str | int | None) -> int:
-    """Return the number in sbatch's ``gpus-per-node``, such as 4 or ``a100:4``; 0 without one."""
-    number = str(option or "").rpartition(":")[2]
-    return int(number) if number.isdecimal() else 0
+    """Return the number of GPUs in an option of sbatch, such as 4, ``a100:4``, ``a100:2,h100:2`` or ``gpu`` for one."""
+    numbers = (part.rpartition(":")[2] for part in str(option or "").split(",") if part)
+    return sum(int(number) if number.isdecimal() else 1 for number in numbers)
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpcfed.cli.reproduce import command as reproduce
+from hpcfed.cli.scale import command as scale
 from hpcfed.cli.study import command as study
 from hpcfed.cli.submit import command
 from hpcfed.cli.sweep import command as sweep
@@ -82,6 +83,38 @@ def test_ranks_follow_gpus() -> None:
     assert {"ntasks-per-node=8"} <= set(directives(shown("--gpus-per-node", "4", "--ranks-per-node", "8")))
     with pytest.raises(InputError, match="device: cuda: expected GPUs, got none; add --gpus-per-node"):
         shown("device=cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks"),
+    [
+        ("gres=gpu:4", 4),
+        ("gres=gpu:a100:4", 4),
+        ("gres=nvme:9,gpu:a100:2,gpu:h100:1", 3),
+        ("gres=gpu", 1),
+        ("gres=nvme:9", 1),
+        ("gpus=a100:4", 4),
+        ("gpus=8 nodes=2", 4),
+        ("gpus-per-node=a100:2,h100:2", 4),
+        ("gpus-per-node=4 gpus-per-task=1", 4),
+        ("gpus-per-node=4 gpus-per-task=2", 2),
+        ("gpus-per-task=1", 1),
+    ],
+)
+def test_ranks_follow_gpus_however_they_are_asked_for(options: str, ranks: int) -> None:
+    typed = [word for option in options.split() for word in ("-o", option)]
+    assert f"ntasks-per-node={ranks}" in directives(shown(*typed, "device=cuda"))
+
+
+def test_ranks_of_several_nodes_share_all_gpus_of_the_job() -> None:
+    assert "ntasks-per-node=2" in directives(shown("--nodes", "2", "-o", "gpus=4"))
+
+
+def test_scale_takes_ranks_by_gpus_as_submit_does() -> None:
+    asked = ["recipe.yaml", "--slurm", "--time", "10", "--dry-run", "--ranks", "4"]
+    done = CliRunner().invoke(scale, [*asked, "-o", "gres=gpu:a100:2"])
+    assert done.exit_code == 0, done.exception
+    assert {"nodes=2", "ntasks-per-node=2"} <= set(directives(done.output))
 
 
 def test_options_of_sbatch_count_wherever_they_stand(folder: Path) -> None:
@@ -318,6 +351,8 @@ def test_a_time_limit_leaves_time_before_the_notice() -> None:
         shown("--time=3", "--notice=120")
     with pytest.raises(InputError, match="got '1', 60 s"):
         shown("--time=60", "--notice=10", "-o", "time=1")
+    with pytest.raises(SystemExit):  # the most that sbatch takes
+        shown("--time=UNLIMITED", "--notice=65536")
     for limit in ("3:01", "0:3:1", "0-0:4", "UNLIMITED", "90"):
         shown(f"--time={limit}", "--notice=120")
     for limit, notice in (("INFINITE", 120), ("5", 120), ("3", 60), ("1", 10)):
