@@ -140,6 +140,8 @@ def submit_job(
     if facts.device not in ("auto", "cpu") and not asks_for_gpus:
         what, remedy = f"device: {facts.device}", "add --gpus-per-node"
         raise InputError(what, where=words[1], expected="GPUs", got="none", remedy=remedy)
+    if output.is_symlink() and not output.exists():
+        raise InputError("output", where=str(output), expected="a folder", got="a link to a file that does not exist")
     job = Job(
         name=facts.name,
         output=output,

@@ -41,6 +41,9 @@ ESCAPED = re.compile(r"\\.", re.DOTALL)
 QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 DOLLAR = "\0"
 """Stands for a ``$`` that does not expand; a site file has no such character."""
+UNQUOTED_HOME = re.compile(rf"{QUOTED.pattern}|(?<!\S)~(?=/)", re.DOTALL)
+"""A quoted part, or a ``~/`` that begins a word outside of quotes."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 VARIABLE = re.compile(r"(\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})", re.ASCII)
 UNFIT = re.compile(r'[\x00-\x1f\x7f"\\]')
 """Characters that sbatch cannot take in a path."""
@@ -114,15 +117,19 @@ def render(job: Job, site: Site) -> str:
 
 
 def _expanding(command: str) -> list[str]:
-    """Return the words of a command for bash: ``$NAME`` and ``${NAME}`` expand, and nothing else.
+    """Return the words of a command for bash: ``$NAME``, ``${NAME}`` and a leading ``~/`` expand, and nothing else.
 
-    As in a shell, a ``$`` in single quotes or after a backslash stays as it is.
+    As in a shell, a ``$`` in single quotes or after a backslash stays as it is. Before ``NAME=value`` comes ``env``,
+    since bash takes it for a command where it has come out of an array.
     """
-    return [_quoted(word) for word in words_of(QUOTED.sub(_with_literal_dollars, command))]
+    words = words_of(UNQUOTED_HOME.sub(_with_literal_dollars, command))
+    return [*(["env"] if ASSIGNMENT.match(words[0]) else []), *map(_quoted, words)]
 
 
 def _with_literal_dollars(quoted: re.Match[str]) -> str:
-    """Return a quoted part, or an escaped character, with `DOLLAR` for each ``$`` that does not expand in it."""
+    """Return a match of `UNQUOTED_HOME`, with ``$HOME`` for ``~``, and `DOLLAR` for each ``$`` that does not expand."""
+    if quoted[0] == "~":
+        return "$HOME"
     if quoted[0].startswith("'"):
         return quoted[0].replace("$", DOLLAR)
     return ESCAPED.sub(lambda found: DOLLAR if found[0] == "\\$" else found[0], quoted[0])
@@ -142,6 +149,9 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     notice = _notice(str(options["time"]), job.notice)
     if "job-name" in options:
         raise InputError("option job-name", expected="none, since a run's jobs are found by their name")
+    if "array" in options and job.array is None:
+        remedy = "hpcfed sweep --array N has jobs share its runs"
+        raise InputError("option array", expected="none, since its jobs would be in one folder", remedy=remedy)
     if "wrap" in options:
         raise InputError("option wrap", expected="none, since the job's commands are those of its script")
     for key, value in options.items():

@@ -8,8 +8,8 @@ python: $SCRATCH/env/bin/python        # runs hpcfed there; default: the one tha
 options: {account: project7, constraint: milan, exclusive: true}     # of sbatch; true makes a flag
 requeue: true                          # whether jobs may requeue themselves; else use --chain
 
-In `launch` and `python` $VARIABLES expand where the job runs, but not in single quotes or after a backslash; nothing
-else expands.
+In `launch` and `python` $VARIABLES expand where the job runs, but not in single quotes or after a backslash, and a
+word's leading ~/ does outside of quotes; nothing else expands. Either may begin with NAME=value.
 """
 
 from __future__ import annotations

@@ -161,6 +161,23 @@ def test_variables_of_the_site_file_expand_in_the_job(folder: Path) -> None:
     assert not (folder / "hacked").exists()
 
 
+def test_the_home_folder_of_the_site_file_expands_in_the_job(folder: Path, site_file: Path) -> None:
+    site = {"launch": "A=~/x ~/bin/run --at ~/b '~/c' \"~/d\" ~user/e f~/ ~", "python": "~/f/python"}
+    site_file.write_text(json.dumps(site))
+    (line,) = [line for line in shown().splitlines() if line.startswith("run=(")]
+    show = f'HOME="/h s"; {line}; printf "%s\n" "${{run[@]}}"'
+    found = subprocess.run(["bash", "-c", show], capture_output=True, text=True).stdout.splitlines()
+    assert found[:7] == ["env", "A=~/x", "/h s/bin/run", "--at", "/h s/b", "~/c", "~/d"]
+    assert found[7:11] == ["~user/e", "f~/", "~", "/h s/f/python"]
+
+
+def test_variables_set_before_a_command_of_the_site_file_are_its_environment(folder: Path, site_file: Path) -> None:
+    site_file.write_text(json.dumps({"launch": "A=1 B='2 3' env", "python": "C=4 bash -c 'echo $A $B $C'"}))
+    (folder / "job.sh").write_text(shown())
+    done = subprocess.run(["bash", "job.sh"], env=JOB, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "1 2 3 4\n"), done.stderr
+
+
 def test_a_run_folder_behind_a_link_is_looked_into(folder: Path, site_file: Path) -> None:
     """For what the run has saved; and the job has the name that it has without the link."""
     (folder / "scratch").mkdir()
@@ -324,6 +341,14 @@ def test_a_folder_may_be_called_anything(folder: Path, name: str) -> None:
     assert not (folder / "hacked").exists()
 
 
+def test_a_link_to_nothing_is_no_output(folder: Path) -> None:
+    (folder / "purged").symlink_to("scratch")
+    with pytest.raises(
+        InputError, match="/purged: output: expected a folder, got a link to a file that does not exist"
+    ):
+        shown("output=purged")
+
+
 @pytest.mark.parametrize("text", ['say "x"', "back\\slash"])
 def test_a_folder_that_sbatch_cannot_be_told_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="output: expected a path without quotes"):
@@ -362,6 +387,13 @@ def test_a_time_limit_leaves_time_before_the_notice() -> None:
 def test_an_option_does_not_replace_the_script() -> None:
     with pytest.raises(InputError, match="option wrap: expected none"):
         shown("-o", "wrap=ls")
+
+
+def test_a_run_is_no_array() -> None:
+    with pytest.raises(InputError, match=r"option array: expected none, .*; hpcfed sweep --array N has jobs share"):
+        shown("-o", "array=1-4")
+    asked = ["recipe.yaml", "--array", "4", "--time", "10", "--dry-run", "-o", "array=1-4%2"]
+    assert "array=1-4%2" in directives(CliRunner().invoke(sweep, asked).output)
 
 
 @pytest.mark.parametrize(
