@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 OVERSUBSCRIBED, LEAST = 4, 8
 """Ranks a core that may be measured here, and the number of ranks that always may."""
+SHARING = {"exclusive", "oversubscribe"}
+"""Options of sbatch that say whether a job shares its nodes."""
 
 
 def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -186,8 +188,10 @@ def _size(
     site: str | None,
     more: Sequence[str],
     **_: Any,
-) -> dict[str, int]:
-    """Return the job's size for a measurement on `count` ranks, on as few nodes as hold them.
+) -> dict[str, Any]:
+    """Return the options of a job for a measurement on `count` ranks, on as few nodes as hold them.
+
+    It has its nodes to itself, unless an option says otherwise: neighbours' work would be measured, too.
 
     Raises:
         InputError: they fill no whole nodes.
@@ -195,10 +199,12 @@ def _size(
     from hpcfed.cli.submit import options_of, ranks_of_gpus
     from hpcfed.errors import InputError
 
-    each = ranks_per_node or ranks_of_gpus(options_of(site, gpus_per_node, more), nodes=1) or count
+    asked = options_of(site, gpus_per_node, more)
+    each = ranks_per_node or ranks_of_gpus(asked, nodes=1) or count
     if count > each and count % each:
         raise InputError("--ranks-per-node", expected=f"a number that divides {count} ranks", got=str(each))
-    return {"nodes": max(1, count // each), "ranks_per_node": min(each, count)}
+    alone = () if SHARING & set(asked) else ("exclusive",)
+    return {"nodes": max(1, count // each), "ranks_per_node": min(each, count), "more": (*more, *alone)}
 
 
 def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **job: Any) -> None:

@@ -157,9 +157,8 @@ def submit_job(
         array=array,
     )
     text = render(job, cluster)
-    if doubt := doubt_of(cluster):
-        click.echo(f"hpcfed: {doubt}", err=True)
     if dry_run:
+        _warn_once(doubt_of(cluster))
         click.echo(text, nl=False)
         return
     queued = jobs_named(job.label) if array is not None else []
@@ -171,6 +170,7 @@ def submit_job(
         waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
         click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted")
         return
+    _warn_once(doubt_of(cluster))
     _write(job.script, text)
     numbers = submit(job.script, chain or 1, make_room)
     if not numbers:
@@ -178,6 +178,14 @@ def submit_job(
         return
     click.echo(text, nl=False)
     click.echo(f"{job.name}: submitted as job {', then '.join(numbers)}, from {shlex.quote(str(job.script))}")
+
+
+def _warn_once(text: str) -> None:
+    """Print a warning to stderr, once for all jobs of a command."""
+    said = click.get_current_context().meta.setdefault(__name__, set())
+    if text and text not in said:
+        said.add(text)
+        click.echo(f"hpcfed: {text}", err=True)
 
 
 def options_of(site: str | None, gpus_per_node: int | None, more: Sequence[str]) -> dict[str, str | int | None]:

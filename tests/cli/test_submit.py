@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import hpcfed
 from hpcfed.cli.reproduce import command as reproduce
 from hpcfed.cli.scale import command as scale
 from hpcfed.cli.study import command as study
 from hpcfed.cli.submit import command
 from hpcfed.cli.sweep import command as sweep
+from hpcfed.doctor.launch import Mpi
 from hpcfed.errors import InputError
 from tests.launch import ROOT, launcher
 
@@ -115,6 +117,26 @@ def test_scale_takes_ranks_by_gpus_as_submit_does() -> None:
     done = CliRunner().invoke(scale, [*asked, "-o", "gres=gpu:a100:2"])
     assert done.exit_code == 0, done.exception
     assert {"nodes=2", "ntasks-per-node=2"} <= set(directives(done.output))
+
+
+@pytest.mark.parametrize(("options", "alone"), [((), 1), (("exclusive=user",), 0), (("oversubscribe",), 0)])
+def test_scale_has_its_nodes_to_itself_unless_an_option_says_otherwise(options: tuple[str, ...], alone: int) -> None:
+    asked = ["recipe.yaml", "--slurm", "--time", "10", "--dry-run", "--ranks", "2"]
+    done = CliRunner().invoke(scale, [*asked, *(word for option in options for word in ("-o", option))])
+    assert directives(done.output).count("exclusive") == alone
+
+
+def test_a_doubt_is_said_once(folder: Path, site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site_file.write_text("")
+    monkeypatch.setattr("hpcfed.submit.script._mpi", lambda: Mpi("MPI of nobody", None, None, None))
+    asked = ["recipe.yaml", "--time", "10"]
+    many = CliRunner().invoke(scale, [*asked, "--slurm", "--dry-run", "--ranks", "1,2,4"])
+    assert many.stderr.count("MPI of nobody is the MPI here, so the script leaves the PMI to srun") == 1
+    assert many.stdout.count("\nrun=(srun ") == 3
+    hpcfed.run("recipe.yaml", quiet=True)
+    finished = CliRunner().invoke(command, asked)
+    assert finished.stdout.startswith("recipe: finished already, see ")
+    assert finished.stderr == ""
 
 
 def test_options_of_sbatch_count_wherever_they_stand(folder: Path) -> None:
