@@ -34,6 +34,14 @@ def command(
 
     A few clients are trained here to measure; no file is written.
     """
+    from hpcfed.ranks.world import connect
+
+    connect().on_root(lambda: _estimate(recipe, overrides, ranks, gpus, allreduce, as_json=as_json))
+
+
+def _estimate(
+    recipe: str, overrides: tuple[str, ...], ranks: int, gpus: int | None, allreduce: float, *, as_json: bool
+) -> None:
     from hpcfed.config.load import load_recipes
     from hpcfed.setup import resolve
 

@@ -13,6 +13,7 @@ from hpcfed.cli.estimate import command
 from hpcfed.cli.verify import command as verify
 from hpcfed.cli.watch import command as watch
 from hpcfed.errors import InputError
+from tests.launch import launch, own_line
 from tests.mpi.recipes import write_recipe
 
 NUM_CLIENTS = 5
@@ -129,3 +130,12 @@ def test_each_line_of_the_table_says_where_it_is_from() -> None:
 def test_a_recipe_that_diverges_is_told_of(folder: Path) -> None:
     with pytest.raises(InputError, match="the recipe diverges at once"):
         call("local.lr=1.0e15", "rounds=2")
+
+
+def test_under_a_launcher_it_answers_once(folder: Path) -> None:
+    done = launch(2, ["estimate", "recipe.yaml", "--json"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 1  # of --ranks, whatever measures
+    refused = launch(2, ["estimate", "recipe.yaml", "round=3"], cwd=folder)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "unknown key 'round'" in own_line(refused.stderr)
