@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.launch import ROOT
 from tests.slurm.conftest import PACKAGES, Cluster, Python
 
+CLUSTERS = ROOT / "docs" / "clusters.md"
 HPCFED = ("-m", "hpcfed", "run", "recipe.yaml", "--quiet")
 SITE_MPIRUN = Path("/usr/bin/mpirun.openmpi")
 SITE_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libmpi.so.40")
@@ -44,6 +47,16 @@ def test_a_wrong_pmi_type_is_refused(cluster: Cluster, python: Python, place: Pa
     assert "the launcher started 2 ranks, but MPI" in done.stderr
     assert "sees only one; use the launcher of that MPI, or under srun the matching --mpi" in done.stderr
     assert not (place / "run").exists()
+
+
+def test_mpich_under_pmix_ends_with_the_line_on_the_page(cluster: Cluster, place: Path, pmi: str) -> None:
+    if pmi != "pmi2":
+        pytest.skip("MPICH UNDER PMIX IS NOT TESTED: this environment has another MPI")
+    done = cluster.call("srun", "--ntasks=2", "--mpi=pmix", "--quiet", sys.executable, *HPCFED, cwd=place)
+    assert done.returncode == 16, done.stderr
+    page = CLUSTERS.read_text(encoding="utf-8")
+    (line,) = re.findall(r"^`(Runtime environment .* Aborting\.)`", page, flags=re.MULTILINE)
+    assert line in done.stderr
 
 
 def test_plain_python_in_a_batch_script_works(cluster: Cluster, place: Path, reference: bytes) -> None:
