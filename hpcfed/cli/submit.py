@@ -122,7 +122,7 @@ def submit_job(
     Args:
         facts: of the runs; a resolved recipe has them all.
         output: the folder that the command fills.
-        words: the command, as ``hpcfed`` takes it.
+        words: the command, as ``hpcfed`` takes it; the second is the recipe's absolute path, or an experiment's name.
         is_done: whether there is nothing to do.
         make_room: see `hpcfed.submit.queue.submit`.
         chain, array: number of jobs, one after another or all at once.
@@ -146,6 +146,7 @@ def submit_job(
         name=facts.name,
         output=output,
         words=words,
+        recipe=Path(words[1]) if Path(words[1]).is_absolute() else None,  # the name of an experiment
         nodes=nodes,
         ranks_per_node=ranks_per_node or ranks_of_gpus(asked, nodes) or 1,
         threads=facts.threads,
@@ -168,7 +169,9 @@ def submit_job(
         return
     if queued := queued or jobs_named(job.label):
         waiting = ", ".join(f"job {entry.id} ({entry.state.lower()})" for entry in queued)
-        click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted")
+        changed = job.script.is_file() and job.script.read_text(encoding="utf-8") != text
+        remedy = "; to submit it with another recipe or other options, scancel it first" if changed else ""
+        click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted{remedy}")
         return
     _warn_once(doubt_of(cluster))
     _write(job.script, text)

@@ -56,6 +56,8 @@ class Job:
     Attributes:
         name, output: of the run or sweep; the folders of all its seeds and settings are `output` or lie in it.
         words: the command's arguments to ``hpcfed``.
+        recipe: path of the recipe or experiment among them, which the job refuses if it has changed; None if it is
+            one of the package.
         nodes, ranks_per_node, threads: its size; threads are cores per rank.
         time: its time limit, in sbatch's format.
         notice: seconds before the limit at which the run gets the signal to stop; None for the default.
@@ -68,6 +70,7 @@ class Job:
     name: str
     output: Path
     words: Sequence[str]
+    recipe: Path | None
     nodes: int
     ranks_per_node: int
     threads: int
@@ -94,7 +97,7 @@ def render(job: Job, site: Site) -> str:
     """Return the batch script of a job.
 
     Raises:
-        InputError: an option, or the output's path, cannot be expressed in a batch script.
+        InputError: an option, or the output's path, cannot be expressed in a batch script; or the recipe is no file.
     """
     environment = Environment(
         loader=PackageLoader("hpcfed", "submit"), undefined=StrictUndefined, keep_trailing_newline=False
@@ -111,9 +114,22 @@ def render(job: Job, site: Site) -> str:
         requeue=job.requeue,
         chained=job.chained,
         array=job.array,
+        recipe=job.recipe,
+        digest=_digest(job.recipe) if job.recipe else "",
         run=[*launch, *python, "-m", "hpcfed", *map(shlex.quote, job.words)],
     )
     return text.rstrip() + "\n"
+
+
+def _digest(recipe: Path) -> str:
+    """Return the SHA-256 of a recipe's file.
+
+    Raises:
+        InputError: it is a pipe, or something else that the job could not read again.
+    """
+    if not recipe.is_file():
+        raise InputError("recipe", where=str(recipe), expected="a file, since the job reads it when it starts")
+    return hashlib.sha256(recipe.read_bytes()).hexdigest()
 
 
 def _expanding(command: str) -> list[str]:

@@ -26,6 +26,7 @@ COMMON = (ROOT / "hpcfed" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
 SCRIPTS = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 JOB = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "1"}
 """Variables of a script that is started without SLURM."""
+TOY = ROOT / "jobs" / "recipes" / "fedexp" / "toy.yaml"
 SHARING = {"sweep": sweep, "study": study, "reproduce": reproduce}
 """Commands whose runs an array of jobs may share."""
 REQUEUED = [script for script in SCRIPTS if script.stem != "scaling"]
@@ -241,8 +242,7 @@ def test_chained_jobs_do_not_requeue_themselves() -> None:
 
 
 def test_an_experiment_is_submitted_as_an_array(folder: Path) -> None:
-    toy = (ROOT / "jobs" / "recipes" / "fedexp" / "toy.yaml").read_text()
-    (folder / "own.yaml").write_text(toy.replace("\nrecipe:\n", "\nrecipe:\n  threads: 2\n"))
+    (folder / "own.yaml").write_text(TOY.read_text().replace("\nrecipe:\n", "\nrecipe:\n  threads: 2\n"))
 
     def asked(name: str, *options: str, output: str = "out") -> str:
         array = ["--array", "3", "--time", "4:00:00", "--dry-run", "--output", output]
@@ -258,6 +258,7 @@ def test_an_experiment_is_submitted_as_an_array(folder: Path) -> None:
                                   "--method=fedavg", "--seeds=2", "--to-targets"]  # fmt: skip
     assert not (folder / "out").exists()
     assert words(asked("fedexp-figure2"))[-3] == "fedexp-figure2"
+    assert "sha256sum" not in asked("fedexp-figure2")
     with pytest.raises(InputError, match="gel-figure3 trains nothing: got gel-coefficients; leave --array out"):
         asked("gel-figure3")
     with pytest.raises(InputError, match=r"fedexp-figure12: expected one experiment, got fedexp-\S+, fedexp-\S+"):
@@ -436,6 +437,42 @@ def test_a_job_whose_start_fails_does_not_run(folder: Path, site_file: Path, sit
     if said is not None:
         assert done.returncode == 4
         assert done.stderr.splitlines()[-1] == f"hpcfed: the job ends, since its start failed: {said}"
+
+
+@pytest.mark.parametrize("name", ["submit", "scale", *SHARING])
+def test_a_job_whose_recipe_has_changed_does_not_run(folder: Path, site_file: Path, name: str) -> None:
+    site_file.write_text("{launch: env, python: 'echo began'}")
+    asked = {"submit": [], "scale": ["--slurm", "--ranks", "1"]}.get(name, ["--array", "2"])
+    recipe = folder / "my own.yaml"
+    original = TOY if name == "reproduce" else folder / "recipe.yaml"
+    recipe.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
+    every = {"submit": command, "scale": scale, **SHARING}
+    done = CliRunner().invoke(every[name], ["my own.yaml", *asked, "--time", "10", "--dry-run"])
+    assert done.exit_code == 0, done.exception
+    (folder / "job.sh").write_text(done.stdout)
+
+    def job() -> subprocess.CompletedProcess[str]:
+        task = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "1"}
+        return subprocess.run(["bash", "job.sh"], env=JOB | task, capture_output=True, text=True, timeout=60)
+
+    first, requeued = job(), job()
+    assert first.stdout.startswith("began -m hpcfed "), first.stderr
+    assert requeued.stdout == first.stdout
+    with recipe.open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    edited = job()
+    assert (edited.returncode, edited.stdout) == (2, "")
+    why = "has changed since the job was submitted, or cannot be read; submit it again"
+    assert edited.stderr.splitlines()[0] == f"hpcfed: {recipe}: {why}"
+
+
+def test_a_recipe_that_is_a_pipe_is_not_submitted(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.yaml")
+    writer = subprocess.Popen(["bash", "-c", "cat recipe.yaml > pipe.yaml"])
+    done = CliRunner().invoke(command, ["pipe.yaml", "--time", "10", "--dry-run"])
+    writer.wait(timeout=60)
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).endswith("/pipe.yaml: recipe: expected a file, since the job reads it when it starts")
 
 
 def test_modules_are_loaded_where_only_login_shells_have_them(folder: Path, site_file: Path) -> None:

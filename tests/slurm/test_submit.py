@@ -62,15 +62,26 @@ def test_variables_of_sbatch_do_not_override_the_script(cluster: Cluster, place:
     job = cluster.job(held)
     assert job["JobName"].startswith("recipe-")
     assert (job["TimeLimit"], job["Requeue"], job.get("ArrayTaskId")) == ("00:01:00", "1", None)
-    assert f"in the queue already, job {held} (pending)" in call(cluster, place, env=others).stdout
     assert cluster.call("scancel", held, cwd=place).returncode == 0
 
 
 def test_variables_of_sbatch_count_where_the_script_says_nothing(cluster: Cluster, place: Path) -> None:
     refused = call(cluster, place, env={"SBATCH_PARTITION": "nowhere"})
     assert (refused.returncode, "Invalid partition name specified" in refused.stderr) == (2, True)
-    held = submitted(cluster, place, "-o", "hold", "--partition", "main", env={"SBATCH_PARTITION": "nowhere"})
-    assert cluster.call("scancel", held, cwd=place).returncode == 0
+
+
+def test_a_recipe_that_is_edited_while_its_job_waits_is_not_run(cluster: Cluster, place: Path) -> None:
+    number = submitted(cluster, place, "-o", "hold")
+    with (place / "recipe.yaml").open("a") as recipe:
+        recipe.write("seed: 8\n")
+    waits = call(cluster, place, "-o", "hold").stdout
+    assert f"in the queue already, job {number} (pending); nothing submitted; to submit it with another recipe" in waits
+    assert cluster.call("scontrol", "release", number, cwd=place).returncode == 0
+    ended = cluster.wait(number, JobState="FAILED")
+    assert (ended["ExitCode"], ended["Restarts"]) == ("2:0", "0")
+    said = (place / f"run-{number}.log").read_text()
+    assert said.startswith(f"hpcfed: {place}/recipe.yaml: has changed since the job was submitted"), said
+    assert not (place / "run").exists()
 
 
 def test_fresh_leaves_a_run_where_it_is_until_slurm_has_accepted_the_job(cluster: Cluster, place: Path) -> None:
