@@ -204,7 +204,8 @@ def options_of(site: str | None, gpus_per_node: int | None, more: Sequence[str])
 
 def ranks_of_gpus(options: Mapping[str, str | int | None], nodes: int) -> int:
     """Return the ranks of a node: one for each GPU, or for ``gpus-per-task`` of them; 0 if no option counts GPUs."""
-    nodes = int(options["nodes"] or nodes) if str(options.get("nodes")).isdecimal() else nodes
+    typed = str(options.get("nodes", ""))
+    nodes = max(1, int(typed)) if typed.isdecimal() else nodes
     in_gres = ",".join(part for part in str(options.get("gres", "")).split(",") if part.partition(":")[0] == "gpu")
     gpus = _gpus(options.get("gpus-per-node")) or _gpus(in_gres) or _gpus(options.get("gpus")) // nodes
     return gpus // (_gpus(options.get("gpus-per-task")) or 1)

@@ -96,7 +96,7 @@ def _begins(number: str, make_room: Callable[[], bool], *, release: bool) -> boo
 
 def _options(script: str) -> list[str]:
     """Return the options that a script sets; on the command line they override variables such as SBATCH_TIMELIMIT."""
-    head = takewhile(lambda line: line.startswith("#"), script.splitlines())  # sbatch reads no further
+    head = takewhile(lambda line: line.startswith("#"), script.split("\n"))  # sbatch reads no further
     lines = (line.removeprefix("#SBATCH ") for line in head if line.startswith("#SBATCH "))
     return [word for line in lines for word in shlex.split(line)]
 
