@@ -228,11 +228,16 @@ def _pairs(clients: Any) -> Iterator[tuple[Any, Any]]:
         return
     for pair in clients if isinstance(clients, Iterable) else [clients]:
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        if not is_pair or not isinstance(pair[0], str | int | float | np.generic):
+        if not is_pair or _holds_samples(pair[0]):
             got = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
             remedy = "name each client's samples: {'north': samples, …}"
             raise InputError("clients", expected="pairs (name, samples), or a mapping", got=got, remedy=remedy)
         yield pair[0], pair[1]
+
+
+def _holds_samples(name: Any) -> bool:
+    is_array = hasattr(name, "__array__") and not isinstance(name, np.generic)
+    return is_array or isinstance(name, Mapping | list | tuple)
 
 
 def _narrow(labels: np.ndarray, largest: int) -> np.ndarray:

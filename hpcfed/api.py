@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,12 +136,14 @@ def run_resolved(
             watchdog.stage("start: imports")
             with uncollected():
                 from hpcfed.loop import train
+                from hpcfed.user_code.generators import generators_kept
 
             if code := named_code(recipe):
                 looked = ", ".join(map(str, recipe.python_path))
                 reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
 
-            train(recipe, folder, reporter, world, watchdog=watchdog)
+            with generators_kept():
+                train(recipe, folder, reporter, world, watchdog=watchdog)
             reporter.say(f"{recipe.name}: {folder.rounds()} rounds done, see {folder.path}")
     return Result(recipe)
 
@@ -182,12 +185,12 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
     """
     import torch
 
-    checks = recipe.model.factory is not None and not accept_code
-    if checks and (changes := CodeRecord(weights.parent).changes(recipe)):
-        what, where = f"your code is another than this run's: {changes}", str(weights.parent)
-        raise InputError(what, where=where, remedy=f"restore it, from code.json in that folder; or {PRESENT}")
+    from hpcfed.user_code.generators import generators_kept
+
+    if recipe.model.factory is not None and not accept_code:
+        _check_code(recipe, weights.parent)
     trained = recipe.model_copy(update={"model": recipe.model.model_copy(update={"init": weights})})
-    with Federation.open(recipe.data) as federation:
+    with Federation.open(recipe.data) as federation, generators_kept():
         if client is not None and not 0 <= client < federation.num_clients:
             raise InputError("client", expected=f"0 to {federation.num_clients - 1}", got=str(client))
         model = build_model(trained, federation, getattr(torch, recipe.dtype), torch.device("cpu"))
@@ -195,3 +198,18 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
     if model.own:
         model.load_private_file(own if own.exists() else weights.parent / INITIAL)
     return model.module.eval()
+
+
+def _check_code(recipe: Recipe, folder: Path) -> None:
+    """Refuse a model whose own file is another than the run's; warn where other code is.
+
+    Raises:
+        InputError: naming the file.
+    """
+    record, module = CodeRecord(folder), str(recipe.model.factory).partition(":")[0]
+    changes = f"your code is another than this run's: {record.changes(recipe)}"
+    changed = record.changed(recipe)
+    if any(name == module or name.startswith(f"{module}:") for name in changed):
+        raise InputError(changes, where=str(folder), remedy=f"restore it, from code.json in that folder; or {PRESENT}")
+    if changed:
+        warnings.warn(f"{folder}: {changes}, beside the model's file", stacklevel=5)

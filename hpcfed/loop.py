@@ -137,7 +137,7 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
         rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
         yield f"local.lr_schedule has a step size from {rounds}; it is not used"
     patience, every, keep = recipe.stop.patience, recipe.evaluate.every, recipe.checkpoint.keep
-    if patience is not None and patience >= (evaluations := recipe.rounds // every):
+    if patience is not None and every and patience >= (evaluations := -(-recipe.rounds // every)):
         few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
         yield f"stop.patience: {patience} has no effect, with {few}"
     if recipe.local.clip == "linear" and recipe.local.clip_norm is None:

@@ -65,16 +65,13 @@ def _check_names(method: Method, role: str, part: object, protocol: type) -> Non
     Raises:
         InputError: naming both.
     """
-    known = {name for name, found in vars(protocol).items() if inspect.isfunction(found)} - {
-        "vectors"
-    }  # checked as such
+    called = {name for name, found in vars(protocol).items() if inspect.isfunction(found)} - {"vectors"}
     own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in ("hpcfed", "pydantic")]
-    for name in (name for kind in own for name, found in vars(kind).items() if inspect.isfunction(found)):
-        if name in known or name.startswith("__"):
-            continue
-        for near in get_close_matches(name, known, 1, ALIKE):
+    names = {name for kind in own for name, found in vars(kind).items() if inspect.isfunction(found)}
+    for name in sorted(names - called):
+        for near in get_close_matches(name, called - names, 1, ALIKE) if name[0] != "_" else []:
             raise InputError(
-                f"{method.name}: its {role} part, {type(part).__name__}, has {name!r}, which is never called by hpcfed",
+                f"{method.name}: its {role} part, {type(part).__name__}, has {name!r}, which hpcfed does not call",
                 where=defined_at(part, name),
                 remedy=f"did you mean {near!r}? Else give it another name",
             )

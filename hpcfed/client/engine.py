@@ -77,7 +77,15 @@ def engine_for(
             raise InputError("local.matmul: onednn is for linear models and perceptrons", remedy="use matmul: blas")
         try_vectorized(network, model, like)
     return StackedSolver(
-        model, network, section, seed, like, movable=movable, elsewhere=elsewhere, most_samples=most_samples
+        model,
+        network,
+        section,
+        seed,
+        like,
+        movable=movable,
+        elsewhere=elsewhere,
+        most_samples=most_samples,
+        draws=draws and isinstance(network, Vectorized),
     )
 
 

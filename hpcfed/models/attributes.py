@@ -1,65 +1,56 @@
-"""Plain attributes of a user's module, neither parameters nor buffers, which training may change.
+"""Attributes of a user's module, neither parameters nor buffers, which its calls may change.
 
 Tensors, such as the hidden state of an LSTM, are the initial ones again for each client and each unit of an evaluation:
 nothing of one client's data passes to the next. Numbers, such as a counter of calls, are left alone and named.
+Containers but tuples of tensors, and the modules of torch itself, are not looked at.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor, nn
 
-FEW, SMALL = 64, 1 << 20
-"""Entries of a container, and bytes of an array, up to which a change in them is noticed."""
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 
 
 class _Attribute(NamedTuple):
-    """An initial value, the object that stands for it now, and the mark of that one unchanged."""
+    """An initial value, the object that stands for it now, and the version of that one unchanged."""
 
     initial: Any
     now: Any
-    mark: Any
+    version: Any
 
 
 class Attributes:
-    """The attributes of a module and of those in it: numbers, text, tensors and arrays, containers of a few.
-
-    Others, such as functions, are left as they are.
-    """
+    """The attributes of the user's own classes in a module: numbers, text, None, tensors and tuples of tensors."""
 
     def __init__(self, module: nn.Module):
-        self._parts = {part: _plain(part) for part in module.modules()}
-        self._names = {part: {*vars(part)} for part in self._parts}
+        own = [part for part in module.modules() if not type(part).__module__.startswith("torch.")]
+        self._parts = {part: _watched(part) for part in own}
+        self._names = {part: {*vars(part)} for part in own}
         self._said: set[tuple[str, str]] = set()
         self._news: list[str] = []
 
     def reset(self) -> None:
-        """Set tensors to the initial ones, remove those that have been added, and note what else has changed."""
+        """Set tensors to the initial ones, remove those that have been added, and note numbers that have changed."""
         for part, attributes in self._parts.items():
             for name in vars(part).keys() - self._names[part]:
                 if _holds_tensors(vars(part)[name]):
-                    delattr(part, name)
+                    del vars(part)[name]
                 else:
                     self._names[part].add(name)
-                    self._note(part, name)
             for name, known in attributes.items():
                 now = vars(part).get(name)
-                if now is known.now and _mark(now) == known.mark:
+                if now is known.now and _version(now) == known.version:
                     continue
                 if _holds_tensors(now) or _holds_tensors(known.initial):
-                    now = copy.deepcopy(known.initial)
-                    setattr(part, name, now)
-                else:
+                    vars(part)[name] = now = _copy(known.initial)
+                elif now != known.now:
                     self._note(part, name)
-                attributes[name] = _Attribute(known.initial, now, _mark(now))
+                attributes[name] = _Attribute(known.initial, now, _version(now))
 
     def news(self) -> Iterator[str]:
         """Yield, once, a line on each attribute that passes from client to client."""
@@ -77,32 +68,35 @@ class Attributes:
             )
 
 
-def _plain(part: nn.Module) -> dict[str, _Attribute]:
-    """Return the plain attributes of a module alone."""
+def _watched(part: nn.Module) -> dict[str, _Attribute]:
+    """Return the watched attributes of a module alone; a tensor that belongs to a graph is none of them."""
     found = {}
     for name, value in vars(part).items():
-        mark = _mark(value)
-        if name not in OF_TORCH and mark is not None:
-            with suppress(RuntimeError):  # a tensor that belongs to a graph, such as a view of a parameter
-                found[name] = _Attribute(copy.deepcopy(value), value, mark)
+        is_plain = value is None or isinstance(value, bool | int | float | complex | str)
+        if name not in OF_TORCH and (is_plain or _holds_tensors(value)) and not _follows_gradients(value):
+            found[name] = _Attribute(_copy(value), value, _version(value))
     return found
 
 
 def _holds_tensors(value: object) -> bool:
-    if isinstance(value, list | tuple | set | deque | dict):
-        return any(map(_holds_tensors, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Tensor | np.ndarray)
+    tensors = value if isinstance(value, tuple) else (value,)
+    return bool(tensors) and all(isinstance(one, Tensor) and not isinstance(one, nn.Parameter) for one in tensors)
 
 
-def _mark(value: object) -> Any:
-    """Return what changes with a plain value, in place, too; None for other objects and large containers."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return type(value), value
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    if isinstance(value, np.ndarray):
-        return id(value), value.tobytes() if value.nbytes <= SMALL and not value.dtype.hasobject else b""
-    if isinstance(value, list | tuple | set | deque | dict) and len(value) <= FEW:
-        marks = [_mark(one) for one in (value.items() if isinstance(value, dict) else value)]
-        return None if None in marks else (id(value), marks)
-    return None
+def _follows_gradients(value: object) -> bool:
+    return any(
+        isinstance(one, Tensor) and one.requires_grad for one in (value if isinstance(value, tuple) else (value,))
+    )
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_copy, value))
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _version(value: object) -> Any:
+    """Return what changes where a tensor is written to in place."""
+    if isinstance(value, tuple):
+        return [_version(one) for one in value]
+    return None if not isinstance(value, Tensor) or value.is_inference() else value._version

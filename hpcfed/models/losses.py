@@ -276,16 +276,22 @@ def _check_pairs(key: str, function: Callable[[Tensor, Tensor], Any], output: Te
     """Refuse a loss or a metric of one number per sample that pairs each output with every target: outputs (B, 1) less
     targets (B,) are (B, B).
 
+    It does if four samples have another value together than two by two, and outputs in the shape of the targets have
+    the same value in both.
+
     Raises:
-        InputError: four samples have another value together than two by two.
+        InputError: it does.
     """
     if output.ndim == target.ndim or output[0].numel() != 1 or target[0].numel() != 1:
         return
-    x = torch.tensor([0.25, 2.0, -1.0, 0.5]).to(output).view(4, *output.shape[1:])
-    y = torch.tensor([1.0, 4.0, 3.0, -2.0]).to(target).view(4, *target.shape[1:])
-    whole, *halves = (_summed(function(x[part], y[part])) for part in (slice(4), slice(2), slice(2, 4)))
-    sums = [(one, sum(parts)) for one, *parts in zip(whole, *halves, strict=True)]
-    if any(math.isfinite(one) and not math.isclose(one, both, rel_tol=1e-3, abs_tol=1e-3) for one, both in sums):
+    x = torch.tensor([0.25, 0.5, 0.75, 0.375], dtype=output.dtype).view(4, *output.shape[1:])
+    y = torch.tensor([0.875, 0.125, 0.5, 0.25]).to(target.dtype).view(4, *target.shape[1:])
+    try:
+        with torch.no_grad():
+            sums = [_is_sum_of_parts(function, outputs, y) for outputs in (x, x.view(y.shape))]
+    except RAISED:  # it wants other values, or another device
+        return
+    if sums == [False, True]:
         raise InputError(
             f"{key}: four samples have another value together than two by two",
             expected="each output with its own target",
@@ -294,9 +300,16 @@ def _check_pairs(key: str, function: Callable[[Tensor, Tensor], Any], output: Te
         )
 
 
+def _is_sum_of_parts(function: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor) -> bool:
+    """Whether the value for four samples is the sum of those for two and two."""
+    whole, *halves = (_summed(function(x[part], y[part])) for part in (slice(4), slice(2), slice(2, 4)))
+    sums = zip(whole, map(sum, zip(*halves, strict=True)), strict=True)
+    return all(math.isclose(one, both, rel_tol=1e-3, abs_tol=1e-3) for one, both in sums)
+
+
 def _summed(answer: Any) -> tuple[float, ...]:
     """Return the sum of a loss per sample, or a metric's sum and count."""
-    return (float(answer.detach().sum()),) if isinstance(answer, Tensor) else tuple(map(float, answer))
+    return (float(answer.sum()),) if isinstance(answer, Tensor) else tuple(map(float, answer))
 
 
 def _check_gradient(each: Each, output: Tensor, target: Tensor) -> None:

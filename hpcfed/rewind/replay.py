@@ -208,6 +208,7 @@ class _Looking:
         if task.client == self._client:
             self._y = start_of(task.tilt, w).clone()
             self._beside = task.own, self._parts.model.averaged
+            self._model.forget()
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
         """Measure a step; see `hpcfed.client.solver.Seen`."""

@@ -130,19 +130,24 @@ class CodeRecord:
 
     def changes(self, recipe: Recipe) -> str:
         """Name the recorded files that differ from those loaded, or on disk if not loaded yet; "" if none."""
+        changed = list(self.changed(recipe).values())
+        return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+
+    def changed(self, recipe: Recipe) -> dict[str, str]:
+        """Return the recorded modules that differ, each with what its file does."""
         if not references(recipe):
-            return ""
-        here, changed = own_code(recipe), []
+            return {}
+        here, changed = own_code(recipe), {}
         for name, then in self._files().items():
             now = here.get(name) or _now(then, recipe.python_path)
             if now.hash == then.hash:  # "" if it was gone, too, when the code was last accepted
                 continue
             if not now.hash:
-                changed.append(f"{then.file} is gone")
+                changed[name] = f"{then.file} is gone"
             else:
                 line = then.differs_at(now)
-                changed.append(then.file + (f" differs from line {line}" if line else " differs"))
-        return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+                changed[name] = then.file + (f" differs from line {line}" if line else " differs")
+        return changed
 
     def write(self, recipe: Recipe, done: int) -> None:
         """Record the code of the rounds after `done`; that of the earlier rounds is kept, too, if it differs.

@@ -45,11 +45,12 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if recipe.bits == "portable":
         module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
     model = FlatModel(module, dtype, device, recipe.parameters)
-    if spec is None:
-        model.attributes = Attributes(module)
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
+    if spec is None:
+        model.attributes = Attributes(module)
     _check_outputs(model, federation, outputs, dtype, device)
+    model.forget()
     return model
 
 

@@ -139,7 +139,7 @@ def _expanding(command: str) -> list[str]:
     since bash takes it for a command where it has come out of an array.
     """
     words = words_of(UNQUOTED_HOME.sub(_with_literal_dollars, command))
-    return [*(["env"] if ASSIGNMENT.match(words[0]) else []), *map(_quoted, words)]
+    return [*(["env"] if words and ASSIGNMENT.match(words[0]) else []), *map(_quoted, words)]
 
 
 def _with_literal_dollars(quoted: re.Match[str]) -> str:

@@ -29,6 +29,17 @@ def seed_generators(device: torch.device, seed: int, purpose: Purpose, round: in
     random.seed(number)
 
 
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave NumPy's and Python's generators as they were: a notebook may draw from them before and after a run."""
+    before = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(before[0])  # noqa: NPY002
+        random.setstate(before[1])
+
+
 class Generators:
     """A state of the generators of its own, beside that of the process."""
 

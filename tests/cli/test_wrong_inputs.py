@@ -342,13 +342,13 @@ def test_what_is_written_as_yaml_is_read_as_it_was(text):
 @pytest.mark.one_mpi
 def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
     late = "local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]"
-    unused = ["local.clip=linear", "stop.patience=1", "evaluate.every=2", "checkpoint={every: 0, keep: spaced}"]
+    unused = ["local.clip=linear", "stop.patience=2", "evaluate.every=2", "checkpoint={every: 0, keep: spaced}"]
     done = command(["run", "recipe.yaml", "name=a", "name=b", late, *unused, f"output={tmp_path / 'run'}"], prepared)
     assert done.returncode == 0, done.stderr
     assert "b: name is given more than once; the last, name=b, holds" in done.stdout
     assert "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used" in done.stdout
     assert "local.clip: linear has no effect without local.clip_norm" in done.stdout
-    assert "stop.patience: 1 has no effect, with 1 evaluation in 3 rounds" in done.stdout
+    assert "stop.patience: 2 has no effect, with 2 evaluations in 3 rounds" in done.stdout
     assert "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0" in done.stdout
 
 

@@ -24,7 +24,7 @@ OLD = {
 MISTYPED = {
     "tilts": (
         "class Own(ClientRule):\n    def tilts(self, w, shared, client, context):\n        return Tilt(mu=1.0)",
-        "has 'tilts', which is never called by hpcfed",
+        "has 'tilts', which hpcfed does not call",
     ),
     "half-a-state": (
         "class Own(ClientRule):\n    def begin(self, w):\n        return {'e': w}",
@@ -32,7 +32,7 @@ MISTYPED = {
     ),
     "next-state": (
         "class Own(ClientRule):\n    stateful = True\n    def nextstate(self):\n        return {}",
-        "has 'nextstate', which is never called by hpcfed; did you mean 'next_state'?",
+        "has 'nextstate', which hpcfed does not call; did you mean 'next_state'?",
     ),
 }
 """A part that FedAvg's would silently replace → words of its refusal."""
@@ -384,17 +384,17 @@ def whole(output, target):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.calls, self.carried, self.seen = 0, None, [torch.zeros(8)]
+        self.calls, self.carried, self.seen = 0, None, torch.zeros(8)
         self.a, self.b = nn.Linear(12, 8), nn.Linear(8, 4)
         nn.init.uniform_(self.a.weight, -0.1, 0.1 + 0.1 * np.random.rand())
 
     def forward(self, x):
         before, self.carried = self.carried, torch.tanh(self.a(x.flatten(1))).mean(0)
-        self.seen[0] += self.carried.detach()
+        self.seen += self.carried.detach()
         self.calls += 1
         self.added = getattr(self, "added", torch.zeros(1)) + 0.01
         x = x * (1 + self.added)
-        more = 0 if before is None else 0.1 * before.detach() + 0.01 * self.seen[0]
+        more = 0 if before is None else 0.1 * before.detach() + 0.01 * self.seen
         return self.b(more + dropout(torch.tanh(self.a(x.flatten(1))), 0.2, training=True) + 0.1 * np.random.rand())
 
 
@@ -404,15 +404,21 @@ def step(parameters, batch, context):
 """
 
 
-@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [8]}, {"factory": "drawn:Net"}], ids=["mlp", "own"])
-@pytest.mark.parametrize("step", [None, "drawn:step"], ids=["plain", "step"])
-def test_what_own_code_draws_from_global_generators_does_not_depend_on_ranks(step, model, world, place):
+MLP, NET = {"name": "mlp", "hidden": [8]}, {"factory": "drawn:Net"}
+
+
+@pytest.mark.parametrize(
+    ("model", "local"),
+    [(MLP, {}), (NET, {}), (MLP, {"step": "drawn:step"}), (NET, {"step": "drawn:step"}), (MLP, {"engine": "batched"})],
+    ids=["mlp", "own-model", "step", "own-model-step", "batched"],
+)
+def test_what_own_code_draws_from_global_generators_does_not_depend_on_ranks(model, local, world, place):
     """Nor on what ran before: a rule's calls, a step, a loss, metrics, and a model that draws in evaluation, too."""
     world.on_root(lambda: (place / "drawn.py").write_text(DRAWN) and None)
     changes = {
         "model": model,
         "loss": {"factory": "drawn:loss"},
-        "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"} | ({"step": step} if step else {}),
+        "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "engine": "sequential"} | local,
         "evaluate": {
             "every": 1,
             "batch_size": 16,
@@ -442,10 +448,10 @@ from torch import nn
 class Net(nn.Linear):
     def __init__(self):
         super().__init__(12, 4)
-        self.calls = {}
+        self.calls = 0
 
     def forward(self, x):
-        self.calls[self.training] = self.calls.get(self.training, 0) + 1
+        self.calls += 1
         return super().forward(x)
 """
 

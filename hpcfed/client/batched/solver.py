@@ -26,6 +26,7 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import accelerator, upload
 from hpcfed.rng import Purpose, Streams
 from hpcfed.types import LocalResult, Tilt
+from hpcfed.user_code.generators import seed_generators
 
 STACK_BYTES = 4 << 20
 """Parameters of the clients that are trained together on a CPU: what its caches still hold."""
@@ -52,6 +53,7 @@ class StackedSolver:
             a client depend on its group, clients are trained alone.
         elsewhere: whether tilts have an offset or a radius.
         most_samples: of any client in the federation, since the room of a minibatch must not depend on its group.
+        draws: whether the network draws random numbers; they come from the stream of the group's first client.
         arithmetic: in portable one, clients' bits are their own by construction.
     """
 
@@ -66,9 +68,11 @@ class StackedSolver:
         movable: bool,
         elsewhere: bool = False,
         most_samples: int | None = None,
+        draws: bool = False,
         arithmetic: Arithmetic = LIBRARIES,
     ):
         self._model, self._section, self._elsewhere = model, section, elsewhere
+        self._seed, self._draws = seed, draws
         self._most_samples = most_samples
         self._streams = Streams(seed, Purpose.BATCHES)
         self._stepping = Stepping(section, arithmetic)
@@ -107,6 +111,8 @@ class StackedSolver:
         places = sorted(range(size), key=lambda place: _order(tasks[place]))
         rows = [tasks[place] for place in places]
         self._model.forget()
+        if self._draws:
+            seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
         self._start(w, rows)
         self._descent.begin(rows, _constants(w, rows), lr, mu)
         orders, sizes = self._visits(rows, round)

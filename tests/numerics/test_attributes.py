@@ -1,0 +1,83 @@
+"""Attributes of a user's module beside parameters and buffers: which pass from client to client, and which do not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import hpcfed
+from hpcfed.models.attributes import Attributes
+from tests.mpi.recipes import small, write_small
+
+pytestmark = pytest.mark.one_mpi
+
+
+class Keeping(nn.Module):
+    """Keeps one of each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.rnn = nn.Linear(2, 2), nn.LSTM(2, 2)
+        self.hidden, self.pair, self.table = None, (torch.zeros(2), torch.ones(2)), torch.arange(3.0)
+        self.calls, self.name, self.shape, self.settings = 0, "net", (2, 3), {"a": 1, "b": [2.5]}
+        self.weights, self.view = [self.layer.weight], self.layer.weight[:1]
+
+
+def test_tensors_begin_anew_and_numbers_are_named():
+    module = Keeping()
+    before = {name: value for name, value in vars(module).items() if name != "training"}
+    attributes = Attributes(module)
+    attributes.reset()
+    assert all(vars(module)[name] is value for name, value in before.items())
+    assert not list(attributes.news())
+    module.hidden, module.added = (torch.ones(2), torch.ones(2)), torch.ones(2)
+    module.table += 1
+    module.pair[1].zero_()
+    module.calls, module.settings["a"] = 7, 2
+    attributes.reset()
+    assert module.hidden is None
+    assert not hasattr(module, "added")
+    assert module.table.tolist() == [0, 1, 2]
+    assert [one.tolist() for one in module.pair] == [[0, 0], [1, 1]]
+    assert (module.calls, module.settings["a"]) == (7, 2)
+    (line,) = attributes.news()
+    assert line.startswith("the model's calls change Keeping.calls, which passes from client to client")
+    attributes.reset()
+    assert not list(attributes.news())
+    assert module.weights[0] is module.layer.weight
+
+
+RECURRENT = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head, self.hidden = nn.LSTM(4, 5), nn.Linear(5, 4), None
+
+    def forward(self, x):
+        y, state = self.rnn(x.view(len(x), 3, 4).transpose(0, 1), self.hidden)
+        return self.head(y[-1])
+"""
+
+
+def test_a_recurrent_model_trains_from_initial_weights_in_a_file(tmp_path: Path):
+    """Its layer keeps its weights in a list, too, which must stay the parameters that are trained."""
+    write_small(tmp_path)
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    own = {"data": str(tmp_path / "small.h5"), "python_path": [str(tmp_path)], "rounds": 1}
+    first = hpcfed.run(small(tmp_path / "first", **own, model={"factory": "recurrent:Net"}), quiet=True)
+    drawn = np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    began = first.folder / "model.safetensors"
+    model = {"factory": "recurrent:Net", "init": str(began)}
+    then = hpcfed.run(small(tmp_path / "then", **own, model=model), quiet=True)
+    assert drawn == (np.random.get_state()[1].tolist(), random.getstate())  # noqa: NPY002
+    start, end = load_file(began), load_file(then.folder / "model.safetensors")
+    assert all(not torch.equal(start[name], end[name]) for name in start)
