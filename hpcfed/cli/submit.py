@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from hpcfed.submit.script import Job
     from hpcfed.submit.site import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -129,7 +130,6 @@ def submit_job(
         Others: the options of the command line.
     """
     from hpcfed.errors import InputError
-    from hpcfed.submit.queue import jobs_named, submit
     from hpcfed.submit.script import Job, doubt_of, render
     from hpcfed.submit.site import read_site
 
@@ -157,13 +157,22 @@ def submit_job(
         chained=chain is not None,
         array=array,
     )
-    text = render(job, cluster)
+    text, doubt = render(job, cluster), doubt_of(cluster)
     if dry_run:
-        _warn_once(doubt_of(cluster))
+        _warn_once(doubt)
         click.echo(text, nl=False)
         return
-    queued = jobs_named(job.label) if array is not None else []
-    finished = f"{job.name}: finished already, see {output}"
+    _submit(job, text, doubt, is_done, make_room, chain or 1)
+
+
+def _submit(
+    job: Job, text: str, doubt: str, is_done: Callable[[], bool], make_room: Callable[[], bool] | None, chain: int
+) -> None:
+    """Submit a job with its script's `text`, unless it waits or runs already, or there is nothing to do."""
+    from hpcfed.submit.queue import jobs_named, submit
+
+    queued = jobs_named(job.label) if job.array is not None else []
+    finished = f"{job.name}: finished already, see {job.output}"
     if not queued and is_done():  # of an array it may write to folders, which jobs must not be using
         click.echo(finished)
         return
@@ -173,9 +182,9 @@ def submit_job(
         remedy = "; to submit it with another recipe or other options, scancel it first" if changed else ""
         click.echo(f"{job.name}: in the queue already, {waiting}; nothing submitted{remedy}")
         return
-    _warn_once(doubt_of(cluster))
+    _warn_once(doubt)
     _write(job.script, text)
-    numbers = submit(job.script, chain or 1, make_room)
+    numbers = submit(job.script, chain, make_room)
     if not numbers:
         click.echo(finished)
         return

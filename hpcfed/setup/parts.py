@@ -26,7 +26,8 @@ from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.measures import Measures
 from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import Loss, Metric, metrics_for, try_own
+from hpcfed.models.losses import Loss, Metric, metrics_for
+from hpcfed.models.trial import try_own
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.devices import DeviceSlot
