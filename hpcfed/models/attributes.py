@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
+PLAIN = (type(None), bool, int, float, complex, str)
 
 
 class _Attribute(NamedTuple):
@@ -48,8 +49,8 @@ class Attributes:
                     continue
                 if _holds_tensors(now) or _holds_tensors(known.initial):
                     vars(part)[name] = now = _copy(known.initial)
-                elif now != known.now:
-                    self._note(part, name)
+                elif isinstance(now, PLAIN) and not (isinstance(known.now, PLAIN) and now == known.now):
+                    self._note(part, name)  # others, such as a list of tensors, may not be comparable
                 attributes[name] = _Attribute(known.initial, now, _version(now))
 
     def news(self) -> Iterator[str]:
@@ -72,8 +73,8 @@ def _watched(part: nn.Module) -> dict[str, _Attribute]:
     """Return the watched attributes of a module alone; a tensor that belongs to a graph is none of them."""
     found = {}
     for name, value in vars(part).items():
-        is_plain = value is None or isinstance(value, bool | int | float | complex | str)
-        if name not in OF_TORCH and (is_plain or _holds_tensors(value)) and not _follows_gradients(value):
+        is_watched = isinstance(value, PLAIN) or (_holds_tensors(value) and not _follows_gradients(value))
+        if is_watched and name not in OF_TORCH:
             found[name] = _Attribute(_copy(value), value, _version(value))
     return found
 

@@ -48,8 +48,13 @@ def test_tensors_begin_anew_and_numbers_are_named():
     assert (module.calls, module.settings["a"]) == (7, 2)
     (line,) = attributes.news()
     assert line.startswith("the model's calls change Keeping.calls, which passes from client to client")
-    attributes.reset()
+    for _ in range(2):
+        module.hidden, module.name = [torch.ones(2)], np.ones(2)
+        attributes.reset()
     assert not list(attributes.news())
+    module.name = "other"
+    attributes.reset()
+    assert len(list(attributes.news())) == 1
     assert module.weights[0] is module.layer.weight
 
 
