@@ -33,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
-        """Step along a gradient like y, which it may overwrite."""
+        """Step along a gradient like y, which it may overwrite; rows in several calls begin with the first ones."""
         ...
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
@@ -82,7 +82,8 @@ class Adam:
         self._steps = 0
 
     def step(self, y: Tensor, g: Tensor, lr: float, rows: slice = ALL) -> None:
-        self._steps += 1
+        if not rows.start:
+            self._steps += 1
         self._m[rows].lerp_(g, 1 - self._beta1)
         self._second_moment(self._v[rows], g, self._scratch[rows])
         self._move(y, lr, rows)

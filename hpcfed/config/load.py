@@ -102,20 +102,28 @@ def dump_yaml(content: Mapping[str, Any]) -> str:
     """Return plain data as YAML text, keys in their order."""
     stream = io.StringIO()
     yaml = YAML()
-    yaml.Representer = _QuotedBreaks
+    yaml.Representer = _ReadAlike
     yaml.width = 120
     yaml.dump(dict(content), stream)
     return stream.getvalue()
 
 
-class _QuotedBreaks(RoundTripRepresenter):
-    """The library's writer, with Unicode's line breaks as escapes: as they are, a reader folds NEL to a space."""
+class _ReadAlike(RoundTripRepresenter):
+    """The library's writer, for all readers: Unicode's line breaks as escapes, since NEL would be folded to a space,
+    and 1.0e-08 with the point, without which YAML 1.1, PyYAML's, has a text."""
 
     def represent_text(self, text: str) -> ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if BREAK.search(text) else None)
 
+    def represent_number(self, number: float) -> ScalarNode:
+        node = self.represent_float(number)
+        if "e" in node.value and "." not in node.value:
+            node.value = node.value.replace("e", ".0e")
+        return node
 
-_QuotedBreaks.add_representer(str, _QuotedBreaks.represent_text)
+
+_ReadAlike.add_representer(str, _ReadAlike.represent_text)
+_ReadAlike.add_representer(float, _ReadAlike.represent_number)
 
 
 def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> Any:

@@ -1,6 +1,7 @@
 """Rounds by this checkout beside those by another: what a change costs.
 
     git worktree add ../before COMMIT;  python jobs/bench/versions.py ../before [--pairs 12] [WORKLOAD ...]
+    python jobs/bench/versions.py ../before mlp --set local.clip_norm=10 --set local.momentum=0.9
 
 For each workload of `hpcfed bench` (mlp, cnn, logistic by default): the median CPU milliseconds of a round by each, and
 the median, least and largest ratio over the pairs. The other checkout runs in this environment.
@@ -28,13 +29,13 @@ ROUNDS = {"mlp": (60, 40), "cnn": (15, 5), "logistic": (320, 80), "logistic-200"
 """Workload → counted rounds of a turn, and rounds before them."""
 
 
-def pair(checkouts: list[Path], folder: Path, rounds: int, warm_up: int) -> list[float]:
+def pair(checkouts: list[Path], folder: Path, rounds: int, warm_up: int, settings: list[str]) -> list[float]:
     """Run a workload's recipe with each checkout's package at once on one core; return CPU ms of a round, medians."""
     core = max(os.sched_getaffinity(0))
     runs = []
     for number, checkout in enumerate(checkouts):
         command = [sys.executable, "-m", "hpcfed", "run", "--quiet", str(folder / "recipe.yaml")]
-        command += [f"rounds={rounds + warm_up}", f"output={folder / str(number)}"]
+        command += [f"rounds={rounds + warm_up}", f"output={folder / str(number)}", *settings]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         runs.append(subprocess.Popen(["taskset", "-c", str(core), *command], env=environment, cwd=folder))
     if any(run.wait() for run in runs):
@@ -54,6 +55,9 @@ def main() -> None:
     parser.add_argument("other", type=Path)
     parser.add_argument("workloads", nargs="*", default=["mlp", "cnn", "logistic"])
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipes, other than theirs"
+    )
     arguments = parser.parse_args()
     for workload in arguments.workloads:
         with tempfile.TemporaryDirectory() as name:
@@ -61,7 +65,7 @@ def main() -> None:
             write_workload(workload, folder)
             checkouts = [HERE, arguments.other.resolve()]
             pairs = [
-                pair(checkouts[:: 1 - 2 * (turn % 2)], folder, *ROUNDS[workload])[:: 1 - 2 * (turn % 2)]
+                pair(checkouts[:: 1 - 2 * (turn % 2)], folder, *ROUNDS[workload], arguments.set)[:: 1 - 2 * (turn % 2)]
                 for turn in range(arguments.pairs)
             ]
         ratios = sorted(ours / theirs for ours, theirs in pairs)

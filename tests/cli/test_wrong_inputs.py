@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -337,6 +338,15 @@ def test_short_forms_are_the_sections_that_they_stand_for(prepared):
 @pytest.mark.parametrize("text", ["next\x85line", "\u2028", "'\x85'", "a\nb", "\ufeff", "1", "x" * 130 + "\x85 y"])
 def test_what_is_written_as_yaml_is_read_as_it_was(text):
     assert parse_yaml(dump_yaml({"name": text})) == {"name": text}
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("number", [1e-8, -2e16, 1.5e-9, 0.1])
+def test_written_numbers_are_those_of_older_readers_too(number):
+    """YAML 1.1, which PyYAML reads, has no numbers with an exponent and without a point or the exponent's sign."""
+    text = dump_yaml({"eps": number})
+    assert re.fullmatch(r"eps: -?[0-9]+\.[0-9]+(e[-+][0-9]+)?\n", text)
+    assert parse_yaml(text) == {"eps": number}
 
 
 @pytest.mark.one_mpi

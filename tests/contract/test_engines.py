@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from hpcfed.client.batched import matmul
+from hpcfed.client.batched import matmul, steps
 from hpcfed.client.batched import solver as stacked
 from hpcfed.client.batched.gradients import Perceptron, perceptron_of
 from hpcfed.client.batched.matmul import Blas
@@ -153,6 +153,20 @@ def test_a_client_alone_in_a_group_and_in_sequence(name, local, dtype):
         for (delta, loss), (their_delta, their_loss) in zip(together, solved(sequential, w, tasks), strict=True):
             torch.testing.assert_close(delta, their_delta, **near)
             assert loss == pytest.approx(their_loss, rel=near["rtol"])
+
+
+@pytest.mark.parametrize("local", LOCALS[1:], ids=["momentum", "adam", "yogi", "linear clip"])
+def test_rows_that_are_stepped_one_at_a_time(monkeypatch, local):
+    """As those of large models are, so that they stay in a cache: the bits, and Adam's count of steps, are the same."""
+    which, found = MODELS["images"], []
+    for cached in (steps.CACHED_BYTES, 1):
+        monkeypatch.setattr(steps, "CACHED_BYTES", cached)
+        engine, model = built(which, local | {"engine": "batched"}, torch.float32)
+        tasks = tasks_for(which, model, [12, 12, 5, 0, 17, 1], [3, 4, 7, 0, 4, 2], 0.3)
+        found.append(solved(engine, model.vector.clone(), tasks))
+    for (delta, loss), (own_delta, own_loss) in zip(*found, strict=True):
+        assert torch.equal(delta, own_delta)
+        assert loss == own_loss
 
 
 @pytest.mark.parametrize("lr_decay", [1.0, 1e-30])

@@ -22,6 +22,9 @@ from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import upload
 
+CACHED_BYTES = 1 << 20
+"""Of `FlatDescent`, on a CPU: parameters that are stepped at a time, so that what a step's operations pass over, the
+gradient above all, is still in the core's own cache."""
 SMALLEST_KEEP, SMALLEST_SCALE = 0.5, 2.0**-20
 """Of `FusedDescent`: the least keep that joins the scale, and the scale below which it is applied."""
 
@@ -104,6 +107,8 @@ class FlatDescent:
         self._g = torch.zeros_like(self._y)
         self.parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
         self._optimizer = optimizer_for(section, self._y, arithmetic)
+        on_cpu = model.vector.device.type == "cpu"
+        self._at_a_time = max(1, CACHED_BYTES // model.vector.nbytes) if on_cpu else together
 
     def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
         """Prepare; see `Descent`."""
@@ -121,7 +126,8 @@ class FlatDescent:
                 rows = slice(part.first, part.last)
                 losses[rows, step] = self._gradients_of(rows, part.of(x_step), part.of(y_step))
             active = of_step[-1].last
-            self._step(slice(0, active))
+            for start in range(0, active, self._at_a_time):
+                self._step(slice(start, min(start + self._at_a_time, active)))
             self._guess(first + step + 1, active)
 
     def iterate(self, row: int) -> list[Tensor]:
