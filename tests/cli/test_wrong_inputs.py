@@ -360,6 +360,11 @@ def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
     assert "local.clip: linear has no effect without local.clip_norm" in done.stdout
     assert "stop.patience: 2 has no effect, with 2 evaluations in 3 rounds" in done.stdout
     assert "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0" in done.stdout
+    one_step = ["algorithm={name: dsgd}", "local.momentum=0.9"]
+    done = command(["run", "recipe.yaml", *one_step, f"output={tmp_path / 'dsgd'}"], prepared)
+    assert done.returncode == 0, done.stderr
+    assert "dsgd: a round is one step with all samples of a client, whatever else local and budget say" in done.stdout
+    assert "local.momentum: 0.9 has no effect in one step, which starts from none" in done.stdout
 
 
 def network():
