@@ -143,7 +143,8 @@ def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if recipe.local.clip == "linear" and recipe.local.clip_norm is None:
         yield "local.clip: linear has no effect without local.clip_norm"
     if parts.method.local.full_gradient:
-        yield f"{parts.method.name}: a round is one step with all samples of a client, whatever else local and budget say"
+        what = "a round is one step with all samples of a client, whatever else local and budget say"
+        yield f"{parts.method.name}: {what}"
     if recipe.local.momentum and recipe.guess == "none" and recipe.local.steps == 1 and recipe.budget is None:
         yield f"local.momentum: {recipe.local.momentum} has no effect in one step, which starts from none"
     if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:

@@ -109,10 +109,15 @@ def _look_into(runs: Sequence[Recorded], round: int, say: Say) -> None:
     if not torch.equal(begun[0].simulation.w, begun[1].simulation.w):
         say(f"the models differ before round {round} already: look at seed.model, model and init")
         return
-    hashes = [_update_hashes(run, one, round) for run, one in zip(runs, begun, strict=True)]
+    kept = [_recorded_hashes(run, round) for run in runs]
+    hashes = [_hashes_here(one, round) if known is None else known for known, one in zip(kept, begun, strict=True)]
     other = [client for client, one, two in zip(cohorts[0], *hashes, strict=True) if one != two]
     if not other:
-        say("the updates of all clients are the same: the server's step differs")
+        anew = " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None)
+        says = "the updates of all clients are the same: the server's step differs"
+        if anew:
+            says = f"{says}, or the machine of {anew}, which recorded no update_hashes: they were computed again here"
+        say(says)
         return
     names = begun[0].parts.federation.client_names()
     shown = ", ".join(f"{client} ({names[client]})" for client in other[:SHOWN])
@@ -130,12 +135,14 @@ def _look_into(runs: Sequence[Recorded], round: int, say: Say) -> None:
     say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
 
 
-def _update_hashes(run: Recorded, begun: Entered, round: int) -> list[int]:
-    """Return the hash of each update of a round, (S,): as recorded, or else computed again."""
-    sizes = [len(row["cohort"]) for row in run.rows]
-    found = read_update_hashes(run.folder / UPDATE_HASHES, sizes, round)
-    if found is not None:
-        return [int(value) for value in found]
+def _recorded_hashes(run: Recorded, round: int) -> list[int] | None:
+    """Return the recorded hash of each update of a round, (S,); None if the run has none."""
+    found = read_update_hashes(run.folder / UPDATE_HASHES, [len(row["cohort"]) for row in run.rows], round)
+    return None if found is None else [int(value) for value in found]
+
+
+def _hashes_here(begun: Entered, round: int) -> list[int]:
+    """Return the hash of each update of a round, (S,), computed again."""
     plan = begun.simulation.plan(round)
     reports = reports_of(begun.parts, plan, range(len(plan.cohort.clients)))
     return [reports[client].hash for client in plan.cohort.clients.tolist()]

@@ -46,7 +46,12 @@ PLANTED: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "server": (
         {"algorithm": {"name": "scaffold", "server_lr": 1.1}},
         "part in round 1",
-        "the updates of all clients are the same: the server's step differs",
+        "the updates of all clients are the same: the server's step differs\n",
+    ),
+    "server, without hashes": (
+        {"algorithm": {"name": "scaffold", "server_lr": 1.1}, "update_hashes": False},
+        "part in round 1",
+        "the server's step differs, or the machine of ",
     ),
 }
 
