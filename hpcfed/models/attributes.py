@@ -1,13 +1,16 @@
 """Attributes of a user's module, neither parameters nor buffers, which its calls may change.
 
 Tensors, such as the hidden state of an LSTM, are the initial ones again for each client and each unit of an evaluation:
-nothing of one client's data passes to the next. Numbers, such as a counter of calls, are left alone and named.
-Containers but tuples of tensors, and the modules of torch itself, are not looked at.
+nothing of one client's data passes to the next; so are tuples, lists and mappings of them. Numbers, such as a counter
+of calls, and other lists, mappings and sets that grow or are replaced, are left alone and named. The modules of torch
+itself are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
+from copy import copy
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,18 +18,20 @@ from torch import Tensor, nn
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 PLAIN = (type(None), bool, int, float, complex, str)
+CONTAINERS = (list, dict, set, deque)
 
 
 class _Attribute(NamedTuple):
-    """An initial value, the object that stands for it now, and the version of that one unchanged."""
+    """An initial value, the object that stands for it now, what that one holds, and the version of it unchanged."""
 
     initial: Any
     now: Any
+    held: list[Any]
     version: Any
 
 
 class Attributes:
-    """The attributes of the user's own classes in a module: numbers, text, None, tensors and tuples of tensors."""
+    """The attributes of the user's own classes in a module: numbers, text, None, tensors, and containers."""
 
     def __init__(self, module: nn.Module):
         own = [part for part in module.modules() if not type(part).__module__.startswith("torch.")]
@@ -43,15 +48,19 @@ class Attributes:
                     del vars(part)[name]
                 else:
                     self._names[part].add(name)
+                    if _is_container(vars(part)[name]):
+                        self._note(part, name)
             for name, known in attributes.items():
                 now = vars(part).get(name)
                 if now is known.now and _version(now) == known.version:
                     continue
                 if _holds_tensors(now) or _holds_tensors(known.initial):
                     vars(part)[name] = now = _copy(known.initial)
+                elif _is_container(now):
+                    self._note(part, name)
                 elif isinstance(now, PLAIN) and not (isinstance(known.now, PLAIN) and now == known.now):
-                    self._note(part, name)  # others, such as a list of tensors, may not be comparable
-                attributes[name] = _Attribute(known.initial, now, _version(now))
+                    self._note(part, name)  # others, such as arrays, may not be comparable
+                attributes[name] = _attribute(known.initial, now)
 
     def news(self) -> Iterator[str]:
         """Yield, once, a line on each attribute that passes from client to client."""
@@ -73,31 +82,59 @@ def _watched(part: nn.Module) -> dict[str, _Attribute]:
     """Return the watched attributes of a module alone; a tensor that belongs to a graph is none of them."""
     found = {}
     for name, value in vars(part).items():
-        is_watched = isinstance(value, PLAIN) or (_holds_tensors(value) and not _follows_gradients(value))
-        if is_watched and name not in OF_TORCH:
-            found[name] = _Attribute(_copy(value), value, _version(value))
+        is_watched = isinstance(value, PLAIN) or _is_container(value) or _holds_tensors(value)
+        if is_watched and name not in OF_TORCH and not _follows_gradients(value):
+            found[name] = _attribute(_copy(value), value)
     return found
 
 
+def _attribute(initial: Any, now: Any) -> _Attribute:
+    return _Attribute(initial, now, _tensors(now), _version(now))
+
+
+def _is_container(value: object) -> bool:
+    """Whether a value holds others, none of them the module's own, as a recurrent layer's list of its weights does."""
+    return isinstance(value, CONTAINERS) and not any(isinstance(one, (nn.Parameter, nn.Module)) for one in _held(value))
+
+
+def _held(value: object) -> Collection[object]:
+    """Return what a container holds; else the value alone."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (tuple, *CONTAINERS)) else (value,)
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """Return the tensors of a value that is one, or holds nothing else; none are of a value that holds other things."""
+    return list(_held(value)) if _holds_tensors(value) else []  # type: ignore[arg-type]
+
+
 def _holds_tensors(value: object) -> bool:
-    tensors = value if isinstance(value, tuple) else (value,)
-    return bool(tensors) and all(isinstance(one, Tensor) and not isinstance(one, nn.Parameter) for one in tensors)
+    held = _held(value)
+    return bool(held) and all(isinstance(one, Tensor) and not isinstance(one, nn.Parameter) for one in held)
 
 
 def _follows_gradients(value: object) -> bool:
-    return any(
-        isinstance(one, Tensor) and one.requires_grad for one in (value if isinstance(value, tuple) else (value,))
-    )
+    return any(one.requires_grad for one in _tensors(value))
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_copy, value))
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    """Return a copy of a value that later changes of it, or of its tensors, do not reach."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if not _holds_tensors(value):
+        return copy(value) if isinstance(value, CONTAINERS) else value
+    if isinstance(value, (tuple, set)):
+        return getattr(value, "_make", type(value))(map(_copy, value))
+    copied = copy(value)
+    for place, one in value.items() if isinstance(value, dict) else enumerate(value):
+        copied[place] = _copy(one)
+    return copied
 
 
 def _version(value: object) -> Any:
-    """Return what changes where a tensor is written to in place."""
-    if isinstance(value, tuple):
-        return [_version(one) for one in value]
-    return None if not isinstance(value, Tensor) or value.is_inference() else value._version
+    """Return what changes where a container grows, or a tensor is written to in place or replaced."""
+    tensors = _tensors(value)
+    if not tensors:
+        return len(value) if isinstance(value, CONTAINERS) else None
+    return [(id(one), None if one.is_inference() else one._version) for one in tensors]

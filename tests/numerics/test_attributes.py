@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +20,11 @@ from tests.mpi.recipes import small, write_small
 pytestmark = pytest.mark.one_mpi
 
 
+class Pair(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
 class Keeping(nn.Module):
     """Keeps one of each kind."""
 
@@ -27,6 +34,8 @@ class Keeping(nn.Module):
         self.hidden, self.pair, self.table = None, (torch.zeros(2), torch.ones(2)), torch.arange(3.0)
         self.calls, self.name, self.shape, self.settings = 0, "net", (2, 3), {"a": 1, "b": [2.5]}
         self.weights, self.view = [self.layer.weight], self.layer.weight[:1]
+        self.state, self.cache, self.named = [torch.zeros(2)], {}, Pair(torch.zeros(2), torch.ones(2))
+        self.history, self.last = [], deque([torch.zeros(1)], maxlen=1)
 
 
 def test_tensors_begin_anew_and_numbers_are_named():
@@ -50,8 +59,19 @@ def test_tensors_begin_anew_and_numbers_are_named():
     assert line.startswith("the model's calls change Keeping.calls, which passes from client to client")
     for _ in range(2):
         module.hidden, module.name = [torch.ones(2)], np.ones(2)
+        module.state[0], module.cache["k"] = torch.ones(2), torch.ones(2)
+        module.named.c.zero_()
+        module.last.append(torch.ones(1))
+        module.new = [torch.ones(2)]
         attributes.reset()
+        assert (module.hidden, module.cache, hasattr(module, "new")) == (None, {}, False)
+        assert (module.state[0].tolist(), module.named.c.tolist()) == ([0, 0], [1, 1])
+        assert (module.last[0].tolist(), module.last.maxlen) == ([0], 1)
     assert not list(attributes.news())
+    module.history.append(0.5)
+    module.seen = {1}
+    attributes.reset()
+    assert [line.split()[4] for line in attributes.news()] == ["Keeping.seen,", "Keeping.history,"]
     module.name = "other"
     attributes.reset()
     assert len(list(attributes.news())) == 1
