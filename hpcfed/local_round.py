@@ -59,8 +59,8 @@ class RoundPlan:
 
     @property
     def alike(self) -> bool:
-        """Whether ‖a_i‖₁ is known and the same for all members."""
-        return self.common_effective_steps is not None
+        """Whether ‖a_i‖₁ is known and the same for all members, and Δ̄ the mean of the Δ_i themselves."""
+        return self.common_effective_steps is not None and bool((self.factors == 1).all())
 
 
 class Training:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcfed.algorithms._blocks import server_step
 from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
 from hpcfed.client.averaged_buffers import AveragedBuffers
-from hpcfed.client.work import common_to_all, effective_work
+from hpcfed.client.work import common_to_all, effective_work, factor_of_the_kept
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
 from hpcfed.local_round import RoundPlan, Training
@@ -327,12 +327,17 @@ class Simulation:
         cohort, done, kept = plan.cohort, sums.status != SKIPPED, _kept(plan.cohort, sums)
         reported = {name: total for name, total in sums.vectors.items() if name not in self.buffers.entries}
         vectors = reported if kept == 1.0 else {name: total / kept for name, total in reported.items()}
+        factor = self._factor_of_the_kept(plan, done)
+        if factor != 1.0 and DELTA in vectors:
+            vectors = {**vectors, DELTA: vectors[DELTA] * factor}
         delta = vectors.get(DELTA)
         scalars = {name: sums.scalars[name] for name in self._parts.method.local.scalars}
         each = {name: np.where(done, own, math.nan) for name, own in scalars.items()}
         return Means(
             vectors=vectors,
-            mean_delta_sq=math.nan if delta is None else float((cohort.shares * sums.delta_sq).sum()) / kept,
+            mean_delta_sq=math.nan
+            if delta is None
+            else float((cohort.shares * sums.delta_sq).sum()) / kept * factor**2,
             delta_sq=math.nan if delta is None else self._parts.arithmetic.squared_norm(delta),
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
@@ -343,6 +348,20 @@ class Simulation:
             client_scalars=each if self._parts.method.client_scalars else {},
             arithmetic=self._parts.arithmetic,
         )
+
+    def _factor_of_the_kept(self, plan: RoundPlan, done: np.ndarray) -> float:
+        """Return what multiplies Δ̄ so that it is normalised as if the skipped clients had not been drawn.
+
+        Raises:
+            Diverged: no one number does.
+        """
+        method, stepping = self._parts.method, self._parts.stepping
+        factor = factor_of_the_kept(method, stepping, plan.cohort, plan.round, plan.factors, done)
+        if factor is None:
+            skipped = ", ".join(map(str, plan.cohort.clients[~done].tolist()))
+            what = f"round {plan.round}: without client {skipped} the others' updates would have other factors"
+            raise Diverged(f"{what}, each another", remedy="use on_bad_client: stop, or another normalize")
+        return factor
 
     @property
     def hash(self) -> str:

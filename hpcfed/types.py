@@ -87,7 +87,8 @@ class RoundContext:
         round: t, counted from 1.
         lr: η_l of the round.
         client: the client; None at the server.
-        alike: whether ‖a_i‖₁ is the same for all of the cohort; False also where no part of the method uses it.
+        alike: whether ‖a_i‖₁ is the same for all of the cohort, and Δ̄ the mean of the Δ_i themselves; False also where
+            no part of the method uses it.
         loss: the client's f_i(w) over all its samples, for rules with ``loss_at_w``; else None.
         seed, purpose: of `stream`.
         num_parameters: of the model that clients share; a vector (d,) is longer, by the gaps between tensors.
@@ -319,7 +320,8 @@ class LocalMethod(Protocol):
     def vectors(self, alike: bool) -> tuple[str, ...]:
         """Return the names of the vectors reported in a round beside Δ_i.
 
-        `alike`: ‖a_i‖₁ is the same for all of the cohort, so what follows from Δ̄ need not be sent.
+        `alike`: ‖a_i‖₁ is the same for all of the cohort, and no normalisation multiplies Δ_i, so what follows from Δ̄
+        need not be sent.
         """
         ...
 

@@ -94,11 +94,14 @@ class Checkpoints:
                 "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
                 where=str(self._run.path), remedy="choose another output for a shorter run",
             )  # fmt: skip
-        if found.round == self._recipe.rounds and not names <= found.replicated.keys():  # no round follows
+        trains = len(self._parts.cohorts.after(found.round)) > 0
+        if not trains and not names <= found.replicated.keys():
+            last = found.round == self._recipe.rounds
             raise InputError(
-                "the checkpoint of the last round lacks what evaluate.model needs of it",
+                f"the checkpoint of round {found.round} lacks what evaluate.model needs of it"
+                + ("" if last else f", and nobody trains in round {found.round + 1}"),
                 where=str(self._run.path),
-                remedy="leave evaluate.model as it was, or raise rounds",
+                remedy="leave evaluate.model as it was" + (", or raise rounds" if last else ""),
             )
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hpcfed.algorithms.fednova import PerStep
 from hpcfed.client.solver import Stepping
 from hpcfed.cohort import Cohort
 from hpcfed.types import Method
+
+EACH = ("clients", "shares", "counts", "steps", "guessed", "work")
+"""Of a cohort, what has a place for each member."""
+ROUNDING = 1e-12
+"""Relative; two quotients of the same four numbers differ by a few units in the last place of float64, 2e-16."""
 
 
 def effective_work(
@@ -32,6 +39,25 @@ def effective_work(
     if isinstance(method.normalize, PerStep):
         return effective_steps, method.normalize.factors(*given, stepping.arithmetic)
     return effective_steps, method.normalize.factors(*given)
+
+
+def factor_of_the_kept(
+    method: Method, stepping: Stepping, cohort: Cohort, round: int, factors: np.ndarray, kept: np.ndarray
+) -> float | None:
+    """Return by what the kept members' factors change where those of the whole cohort, (S,), were not to count.
+
+    `kept`: (S,) bool. None if they change by different numbers.
+    """
+    if method.normalize is None or kept.all() or not kept.any():
+        return 1.0
+    alone = replace(cohort, **{name: getattr(cohort, name)[kept] for name in EACH})
+    total = alone.shares.sum()
+    _, own = effective_work(method, stepping, replace(alone, shares=alone.shares / (total or 1.0)), round)
+    moved = (factors[kept] != 0) & (alone.steps > 0)
+    changes = own[moved] / factors[kept][moved]
+    if not len(changes):
+        return 1.0
+    return float(changes[0]) if np.allclose(changes, changes[0], rtol=ROUNDING, atol=0.0) else None
 
 
 def common_to_all(effective_steps: list[float | None]) -> float | None:

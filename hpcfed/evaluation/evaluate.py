@@ -245,7 +245,7 @@ class Evaluator:
 
     def _of_test(self, chunks: np.ndarray, whole: Mapping[int | None, Mapping[str, Value]]) -> dict[str, Value]:
         """Return the measures on the test set, from each chunk's sums and counts, (chunks, S, 2), and from `whole`."""
-        totals = (chunks[self._counted] if self._apart else chunks).sum(axis=0)
+        totals = (chunks[self._counted] if self._apart and len(chunks) else chunks).sum(axis=0)
         others = whole.get(None, {})
         for name, value in others.items():
             if value is None:

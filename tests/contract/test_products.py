@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import hpcfed
 from hpcfed.algorithms import choices, examples, names, parts_of
@@ -88,6 +90,27 @@ def test_a_product_runs_and_is_the_same_as_alone(chosen, world, folder):  # noqa
         cohort={"size": 3},
     )
     check_same_as_alone(world, folder, recipe)
+
+
+def test_control_variates_are_those_of_the_updates_themselves(tmp_path, monkeypatch):
+    """A factor that all share, τ/‖a‖ here, is a step size of the server, and no part of SCAFFOLD's c."""
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path)
+    common = {
+        "dtype": "float64",
+        "rounds": 5,
+        "weights": "uniform",
+        "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9},
+    }
+    moved = sum(1 - 0.9 ** (4 - step) for step in range(4)) / 0.1
+    product = {"local": "scaffold", "normalize": "steps", "tau_eff": "steps"}
+    scaled = {"name": "scaffold", "server_lr": 4 / moved}
+    found, expected = (
+        load_file(hpcfed.run(small(name, algorithm=section, **common), quiet=True).folder / "model.safetensors")
+        for name, section in (("product", product), ("scaled", scaled))
+    )
+    for name, parameter in expected.items():  # rounding of 20 steps
+        np.testing.assert_allclose(found[name], parameter, rtol=1e-10, atol=1e-12)
 
 
 ADAM = {"steps": 3, "batch_size": 10, "lr": 0.1, "optimizer": "adam"}

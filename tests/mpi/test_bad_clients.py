@@ -85,30 +85,41 @@ def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("method", "deed", "whose"),
+    ("algorithm", "deed", "whose", "steps"),
     [
-        ("fedavg", "raise", [1]),
-        ("scaffold", "nan", [0, 3]),
-        ("feddyn", "raise", [2, 4]),
-        ("fedexp-m", "overflow", [1]),
-        ("fednova", "nan", [4]),
+        ("fedavg", "raise", [1], 1),
+        ("scaffold", "nan", [0, 3], 1),
+        ("feddyn", "raise", [2, 4], 1),
+        ("fedexp-m", "overflow", [1], 1),
+        ("fednova", "nan", [4], 6),
+        ({"local": "scaffold", "normalize": "steps", "tau_eff": "steps", "server": "fedexp"}, "nan", [1], 3),
     ],
 )
-def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(method, deed, whose, world, folder):
+def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(algorithm, deed, whose, steps, world, folder):
     """The means are over the others: the round of a cohort without the bad ones, but for how p_i is rounded.
 
-    And the same on any number of ranks, to the bit."""
-    algorithm = {"name": method, **METHODS[method]}
-    skipping = hpcfed.run(moody(deed, whose, algorithm=algorithm), world=world, quiet=True)
-    own = {"output": f"alone-{world.rank}"}
-    alone = hpcfed.run(moody(deed, whose, algorithm=algorithm, **own), world=World(), quiet=True)
-    assert left_by(skipping) == left_by(alone)
+    And the same on any number of ranks, to the bit. The bad ones take one step, the others `steps`."""
+    if isinstance(algorithm, str):
+        algorithm = {"name": algorithm, **METHODS[algorithm]}
     everyone = list(range(NUM_CLIENTS))
     cohorts = [everyone] * ROUNDS
     cohorts[BAD_ROUND - 1] = [client for client in everyone if client not in whose]
-    world.on_root(lambda: (folder / "cohorts.json").write_text(json.dumps(cohorts)))
+
+    def write() -> None:
+        (folder / "cohorts.json").write_text(json.dumps(cohorts))
+        for name, drawn in (("all", [everyone] * ROUNDS), ("others", cohorts)):
+            budgets = [[1 if client in whose else steps for client in row] for row in drawn]
+            (folder / f"{name}.json").write_text(json.dumps(budgets))
+
+    world.on_root(write)
+    given = {"algorithm": algorithm, "budget": {"schedule": "all.json"}}
+    skipping = hpcfed.run(moody(deed, whose, **given), world=world, quiet=True)
+    own = {"output": f"alone-{world.rank}"}
+    alone = hpcfed.run(moody(deed, whose, **given, **own), world=World(), quiet=True)
+    assert left_by(skipping) == left_by(alone)
     schedule = {"cohort": {"schedule": "cohorts.json"}, "output": "without", "on_bad_client": "stop"}
-    without = hpcfed.run(moody(deed, [], algorithm=algorithm, **schedule), world=world, quiet=True)
+    given["budget"] = {"schedule": "others.json"}
+    without = hpcfed.run(moody(deed, [], **given, **schedule), world=world, quiet=True)
     assert [row["skipped"] for row in skipping.metrics] == [whose if t == BAD_ROUND else [] for t in range(1, 6)]
     found, expected = (load_file(result.folder / "model.safetensors") for result in (skipping, without))
     for name in expected:

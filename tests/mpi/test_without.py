@@ -170,7 +170,7 @@ def scores_of(run: str, split: str, measure: str) -> dict[str, tuple[float, int]
 def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     world.on_root(lambda: write_sites(shared_tmp / "sites.h5"))
     monkeypatch.chdir(shared_tmp)
-    evaluate = {"train": {"every": 2}, "clients": {"every": 1}, "metrics": ["calibration-error"], "batch_size": 64}
+    evaluate = {"every": 3, "train": {"every": 2}, "clients": {"every": 1}, "metrics": ["calibration-error"]}
     recipe = {"data": "sites.h5", "evaluate": evaluate, "checkpoint": {"every": 1}}
     hpcfed.run(small("run", **recipe), world=world, quiet=True)
     found, _ = without(world, "west", "south")
@@ -258,3 +258,14 @@ def test_what_a_recipe_cannot_leave_out_is_refused(cohort, changes, expected, wo
     monkeypatch.chdir(shared_tmp)
     with pytest.raises(InputError, match=expected):
         hpcfed.run(small("run", cohort=cohort, **changes), world=world, quiet=True)
+
+
+@pytest.mark.parametrize("model", ["last-two", "cohort-average"])
+def test_another_evaluated_model_waits_for_a_round_that_trains(model, world, folder):
+    """What it needs of the last such round is in no checkpoint."""
+    recipe = small("run", cohort={"schedule": [[0], [1], [2], [3], [4]], "without": [3]})
+    hpcfed.run(recipe, world=world, quiet=True)
+    with pytest.raises(InputError, match=r"of round 3 lacks what evaluate.model needs of it, and nobody trains in rou"):
+        hpcfed.run(recipe, ["rounds=4", f"evaluate.model={model}"], world=world, quiet=True)
+    hpcfed.run(recipe, ["rounds=4"], world=world, quiet=True)
+    hpcfed.run(recipe, ["rounds=5", f"evaluate.model={model}"], world=world, quiet=True)
