@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hpcfed import models
 from hpcfed.checkpoint.keeper import Checkpoints
 from hpcfed.clock import ENDING, Clock
-from hpcfed.config.limits import Checkpoint, seconds_of
+from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.environment import environment
-from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, counted
+from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
 from hpcfed.observers import Observers
@@ -25,6 +24,7 @@ from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.record import Recorder
+from hpcfed.remarks import remarks
 from hpcfed.round_checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
@@ -33,7 +33,7 @@ from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
 from hpcfed.stopping import Due, Stopping
 from hpcfed.trail.certificate import write_certificate
-from hpcfed.trail.left_out import TRAINING_ONLY, without_facts
+from hpcfed.trail.left_out import without_facts
 from hpcfed.types import Request
 from hpcfed.user_code.blame import blamed
 from hpcfed.vendor.malloc import return_freed_memory
@@ -85,7 +85,7 @@ def train(
                 facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
                 facts |= without_facts(recipe, parts.federation)
                 world.on_root(lambda: folder.write("environment.json", facts))
-                for remark in _remarks(recipe, parts):
+                for remark in remarks(recipe, parts):
                     reporter.say(f"{recipe.name}: {remark}")
                 if done >= recipe.rounds:
                     reporter.say(f"{recipe.name}: all {done} rounds are done; to measure anything else, raise rounds")
@@ -114,41 +114,6 @@ def train(
                 watchdog.stage("end: certificate")
                 world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
                 watchdog.stage("end")
-
-
-def _remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
-    """Yield warnings of valid settings that may be unintended."""
-    if empty := parts.cohorts.without_samples:
-        what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
-        yield f"{empty} {what} as an update of 0 (weights: uniform)"
-    if idle := parts.cohorts.idle(parts.world.size):
-        yield f"{idle}; the result is the same"
-    for facts in without_facts(recipe, parts.federation).values():
-        if facts["exact"] == TRAINING_ONLY:
-            yield f"without {', '.join(facts['clients'].values())}: {TRAINING_ONLY}: {'; '.join(facts['since'])}"
-    if recipe.local.step is not None:
-        yield f"local.step: {recipe.local.step} trains one client after another (local.engine: sequential)"
-    if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
-        what = f"parameters ({recipe.parameters.given})"
-        yield f"clients are trained one after another, since the batched engine takes no {what}"
-    if recipe.evaluate.every and not parts.federation.num_test:
-        yield "no test loss or accuracy, since the federation has no test set"
-    if late := [entry.round for entry in recipe.local.lr_schedule if entry.round > recipe.rounds]:
-        rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
-        yield f"local.lr_schedule has a step size from {rounds}; it is not used"
-    patience, every, keep = recipe.stop.patience, recipe.evaluate.every, recipe.checkpoint.keep
-    if patience is not None and every and patience >= (evaluations := -(-recipe.rounds // every)):
-        few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
-        yield f"stop.patience: {patience} has no effect, with {few}"
-    if recipe.local.clip == "linear" and recipe.local.clip_norm is None:
-        yield "local.clip: linear has no effect without local.clip_norm"
-    if parts.method.local.full_gradient:
-        what = "a round is one step with all samples of a client, whatever else local and budget say"
-        yield f"{parts.method.name}: {what}"
-    if recipe.local.momentum and recipe.guess == "none" and recipe.local.steps == 1 and recipe.budget is None:
-        yield f"local.momentum: {recipe.local.momentum} has no effect in one step, which starts from none"
-    if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:
-        yield f"checkpoint.keep: {keep} is for early stops alone, since checkpoint.every is 0"
 
 
 @dataclass(frozen=True)

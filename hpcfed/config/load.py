@@ -75,6 +75,9 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
     if "seeds" not in content:
         return [validated(Recipe, content, where)]
+    if isinstance(content.get("seed"), Mapping):
+        remedy = "leave one out: each of 'seeds' is the seed of all streams"
+        raise InputError("both 'seeds' and a 'seed' of each stream", where=where, remedy=remedy)
     seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
     return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
 

@@ -113,6 +113,7 @@ MORE: Mapping[str, Wrong] = {
     "key-of-two-sections": Wrong(RUN + "batch_size=5", ("'local.batch_size' or 'evaluate.batch_size'?",)),
     "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
     "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function', got 'f1'")),
+    "streams-beside-seeds": Wrong(RUN + "seeds=[0,1] seed.cohort=7", ("both 'seeds' and a 'seed' of each stream",)),
     "two-seeds-for-one": Wrong(RUN + "seed=[0,1]", ("seed: expected one seed, got [0, 1]", "seeds=[0, 1]")),
     "a-family-of-methods": Wrong(
         RUN + "algorithm.name=fedopt", ("'fedopt'", "fedadam, fedyogi, fedadagrad", "fedavgm")
@@ -349,22 +350,46 @@ def test_written_numbers_are_those_of_older_readers_too(number):
     assert parse_yaml(text) == {"eps": number}
 
 
+UNUSED = {
+    "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used": "clip",
+    "b: name is given more than once; the last, name=b, holds": "clip",
+    "local.clip: linear has no effect without local.clip_norm": "clip",
+    "stop.patience: 2 has no effect, with 2 evaluations in 3 rounds": "clip",
+    "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0": "clip",
+    "dsgd: a round is one step with all samples of a client, whatever else local and budget say": "dsgd",
+    "local.momentum: 0.9 has no effect in one step, which starts from none": "dsgd",
+    "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part": "guess",
+    "guess: remaining has no effect without a budget: all of local.steps are taken": "guess",
+    "evaluate.clients: no client is measured, since its every is 0": "guess",
+    "evaluate.metrics: f1-macro not measured, since every period of evaluate is 0": "guess",
+    "local.steps: 4 has no effect beside budget without guess: remaining": "budget",
+    "stop.test_accuracy has no effect with for: 4, with 3 evaluations in 3 rounds": "budget",
+}
+"""Line → the run of `GIVEN` that has it."""
+GIVEN = {
+    "clip": [
+        *("name=a", "name=b", "local.clip=linear", "stop.patience=2", "evaluate.every=2"),
+        *("local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]", "checkpoint={every: 0, keep: spaced}"),
+    ],
+    "dsgd": ["algorithm={name: dsgd}", "local.momentum=0.9"],
+    "guess": [
+        *("cohort.sampling=bernoulli", "local.momentum=0.9", "guess=remaining", "evaluate.every=0"),
+        *("evaluate.metrics=[f1-macro]", "evaluate.clients.models=[fine-tuned]"),
+        "evaluate.clients.fine_tune={steps: 1, batch_size: 5, lr: 0.1}",
+    ],
+    "budget": ["budget={low: 1, high: 2}", "stop={test_accuracy: 0.999, for: 4}"],
+}
+
+
 @pytest.mark.one_mpi
 def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
-    late = "local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]"
-    unused = ["local.clip=linear", "stop.patience=2", "evaluate.every=2", "checkpoint={every: 0, keep: spaced}"]
-    done = command(["run", "recipe.yaml", "name=a", "name=b", late, *unused, f"output={tmp_path / 'run'}"], prepared)
-    assert done.returncode == 0, done.stderr
-    assert "b: name is given more than once; the last, name=b, holds" in done.stdout
-    assert "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used" in done.stdout
-    assert "local.clip: linear has no effect without local.clip_norm" in done.stdout
-    assert "stop.patience: 2 has no effect, with 2 evaluations in 3 rounds" in done.stdout
-    assert "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0" in done.stdout
-    one_step = ["algorithm={name: dsgd}", "local.momentum=0.9"]
-    done = command(["run", "recipe.yaml", *one_step, f"output={tmp_path / 'dsgd'}"], prepared)
-    assert done.returncode == 0, done.stderr
-    assert "dsgd: a round is one step with all samples of a client, whatever else local and budget say" in done.stdout
-    assert "local.momentum: 0.9 has no effect in one step, which starts from none" in done.stdout
+    said = {}
+    for name, given in GIVEN.items():
+        done = command(["run", "recipe.yaml", *given, f"output={tmp_path / name}"], prepared)
+        assert done.returncode == 0, done.stderr
+        said[name] = done.stdout
+    for line, run in UNUSED.items():
+        assert line in said[run]
 
 
 def network():
