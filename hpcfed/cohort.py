@@ -103,7 +103,7 @@ class Cohorts:
     def idle(self, ranks: int) -> str:
         """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
         section, size = self._recipe.cohort, self.draws * self._num_present / self._recipe.rounds
-        if ranks <= size:
+        if ranks <= max(size, 1):
             return ""
         if section.schedule is not None or section.sampling == "bernoulli":
             return f"cohorts of about {size:.1f} for {ranks} ranks: at least {ranks - size:.1f} wait on average"

@@ -24,7 +24,7 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
 def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
     if empty := parts.cohorts.without_samples:
         what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
-        yield f"{empty} {what} as an update of 0 (weights: uniform)"
+        yield f"{empty} {what} like the others, without a step (weights: uniform)"
     if idle := parts.cohorts.idle(parts.world.size):
         yield f"{idle}; the result is the same"
     if recipe.cohort.sampling == "bernoulli" and recipe.cohort.size is None and recipe.cohort.fraction is None:

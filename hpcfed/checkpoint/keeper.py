@@ -18,7 +18,7 @@ from hpcfed.checkpoint.layout import PAGE, RecordLayout
 from hpcfed.checkpoint.writer import CheckpointWriter, Snapshot, remove_remains
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.parts import Parts
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identity
@@ -112,7 +112,8 @@ class Checkpoints:
         """Create and clean the folder, check the disk space, and return a line on sizes. On rank 0 alone.
 
         Raises:
-            InputError: the disk has not enough room, or the folder cannot be written.
+            InputError: the folder cannot be written.
+            EnvironmentFailure: the disk has not enough room.
         """
         try:
             self._folder.mkdir(exist_ok=True)
@@ -126,7 +127,7 @@ class Checkpoints:
             raise InputError("checkpoints cannot be written", where=str(self._folder), got=what) from None
         each, copies = self.bytes_at_most(), self._recipe.checkpoint.most_kept(self._recipe.rounds) + 1
         if each * copies > free:
-            raise InputError(
+            raise EnvironmentFailure(
                 "checkpoints do not fit",
                 where=str(self._folder),
                 expected=f"{decimal(each * copies)} for {copies} of up to {decimal(each)}",

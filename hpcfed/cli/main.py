@@ -99,7 +99,7 @@ def main(args: list[str] | None = None) -> None:
         note_signals()
     else:
         end_noting()
-    with streams(matters=name not in LEAVE_FILES):
+    with streams(matters=name not in LEAVE_FILES or "--list" in words):
         code = _call(args)
     if name in STOP_ON_SIGNAL:
         ignore_signals()

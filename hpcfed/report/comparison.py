@@ -63,7 +63,7 @@ def compare(
     groups = group_runs(read)
     reference = choose_baseline(groups, baseline)
     criterion = choose_criterion(read)
-    goals, note = _goals(groups, criterion, targets)
+    goals, note = _goals(groups, criterion, targets, window)
     note += " Runs that did not reach it are counted, but part of no mean."
     if window > 1:
         note += f" Reached means: by the mean of {window} evaluations in a row."
@@ -124,7 +124,9 @@ def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
     }
 
 
-def _goals(groups: Sequence[Group], criterion: Criterion, targets: Sequence[float]) -> tuple[tuple[float, ...], str]:
+def _goals(
+    groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int
+) -> tuple[tuple[float, ...], str]:
     """Return the targets, the user's or the default one, and a sentence that says which."""
     is_accuracy = criterion.column.endswith("accuracy")
     for target in targets:
@@ -134,7 +136,7 @@ def _goals(groups: Sequence[Group], criterion: Criterion, targets: Sequence[floa
             raise InputError("target", where=criterion.title, expected=expected, got=f"{target:g}", remedy=remedy)
     if targets:
         return tuple(dict.fromkeys(targets)), f"The first evaluated round with this {criterion.title} or better."
-    chosen = default_target(groups, criterion)
+    chosen = default_target(groups, criterion, window)
     if chosen is None:
         return (), ""
     note = f"The default target: the {criterion.title} that even the worst finished run ended with, rounded."

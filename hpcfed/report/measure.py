@@ -145,13 +145,13 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
     )
 
 
-def default_target(groups: Sequence[Group], criterion: Criterion) -> float | None:
-    """Return the worst run's final value, rounded so that all runs reach it: accuracy down to a whole percent,
-    a loss up to two digits. Diverged, failed and unfinished runs count only if there are no others.
+def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
+    """Return the worst run's final mean of `window` values, rounded so that all runs reach it: accuracy down to a whole
+    percent, a loss up to two digits. Diverged, failed and unfinished runs count only if there are no others.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
-    finals = [final(run, criterion.column) for run in finished or runs]
+    finals = [final(run, criterion.column, window) for run in finished or runs]
     finals = [value for value in finals if math.isfinite(value)]
     if not finals:
         return None

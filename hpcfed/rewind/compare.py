@@ -26,6 +26,9 @@ SAME, PART = 0, 1
 """Exit codes."""
 UNIMPORTANT = ("name", "output", "observers", "checkpoint", "watchdog", "update_hashes", "verify_data", "data_access")
 """Keys of recipes whose difference explains nothing."""
+OF_OWN_STATE = {"client-average", "step-average"}
+"""Values of ``evaluate.model`` with a state of their own, which the hash of a round includes."""
+OF_TRAINING = ("cohort", "local_loss", "delta_sq", "mean_delta_sq", "server_lr")
 SHOWN = 6
 """Columns, or clients, that are named at most."""
 Say = Callable[[str], None]
@@ -49,7 +52,12 @@ def compare(runs: Sequence[Path], data: Path | None, code: Path | None, say: Say
     first, second = (read_rounds(folder / RECORD) for folder in folders)
     for line in _settings(folders):
         say(line)
-    round = _first_other_round(first, second, say)
+    models = {read_recipe(folder).get("evaluate", {}).get("model") for folder in folders}
+    by_hash = len(models) == 1 or not models & OF_OWN_STATE
+    round = _first_other_round(first, second, say, by_hash)
+    if not by_hash:
+        say("hashes are left out: they are of what evaluate.model keeps, too; give both runs the same one")
+        return SAME if round is None else PART
     if round is None:
         return SAME
     try:
@@ -76,20 +84,28 @@ def _hash(code: Mapping[str, Any], name: str) -> Any:
     return (code.get(name) or {}).get("hash")
 
 
-def _first_other_round(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], say: Say) -> int | None:
-    """Return the first round after which the models differ; None, having said so, if there is none."""
+def _first_other_round(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], say: Say, by_hash: bool
+) -> int | None:
+    """Return the first round after which the models differ; None, having said so, if there is none.
+
+    Not `by_hash`, rounds are compared by what is recorded of their training.
+    """
     scores = None
     for row, other in zip(first, second, strict=False):
         found = in_bits(row, other)
-        if found and found[0].column == "hash":
+        if not by_hash:
+            found = [one for one in found if one.column in OF_TRAINING]
+        if found and (found[0].column == "hash" or not by_hash):
             say(f"part in round {row['round']}")
-            for one in found[1 : SHOWN + 1]:
+            for one in [one for one in found if one.column != "hash"][:SHOWN]:
                 say(f"  {one.column}: {one.recorded} and {one.here}" if one.column != "cohort" else "  cohort differs")
             return int(row["round"])
         if found and scores is None:
             scores = f"{found[0].column} in round {row['round']}"
     common = min(len(first), len(second))
-    say(f"the same model, bit for bit, in all {common} rounds" + (f"; but another {scores}" if scores else ""))
+    same = "the same model, bit for bit," if by_hash else "the same losses and norms of updates"
+    say(f"{same} in all {common} rounds" + (f"; but another {scores}" if scores else ""))
     if len(first) != len(second):
         say(f"one has {len(first)} rounds, the other {len(second)}")
     return None
@@ -114,9 +130,9 @@ def _look_into(runs: Sequence[Recorded], round: int, say: Say) -> None:
     other = [client for client, one, two in zip(cohorts[0], *hashes, strict=True) if one != two]
     if not other:
         anew = " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None)
-        says = "the updates of all clients are the same: the server's step differs"
+        says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
         if anew:
-            says = f"{says}, or the machine of {anew}, which recorded no update_hashes: they were computed again here"
+            says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"
         say(says)
         return
     names = begun[0].parts.federation.client_names()
@@ -160,7 +176,7 @@ def _first_difference(first: Replay, second: Replay) -> str:
         if one is None or two is None:
             return f"it takes {len(first.steps)} steps and {len(second.steps)}"
         if not (_same(one.x, two.x) and _same(one.y, two.y)):
-            return f"step {one.number}: another minibatch: look at seed.batches and local.batch_size"
+            return f"step {one.number}: another minibatch: look at seed.batches, local.batch_size and augment"
         if one.loss != two.loss or one.gradient != two.gradient:
             values = f"loss {one.loss!r} and {two.loss!r}, ‖gradient‖ {one.gradient!r} and {two.gradient!r}"
             return f"step {one.number}: from the same iterate and minibatch another gradient: {values}"

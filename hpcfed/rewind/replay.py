@@ -161,7 +161,8 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
     clients = plan.cohort.clients.tolist()
     if number not in clients:
         cohort = ", ".join(map(str, clients[:20])) + (", …" if len(clients) > 20 else "")
-        raise InputError(f"client {number} ({name}) took no part in round {round}", got=f"a cohort of {cohort}")
+        got = f"a cohort of {cohort or 'nobody'}"
+        raise InputError(f"client {number} ({name}) took no part in round {round}", got=got)
     place = clients.index(number)
     steps: list[Step] = []
     looking = _Looking(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)

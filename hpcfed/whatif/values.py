@@ -90,10 +90,18 @@ class Contributed:
         said.append(f"v(all) {mean[every]:.4g}, v(none) {mean[NOTHING]:.4g}, the initial model's")
         total, computed, needed = rounds_of(own)
         runs = counted(len(own.plan.units), "run")
-        said.append(f"{runs}; rounds computed: {computed:,} of {total:,}; needed: {needed:,}")
+        most = "up to " if _stops_by_scores(own) else ""
+        said.append(f"{runs}; rounds computed: {most}{computed:,} of {total:,}; needed: {most}{needed:,}")
+        if most:
+            said.append("each subset's run ends by its own scores (stop), so that numbers of rounds differ")
         if diverged := sum(row.status == "diverged" for row in self.rows):
             said.append(f"{counted(diverged, 'run')} diverged: values that depend on it are empty")
         return said
+
+
+def _stops_by_scores(coalitions: Coalitions) -> bool:
+    stop = coalitions.base.recipe.stop
+    return stop.test_accuracy is not None or stop.patience is not None
 
 
 def _over(coalitions: Coalitions) -> str:

@@ -46,12 +46,12 @@ PLANTED: Mapping[str, tuple[Mapping[str, Any], str, str]] = {
     "server": (
         {"algorithm": {"name": "scaffold", "server_lr": 1.1}},
         "part in round 1",
-        "the updates of all clients are the same: the server's step differs\n",
+        "their sum or the server's step differs: look at reduction and algorithm\n",
     ),
     "server, without hashes": (
         {"algorithm": {"name": "scaffold", "server_lr": 1.1}, "update_hashes": False},
         "part in round 1",
-        "the server's step differs, or the machine of ",
+        "reduction and algorithm; or the machine of ",
     ),
 }
 
@@ -124,3 +124,15 @@ def test_the_same_runs_are_the_same(two, command):
     assert (done.returncode, "clients and steps cannot be compared here: " in done.stdout) == (1, True)
     done = command(["compare", "one", "nowhere"], two)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_runs_that_evaluate_other_models_are_compared_by_their_training(two, command):
+    trained("other", evaluate={"every": 2, "model": "client-average"})
+    trained("slower", evaluate={"model": "client-average"}, local={**LOCAL, "lr": 0.09})
+    done = command(["compare", "one", "other"], two)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the same losses and norms of updates in all 8 rounds" in done.stdout
+    done = command(["compare", "one", "slower"], two)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "part in round 1" in done.stdout
+    assert "hashes are left out" in done.stdout

@@ -55,11 +55,13 @@ def test_a_run_goes_on_where_its_progress_cannot_be_printed(stream, folder, monk
     assert json.loads((folder / "run" / "result.json").read_text())["rounds"] == 3
 
 
+@pytest.mark.parametrize("command", [["inspect", "small.h5"], ["reproduce", "--list"]], ids=" ".join)
 @pytest.mark.parametrize(("stream", "code"), [(full, 4), (unread, 0), (in_ascii, 0)])
 def test_a_result_that_cannot_be_printed_is_missed_unless_its_reader_has_left(
-    stream: Callable[[], TextIO], code, folder, monkeypatch, capsys
+    stream: Callable[[], TextIO], code, command, folder, monkeypatch, capsys
 ):
-    assert called(["inspect", str(folder / "small.h5")], stream(), monkeypatch) == code
+    monkeypatch.chdir(folder)
+    assert called(command, stream(), monkeypatch) == code
     said = "hpcfed: standard output: cannot be written: got No space left on device\n"
     assert capsys.readouterr().err == (said if code else "")
 

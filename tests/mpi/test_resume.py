@@ -464,7 +464,7 @@ def test_damage_in_the_record_before_the_checkpoint_is_refused(world, folder):
 
 def test_checkpoints_that_cannot_fit_are_refused(world, folder):
     recipe = of("scaffold", checkpoint={"every": 2, "keep": 10**9})
-    with pytest.raises(InputError, match=r"checkpoints do not fit: expected .*TB for 1000000001.*checkpoint\.keep"):
+    with pytest.raises(EnvironmentFailure, match=r"checkpoints do not fit: .*TB for 1000000001.*checkpoint\.keep"):
         hpcfed.run(recipe, world=world, quiet=True)
     assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True))[1]
 

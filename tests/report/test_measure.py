@@ -169,6 +169,7 @@ def test_default_target_is_what_the_worst_finished_run_ends_with(accuracies):
     ]
     groups = group_runs(read_runs(folders))
     assert default_target(groups, ACCURACY) == 0.93
+    assert default_target(groups, ACCURACY, window=2) == 0.71  # (0.5 + 0.9345) / 2
     finals = [run.column("test_loss")[-1] for group in groups[:2] for run in group.runs]
     target = default_target(groups, LOSS)
     assert max(finals) <= target <= max(finals) * 1.1
