@@ -7,9 +7,9 @@
     TABLE.csv            TABLE.parquet          all clients, with a column that names the client; or one pool of samples
     FOLDER/CLASS/*.png                          one pool of images
 
-In a folder, ``test.npz`` (``test.csv``, …) is a common test set, and a folder ``test`` holds each client's own test set
-in a file (or folder) of the client's name. Parquet may come in pieces, ``CLIENT-00000-of-00002.parquet`` and so on. A
-pool is dealt to clients by a partition.
+In a folder, ``test.npz`` (``test.csv``, …; ``Test.csv`` is refused) is a common test set, and a folder ``test`` holds
+each client's own test set in a file (or folder) of the client's name. Parquet may come in pieces,
+``CLIENT-00000-of-00002.parquet`` and so on. A pool is dealt to clients by a partition.
 """
 
 from __future__ import annotations
@@ -172,6 +172,10 @@ def _found(raw: Path, partition: str | None) -> tuple[Files, list[Path], Files]:
             raise InputError("images by class, but no clients", where=str(raw), expected="CLIENT/CLASS/*.png", got=got,
                              remedy=remedy)  # fmt: skip
         return {raw.resolve().name: [raw]}, [], {}
+    for name in clients:
+        if name != TEST and name.strip().lower() == TEST:
+            remedy = f"name the test set {TEST!r}, or the client otherwise"
+            raise InputError(f"{name!r}: a client, or the test set?", where=str(raw), remedy=remedy)
     test = clients.pop(TEST, [])
     if len(test) != 1 or not test[0].is_dir():
         return clients, test, {}

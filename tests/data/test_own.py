@@ -446,6 +446,13 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"files of several kinds: got \.csv, \.npz"):
         own.load(raw)
     (raw / "b.npz").unlink()
+    for name in ("Test", "TEST"):
+        (raw / f"{name}.csv").write_text("u,v,y\n1,2,0\n")
+        with pytest.raises(
+            InputError, match=f"raw: '{name}': a client, or the test set\\?; name the test set 'test', or"
+        ):
+            own.load(raw)
+        (raw / f"{name}.csv").unlink()
     with pytest.raises(InputError, match="by --client, or deal its rows to clients by --partition"):
         own.load(raw / "a.csv")
 
