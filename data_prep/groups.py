@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from data_prep.tables import cells
 from hpcfed.errors import InputError, counted, nearest
 
 
@@ -48,14 +49,19 @@ def numbered(*parts: Sequence[str]) -> Iterator[np.ndarray]:
         yield np.array([numbers[name] for name in part], np.int64)
 
 
-def described(owner: np.ndarray | None, group: np.ndarray, tests: np.ndarray) -> Iterator[str]:
-    """Yield lines on the groups of training samples: their number, those of several clients, and those of tests."""
+def described(owner: np.ndarray | None, group: np.ndarray, tests: np.ndarray, names: Iterable[str]) -> Iterator[str]:
+    """Yield lines on the groups of training samples: their number, those of several clients, and those of tests.
+
+    Another line is on groups whose `names` look alike.
+    """
     sizes = np.bincount(group)
     yield f"{counted(int(np.count_nonzero(sizes)), 'group')}, the largest of {counted(int(sizes.max()), 'row')}"
     if owner is not None:
         pairs = np.unique(np.stack([group, owner], axis=1), axis=0)
         if several := int((np.bincount(pairs[:, 0]) > 1).sum()):
             yield f"{_are(several)} of several clients; where each client numbers its own, make the names unique"
+    if line := cells.twice("groups", names):
+        yield f"{line}: write each in one way, or its rows may come to both sides of a test split"
     if both := len(np.intersect1d(group, tests)):
         yield f"{_are(both)} in training and in test rows"
 

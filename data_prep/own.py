@@ -174,8 +174,9 @@ def gather(
         test_y = None if test_y is None else _narrow(test_y, largest)
     group = test_group = None
     if groups is not None:
-        group, test_group = numbered(names_of(kept, groups), names_of(tested, test_groups or {}))
-        remarks = (*remarks, *described(owner, group, test_group))
+        of_rows, of_tests = names_of(kept, groups), names_of(tested, test_groups or {})
+        group, test_group = numbered(of_rows, of_tests)
+        remarks = (*remarks, *described(owner, group, test_group, {*of_rows, *of_tests}))
     return Dataset(
         name=name,
         task=task,

@@ -22,7 +22,9 @@ DATE = re.compile(
 )
 QUANTITY = re.compile(r"[<>≤≥~]?\s*[+-]?\d[\d.,' \u00a0\u202f]*%?")
 
-TWICE = "look like one, written in two ways"
+LEADING_ZEROS = re.compile(r"(?<!\d)(?<!\d[.,])0+(?=\d)")
+EXACT = 2.0**53
+"""From here on, different whole numbers are equal as floats."""
 
 
 class NoNumber(Exception):
@@ -95,13 +97,19 @@ def are_numbers(texts: Iterable[str]) -> bool:
     return all(number(text) is not None for text in texts)
 
 
-def alike(texts: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first two names that differ in case or spaces alone, or are one number written in two ways."""
-    folded: dict[float | str, str] = {}
-    for text in sorted(texts):
-        value = number(text)
-        key = " ".join(text.casefold().split()) if value is None or not np.isfinite(value) else value
-        other = folded.setdefault(key, text)
-        if other != text:
-            return other, text
-    return None
+def twice(what: str, texts: Iterable[str], of: str = "") -> str:
+    """Return a line on names that differ in case, spaces or leading zeros alone, or are one number; "" for none."""
+    first: dict[float | str, str] = {}
+    pairs = [(first.setdefault(_folded(text), text), text) for text in sorted(texts)]
+    pairs = [pair for pair in pairs if pair[0] != pair[1]]
+    if not pairs:
+        return ""
+    count = f" (1 of {len(pairs):,} pairs)" if len(pairs) > 1 else ""
+    return f"{what} {pairs[0][0]!r} and {pairs[0][1]!r}{of} look like one, written in two ways{count}"
+
+
+def _folded(text: str) -> float | str:
+    value = number(text, decimal_comma=True)
+    if value is not None and abs(value) < EXACT:
+        return value
+    return LEADING_ZEROS.sub("", " ".join(text.casefold().split()))

@@ -119,5 +119,5 @@ def doubts(column: str, names: Sequence[str], numeric: bool) -> tuple[str, ...]:
     """Return what the user may want to check about classes of these names, numbers or not."""
     if numeric and len(names) > MANY_NUMBERS:
         return (f"{len(names)} numbers as classes: if {column!r} is a quantity, use --task regression",)
-    pair = cells.alike(names)
-    return () if pair is None else (f"classes {pair[0]!r} and {pair[1]!r} {cells.TWICE}",)
+    line = cells.twice("classes", names)
+    return (line,) if line else ()

@@ -97,7 +97,7 @@ def load(
         remarks=(
             *plan.remarks(paths, plan.clients or clients),
             *plan.dropped_rows(),
-            *(described(dataset.owner, group, test_group) if group is not None else ()),
+            *(described(dataset.owner, group, test_group, plan.groups) if group is not None else ()),
         ),
     )
 

@@ -99,14 +99,14 @@ class TablePlan:
             if feature.levels:
                 more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
                 yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
-                if pair := cells.alike(feature.levels):
-                    yield f"levels {pair[0]!r} and {pair[1]!r} of {feature.column!r} {cells.TWICE}"
+                if line := cells.twice("levels", feature.levels, f" of {feature.column!r}"):
+                    yield line
                 chosen = feature.column in self.options.categorical
                 if not chosen and all(cells.QUANTITY.fullmatch(level) for level in feature.levels):
                     example = f"words that look like numbers, such as {feature.levels[0]!r}"
                     yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
-        if pair := cells.alike(clients):
-            yield f"clients {pair[0]!r} and {pair[1]!r} {cells.TWICE}"
+        if line := cells.twice("clients", clients):
+            yield line
         if said := self._identifiers():
             yield said
         marks = {mark: path for path in paths if path.suffix.lower() != ".parquet" for mark in separator(path)}

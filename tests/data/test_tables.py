@@ -326,6 +326,8 @@ def test_numbers_written_in_other_ways(tmp_path: Path) -> None:
         ({"client_column": "age"}, "clients '1' and '1.0' look like one"),
         ({"partition": "iid"}, "levels 'ICU' and 'icu' of 'sex' look like one"),
         ({"partition": "iid"}, "classes 'Ill' and 'ill' look like one"),
+        ({"partition": "iid", "group": "bp"}, "groups 'Berlin' and 'berlin' look like one, written in two ways: write"),
+        ({"partition": "iid", "group": "age"}, "groups '1' and '1.0' look like one"),
     ],
 )
 def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> None:
@@ -335,6 +337,24 @@ def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> 
         write(tmp_path / f"{name}.csv", CELLS)
     (tmp_path / "a.csv").unlink()
     assert "clients 'Site 1' and 'site 1' look like one" in " ".join(own.load(tmp_path).remarks)
+
+
+def test_groups_written_in_two_ways(tmp_path: Path) -> None:
+    names = ["P001 ", "p001", "P1", "P10", "007", "7", "12345678901234567", "12345678901234568", "1.05", "1.5"]
+    rows = np.zeros((len(names), 2)), np.arange(len(names)) % 2
+    write(tmp_path / "a.csv", [(name, "2", "f", f"{label}") for name, label in zip(names, rows[1], strict=True)])
+    np.savez(tmp_path / "arrays.npz", x=rows[0], y=rows[1], age=names)
+    for place in ("a.csv", "arrays.npz"):
+        raw = tmp_path / Path(place).stem
+        raw.mkdir()
+        (tmp_path / place).rename(raw / place)
+        dataset = own.load(raw, group="age")
+        said = [line for line in dataset.remarks if "look like one" in line]
+        assert said == [
+            "groups '007' and '7' look like one, written in two ways (1 of 3 pairs): write each in one way, or its "
+            "rows may come to both sides of a test split"
+        ]
+        assert len(set(dataset.group.tolist())) == len(names)
 
 
 IDENTIFIERS = (
