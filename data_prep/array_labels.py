@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_prep.tables import labels
+from data_prep.tables import cells, labels
 from hpcfed.errors import InputError
 
 
@@ -35,7 +35,8 @@ class ArrayLabels:
         Raises:
             InputError: as `labels.with_positive`.
         """
-        return labels.with_positive(labels.of_texts("y", self._numbers), positive)
+        levels = {text: cells.number(text) for text in self._numbers}
+        return labels.with_positive(labels.of_texts("y", levels), positive)
 
     def class_of(self, classes: labels.Classes) -> np.ndarray:
         """Return the class of each number that `add` gave out, (K,), in the type to be stored."""

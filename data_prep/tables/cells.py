@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,13 +77,16 @@ def distinct(values: pyarrow.Array) -> tuple[list[str], np.ndarray]:
     return [str(text) for text in pc.cast(encoded.dictionary, pyarrow.string()).to_pylist()], codes
 
 
-def names(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:
+def names(levels: Mapping[str, float | None]) -> tuple[list[str], dict[str, int]]:
     """Return the distinct names that texts stand for, sorted, and a mapping from text to its name's index.
 
     If all texts are numbers, 1, 1.0 and 01 are one name, and the order is numeric.
+
+    Args:
+        levels: text → its number, None for a word.
     """
-    found = sorted(texts)
-    values = [number(text) for text in found]
+    found = sorted(levels)
+    values = [levels[text] for text in found]
     if any(value is None or not np.isfinite(value) for value in values):
         return found, {text: k for k, text in enumerate(found)}
     ordered = sorted({value for value in values if value is not None})

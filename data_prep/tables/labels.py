@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -77,8 +77,8 @@ def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
         raise InputError(f"target {column!r} has no value in any row", where=str(path), remedy="see --target")
     known = class_names(path, column)
     names, codes = cells.names(facts.levels)
-    numeric = cells.are_numbers(facts.levels)
-    whole = numeric and all(float(name).is_integer() for name in names)
+    numeric = None not in facts.levels.values()
+    whole = all(value is not None and value.is_integer() for value in facts.levels.values())
     if known is not None and whole:
         beyond = [name for name in names if not 0 <= int(name) < len(known)]
         if beyond:
@@ -92,11 +92,11 @@ def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
     return of_texts(column, facts.levels)
 
 
-def of_texts(column: str, texts: Collection[str]) -> Classes:
-    """Return the classes that distinct texts of labels stand for."""
-    names, codes = cells.names(texts)
+def of_texts(column: str, levels: Mapping[str, float | None]) -> Classes:
+    """Return the classes that distinct texts of labels stand for; `levels` as of `cells.names`."""
+    names, codes = cells.names(levels)
     counted = names == [str(k) for k in range(len(names))]
-    return Classes(None if counted else names, codes, len(names), doubts(column, names, cells.are_numbers(texts)))
+    return Classes(None if counted else names, codes, len(names), doubts(column, names, None not in levels.values()))
 
 
 def described(column: str, found: Classes) -> str:

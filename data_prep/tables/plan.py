@@ -180,7 +180,7 @@ def _names(option: str, name: str, found: Survey, where: Path) -> set[str]:
     if facts.strange or facts.image or not facts.levels:
         got = facts.strange or ("images" if facts.image else "none")
         raise InputError(f"{option}: column {name!r}", where=str(where), expected="names", got=got)
-    return facts.levels
+    return set(facts.levels)
 
 
 def _check_numbers(name: str, found: Survey, where: Path) -> None:

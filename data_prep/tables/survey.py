@@ -33,7 +33,8 @@ class ColumnFacts:
         missing: number of missing cells, of which `missing_test` are in test sets; `absent` is the place of the first.
         number, word: whether any cell is a number; the place and text of the first that is not.
         whole: whether all numbers are whole.
-        levels: distinct cells as text, in columns of words or names.
+        levels: distinct cells of columns of words or names, as text → their number; None for words in any file.
+        comma: the first file in which a level has a comma as its decimal point; "" for none.
         image: whether the column holds images.
         strange: type of a column that is neither numbers, text nor images; "" for these.
         infinite: place of the first number that is not a finite float32; "" for none.
@@ -45,7 +46,8 @@ class ColumnFacts:
     number: bool = False
     whole: bool = True
     word: tuple[str, str] | None = None
-    levels: set[str] = field(default_factory=set)
+    levels: dict[str, float | None] = field(default_factory=dict)
+    comma: str = ""
     image: bool = False
     strange: str = ""
     infinite: str = ""
@@ -111,6 +113,8 @@ def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, te
             remedy = "write it without the point, or with a comma"
             raise InputError(f"{point}: thousands or a fraction? Other cells have decimal commas", remedy=remedy)
         comma = comma or (path.name if has_comma else "")
+    numeric = [facts[name] for name in (*labels, *options.categorical) if None not in facts[name].levels.values()]
+    comma = comma or next((found.comma for found in numeric if found.comma), "")
     return Survey(facts, rows, comma, test_rows, first)
 
 
@@ -178,7 +182,7 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         facts.strange = f"{kind} in {block.path.name}"[:80]
         return
     if limit is not None:
-        facts.levels.update(cells.distinct(values)[0])
+        _add(facts, cells.distinct(values)[0], block)
         if len(facts.levels) > limit:
             what = f"more than {limit:,} different values in column {name!r}"
             raise InputError(what, where=str(block.path), remedy="use --task regression, or name another --target")
@@ -190,13 +194,22 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         texts = cells.distinct(values)[0]
         facts.number = facts.number or any(cells.number(text, block.decimal_comma) is not None for text in texts)
         if len(facts.levels) <= MOST_LEVELS:
-            facts.levels.update(texts)
+            _add(facts, texts, block)
         return
     facts.number = True
     facts.whole &= bool(((found == np.rint(found)) | np.isnan(found)).all())
     too_large = np.abs(found) > LARGEST
     if too_large.any() and not facts.infinite:
         facts.infinite = block.place(int(too_large.argmax()))
+
+
+def _add(facts: ColumnFacts, texts: Iterable[str], block: Block) -> None:
+    """Add the distinct texts of a block to the levels of its column."""
+    for text in texts:
+        value = cells.number(text, block.decimal_comma)
+        facts.levels[text] = value if facts.levels.get(text, value) == value else None
+        if value is not None and "," in text:
+            facts.comma = facts.comma or block.path.name
 
 
 def _first_null(values: pyarrow.Array) -> int:

@@ -319,6 +319,25 @@ def test_numbers_written_in_other_ways(tmp_path: Path) -> None:
         own.load(tmp_path)
 
 
+def test_labels_and_categories_have_decimal_commas(tmp_path: Path) -> None:
+    """In a file whose features may have them; quoted, among commas, 1,5 is a word."""
+    numbers = ["1,5", "1,0", "2,0", "1"]
+    write(tmp_path / "a.csv", [("1", text, "f", text) for text in numbers], separator=";")
+    write(tmp_path / "b.csv", [("1", text, "m", text) for text in ("2.0", "1.5", "1", "01.50")])
+    dataset = own.load(tmp_path, categorical="bp")
+    assert dataset.source["classes"] == ["1", "1.5", "2"]
+    assert dataset.features[1:4] == ["bp=1", "bp=1.5", "bp=2"]
+    assert dataset.y.tolist() == dataset.x[:, 1:4].argmax(axis=1).tolist() == [1, 0, 2, 0, 2, 1, 0, 1]
+    assert "a comma is the decimal point, as in a.csv" in dataset.remarks
+    assert not any("look like one" in line for line in dataset.remarks)
+    assert own.load(tmp_path, exclude="bp").source["classes"] == ["1", "1.5", "2"]
+    write(tmp_path / "c.csv", [("1", '"1,5"', "m", '"1,5"')])
+    dataset = own.load(tmp_path, categorical="bp")
+    assert dataset.source["classes"] == ["01.50", "1", "1,0", "1,5", "1.5", "2,0", "2.0"]
+    assert "classes '1' and '1,0' look like one, written in two ways (1 of 4 pairs)" in dataset.remarks
+    assert not any("decimal point" in line for line in dataset.remarks)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
