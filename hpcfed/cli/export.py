@@ -14,7 +14,7 @@ KINDS = ("safetensors", "state_dict", "torchscript")
 @click.option("--format", "kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True,
               help="Tensors by name; the same by torch.save; or a traced module.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path),
-              help="The model's file [default: the run's name]; its card goes beside it, as .md.")  # fmt: skip
+              help="The model's file [default: the run's name]; its card and .input.json go beside it.")  # fmt: skip
 @click.option("--site", help="Name of a client, or else its number, whose private parts the model then has.")
 @click.option("--data", type=click.Path(path_type=Path), help="The federation file, if it has moved.")
 @click.option("--accept-code", is_flag=True, help="Build the model by your present code, though it has changed.")
@@ -28,9 +28,10 @@ def command(
     accept_code: bool,
     overwrite: bool,
 ) -> None:
-    """Write the evaluated model of RUN as one file, and a model card beside it.
+    """Write the evaluated model of RUN as one file, and beside it a model card and how its input is prepared.
 
-    The card has data, sites with sizes and metrics, method, recipe, digests, certificate and references.
+    The card (.md) has data, sites with sizes and metrics, method, recipe, digests, certificate and references. The
+    preparation (.input.json) has the features in their order, categories, fill values, means and deviations, classes.
     """
     from hpcfed.export import export
 

@@ -1,4 +1,4 @@
-"""A trained model as one file for other programs, beside a model card."""
+"""A trained model as one file for other programs, beside a model card and the preparation of its input."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.export.card import Exported, card, files_of
 from hpcfed.export.formats import FORMATS, content_of
+from hpcfed.export.preparation import ENDING, preparation
 from hpcfed.io.atomic import write_whole
 from hpcfed.loaded import LoadedRun, load
 from hpcfed.run_folder.files import INITIAL
@@ -23,8 +24,8 @@ def export(
     data: Path | None = None,
     accept_code: bool = False,
     overwrite: bool = False,
-) -> tuple[Path, Path]:
-    """Write a run's evaluated model, and a model card beside it; return both paths.
+) -> tuple[Path, Path, Path]:
+    """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
 
     A card that was written of other formats of the same model lists all of them.
 
@@ -48,28 +49,40 @@ def export(
     if path.suffix == ".md":
         raise InputError("--output", where=str(path), got="the place of the model card", remedy="use another ending")
     beside = path.with_suffix(".md")
-    others = _listed(loaded, beside, client)
-    for taken in (path,) if others else (path, beside):
-        if taken.exists() and not overwrite:
+    of_input = path.with_suffix(ENDING)
+    with Federation.open(loaded.recipe.data) as federation:
+        steps = preparation(federation, loaded.recipe.dtype).encode()
+    prepared = Exported(of_input.name, "json", hashlib.sha256(steps).hexdigest(), client)
+    others = _listed(loaded, beside, client, prepared)
+    for taken, ours in ((path, False), (of_input, _holds(of_input, steps)), (beside, bool(others))):
+        if taken.exists() and not (ours or overwrite):
             raise InputError("exists", where=str(taken), remedy="choose another --output, or add --overwrite")
     content = content_of(loaded, kind, client)
     made = Exported(path.name, kind, hashlib.sha256(content).hexdigest(), client)
-    text = card(loaded, [*(one for one in others if one.file != made.file), made])
+    text = card(loaded, [*(one for one in others if one.file != made.file), made], prepared)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
+        write_whole(of_input, steps)
         write_whole(beside, text)
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(path), got=error.strerror or str(error)) from error
-    return path, beside
+    return path, of_input, beside
 
 
-def _listed(loaded: LoadedRun, path: Path, client: int | None) -> list[Exported]:
+def _listed(loaded: LoadedRun, path: Path, client: int | None, prepared: Exported) -> list[Exported]:
     """Return the files of a model's card; none if there is no card at `path`, or one of another model."""
     try:
-        return files_of(loaded, path.read_text(encoding="utf-8"), client)
+        return files_of(loaded, path.read_text(encoding="utf-8"), client, prepared)
     except (OSError, ValueError):  # ValueError: no text
         return []
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
 
 
 def _client(loaded: LoadedRun, site: str) -> int:

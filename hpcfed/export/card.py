@@ -19,6 +19,7 @@ from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.data.federation import Federation
 from hpcfed.data.sites import MOST_SITES, class_names, site_names
 from hpcfed.export.formats import private_names
+from hpcfed.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.loaded import LoadedRun
 from hpcfed.report.clients import read_clients
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
@@ -44,7 +45,7 @@ LOADING = {
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file: its name, format, SHA-256, and the client whose private parts it has."""
+    """An exported file: its name, format, SHA-256, and the client whose private parts the model has."""
 
     file: str
     kind: str
@@ -56,22 +57,22 @@ FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re
 """A file in a card."""
 
 
-def files_of(loaded: LoadedRun, text: str, client: int | None) -> list[Exported]:
+def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: Exported) -> list[Exported]:
     """Return the files of a card that `card` has written of this run and client; none if it is another text."""
     files = [Exported(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)
-    return files if known and card(loaded, files) == text else []
+    return files if known and card(loaded, files, prepared) == text else []
 
 
-def card(loaded: LoadedRun, files: Sequence[Exported]) -> str:
-    """Return the model card of one model's files in several formats."""
+def card(loaded: LoadedRun, files: Sequence[Exported], prepared: Exported) -> str:
+    """Return the model card of one model's files in several formats, and of the preparation of their input."""
     rows = read_rounds(loaded.folder / RECORD)
     with Federation.open(loaded.recipe.data) as federation:
         parts = [
             f"# {_plain(loaded.recipe.name)}",
             _summary(loaded, federation, files[0].client, len(rows)),
             "## The file",
-            _table(("", ""), _file(loaded, federation, files)),
+            _table(("", ""), _file(loaded, federation, files, prepared)),
             *(f"```python\n{LOADING[one.kind].format(file=one.file)}\n```" for one in files),
             "## Data",
             _table(("", ""), _data(federation)),
@@ -105,23 +106,47 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
     )
 
 
-def _file(loaded: LoadedRun, federation: Federation, files: Sequence[Exported]) -> Iterator[tuple[str, str]]:
+def _file(
+    loaded: LoadedRun, federation: Federation, files: Sequence[Exported], prepared: Exported
+) -> Iterator[tuple[str, str]]:
     recipe = loaded.recipe
     for one in files:
         yield "file", f"`{one.file}`, {one.kind}"
         yield "SHA-256", f"`{one.sha256}`"
     yield "model", f"`{recipe.model.factory or recipe.model.name}`"
     yield "iterate", f"`evaluate.model: {recipe.evaluate.model}`"
-    kind = "int64" if federation.task == "next-token" else recipe.dtype
-    yield "input", f"{kind}, (n, {', '.join(map(str, federation.feature_shape))})"
-    if federation.normalization is not None:
-        mean, std = (_few([f"{value:g}" for value in values]) for values in vars(federation.normalization).values())
-        yield "input is scaled", f"(x − mean) / std: mean {mean}; std {std}"
-    if federation.statistics is not None:
-        yield "input is scaled", "each site by mean and deviation of its own training samples, in the federation file"
+    yield "input", f"{dtype_of(federation, recipe.dtype)}, (n, {', '.join(map(str, federation.feature_shape))})"
+    yield "preparation of input", f"`{prepared.file}`: all names and numbers; SHA-256 `{prepared.sha256}`"
+    if fill := list(_fill(federation)):
+        yield "missing values", f"the model expects them filled, before scaling: {_plain('; '.join(fill))}"
+    if scaled := _scaling(federation):
+        yield "scaling", f"the model expects scaled input: {scaled}"
     yield "output", OUTPUTS.get(federation.task, "")
     if federation.num_classes is not None:
         yield "classes", _plain(_few(class_names(federation)))
+
+
+def _fill(federation: Federation) -> Iterator[str]:
+    for statistic, values in (fill_of(federation) or {}).items():
+        if isinstance(values, dict):
+            shown = [f"{name} {value:g}" for name, value in values.items() if isinstance(value, int | float)]
+            yield f"by the {statistic} of training rows, {_few(shown)}"
+        elif isinstance(values, list):
+            yield f"by the {statistic} level, {_few([str(value) for value in values])}"
+
+
+def _scaling(federation: Federation) -> str:
+    """Return the formula by which input is scaled; "" for none."""
+    constants, x = scaling(federation), "x / 255" if is_bytes(federation) else "x"
+    if constants is None:
+        return "" if x == "x" else x
+    formula = f"({x} − mean) / std"
+    if "sites" in constants:
+        return f"{formula}, by mean and std of each site's own training samples"
+    if "by" in constants:
+        return f"{formula}, {_plain(constants['by'])}"
+    mean, std = (_few([f"{value:g}" for value in constants[name]]) for name in ("mean", "std"))
+    return f"{formula}; mean {mean}; std {std}"
 
 
 def _data(federation: Federation) -> Iterator[tuple[str, str]]:

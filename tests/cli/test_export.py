@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import nn
 import hpcfed
 from hpcfed.cli.main import main
 from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import small
 
@@ -79,7 +81,7 @@ def check_file(path: str, kind: str, module: nn.Module) -> None:
 def test_a_file_predicts_what_hpcfed_does(kind, folder, capfd):
     trained()
     code, said = exported(capfd, "--format", kind, "-o", "out/model.x")
-    assert (code, said) == (0, "wrote out/model.x\nwrote out/model.md\n")
+    assert (code, said) == (0, "wrote out/model.x\nwrote out/model.input.json\nwrote out/model.md\n")
     check_file("out/model.x", kind, hpcfed.load("run").evaluated)
 
 
@@ -129,7 +131,8 @@ def test_a_card_lists_all_formats_of_its_model(folder, capfd):
     trained()
     assert exported(capfd)[0] == 0
     first = Path("three.md").read_text()
-    assert exported(capfd, "--format", "state_dict") == (0, "wrote three.pt\nwrote three.md\n")
+    wrote = "wrote three.pt\nwrote three.input.json\nwrote three.md\n"
+    assert exported(capfd, "--format", "state_dict") == (0, wrote)
     card = Path("three.md").read_text()
     for name in ("three.safetensors", "three.pt"):
         assert f'("{name}"' in card
@@ -148,9 +151,102 @@ def test_a_card_with_notes_or_of_another_run_stays(folder, capfd):
     assert exported(capfd, "--format", "state_dict")[1].startswith("hpcfed: three.md: exists; ")
     assert Path("three.md").read_text() == notes
     assert exported(capfd, "--overwrite")[0] == 0
+    Path("three.input.json").write_text("{}\n")
+    assert exported(capfd, "--format", "state_dict")[1].startswith("hpcfed: three.input.json: exists; ")
+    assert exported(capfd, "--format", "state_dict", "--overwrite")[0] == 0
+    Path("three.pt").unlink()
     hpcfed.run(small("run", name="three", evaluate=OF_SITES, seed=5), quiet=True, fresh=True)
     assert exported(capfd, "--format", "state_dict")[1].startswith("hpcfed: three.md: exists; ")
     assert not Path("three.pt").exists()
+
+
+def tables(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """Write two hospitals' tables of 14 numbers, a ward and an outcome, some cells empty; return their rows."""
+    rng = np.random.default_rng(4)
+    folder.mkdir()
+    names = [f"lab{k}" for k in range(14)]
+    hospitals = {}
+    for number, name in enumerate(("north", "south")):
+        cells = rng.normal(100 * number, 1 + np.arange(14), (20, 14)).round(3)
+        rows = [dict(zip(names, map(str, row), strict=True)) for row in cells.tolist()]
+        for k, row in enumerate(rows):
+            row |= {"ward": "I" if k < 12 else "II", "outcome": ("ill", "well")[k % 2]}
+        rows[0]["lab3"] = rows[1]["ward"] = ""
+        lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+        (folder / f"{name}.csv").write_text("\n".join(lines))
+        hospitals[name] = rows
+    return hospitals
+
+
+def by_hand(row: Mapping[str, str], steps: Mapping[str, Any], site: str) -> list[float]:
+    """Return the model's input from a table's row by an ``.input.json`` alone."""
+    fill, categories = steps["fill"], steps["categories"].items()
+    levels = {f"{column}={level}": (column, level) for column, of_column in categories for level in of_column}
+    x = []
+    for name in steps["features"]:
+        column, level = levels.get(name, (name, None))
+        if level is not None:
+            x.append(float(row[column] == level if row[column] else name in fill["most frequent"]))
+        else:
+            x.append(float(row[name] or fill["median"][name]))
+    scale = steps["scaling"]
+    scale = scale if "mean" in scale else next(one for one in scale["sites"] if one["name"] == site)
+    return [(value - m) / s for value, m, s in zip(x, scale["mean"], scale["std"], strict=True)]
+
+
+@pytest.mark.parametrize("standardize", ["pooled", "client"])
+def test_rows_are_prepared_by_what_is_beside_the_model(standardize, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    rows = tables(tmp_path / "raw")
+    words = ["--missing", "median", "--standardize", standardize, "--test-fraction", "0.25", "-o", "small.h5"]
+    with pytest.raises(SystemExit):
+        main(["prepare", "own", "--raw", "raw", *words])
+    trained()
+    assert exported(capfd)[0] == 0
+    steps, card = json.loads(Path("three.input.json").read_text()), Path("three.md").read_text()
+    assert (steps["classes"], steps["dtype"], steps["shape"]) == (["ill", "well"], "float32", [16])
+    with Federation.open("small.h5") as federation, h5py.File("small.h5", locking=False) as file:
+        prepared = Shards(federation, torch.float32, torch.device("cpu"), 0)
+        for k, name in enumerate(rows):
+            own = slice(*federation.offsets[k : k + 2])
+            expected = [by_hand(rows[name][row[1]], steps, name) for row in file["train/row"][own]]
+            np.testing.assert_allclose(prepared.client(k)[0], expected, rtol=1e-4, atol=1e-5)
+    lines = [line for line in card.splitlines() if "scaled input" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("| scaling | the model expects scaled input: (x − mean) / std")
+    ends = {"pooled": " and 4 more |", "client": ", by mean and std of each site's own training samples |"}
+    assert lines[0].endswith(ends[standardize])
+    median = f"lab3 {steps['fill']['median']['lab3']:g}; by the most frequent level, ward=I"
+    filled = f"the model expects them filled, before scaling: by the median of training rows, {median}"
+    assert f"| missing values | {filled} |" in card
+    digest = hashlib.sha256(Path("three.input.json").read_bytes()).hexdigest()
+    assert f"| preparation of input | `three.input.json`: all names and numbers; SHA-256 `{digest}` |" in card
+
+
+def test_the_preparation_of_images(folder, capfd):
+    with h5py.File("small.h5", "r+") as file:
+        for part in ("train/x", "test/x"):
+            x = file[part][:]
+            del file[part]
+            file[part] = np.clip(40 * x + 128, 0, 255).astype(np.uint8)
+        file.attrs["normalization"] = '{"mean": [0.5], "std": [0.25]}'
+    trained()
+    assert exported(capfd)[0] == 0
+    steps = json.loads(Path("three.input.json").read_text())
+    assert (steps["divide_by"], steps["scaling"]) == (255, {"mean": [0.5], "std": [0.25]})
+    scaled = "the model expects scaled input: (x / 255 − mean) / std; mean 0.5; std 0.25"
+    assert f"| scaling | {scaled} |" in Path("three.md").read_text()
+
+
+def test_sites_that_were_scaled_before_another_partition(folder, capfd):
+    by = "each client of sites.h5 by its own training rows"
+    with h5py.File("small.h5", "r+") as file:
+        file.attrs["normalization"] = '{"mean": [0.0], "std": [1.0]}'
+        file.attrs["source"] = json.dumps({"standardized": by})
+    trained()
+    assert exported(capfd)[0] == 0
+    assert json.loads(Path("three.input.json").read_text())["scaling"] == {"by": by}
+    assert f"| scaling | the model expects scaled input: (x − mean) / std, {by} |" in Path("three.md").read_text()
 
 
 WRONG: Mapping[str, tuple[list[str], str]] = {
