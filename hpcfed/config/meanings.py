@@ -83,10 +83,10 @@ MEANINGS = {
         "estimates its averaged running statistics anew on all training samples; `metrics: [auroc, "
         "f1-macro]` on the test set, the training sets and each client: `auroc`, `average-precision` (of two "
         "classes, of the second), `f1-macro`, `balanced-accuracy`, `confusion-matrix`, `calibration-error`, "
-        "`dice`, `mae`, `rmse`, `r2`, `concordance`; and your own, "
-        '`{top3: "module:function", brier: {whole: "module:function"}}`:'
-        " functions (output, target) → (sum, count) of a batch, or → a number of all samples; recorded as "
-        "`test_auroc`, `test_top3`"
+        "`brier`, `dice`, `mae`, `rmse`, `r2`, `concordance`; and your own, "
+        '`{top3: "module:function", kappa: {whole: "module:function", better: higher}}`:'
+        " functions (output, target) → (sum, count) of a batch (`sum`), or → a number of all samples (`whole`); "
+        "`better: higher` or `lower` lets `study` and `sweep` choose by it; recorded as `test_auroc`, `test_top3`"
     ),
     "evaluate.clients": (
         "`{every: 0, models: [global]}`: the measures of `evaluate` on each client's own samples, a row a client "

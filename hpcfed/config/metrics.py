@@ -2,7 +2,8 @@
 
 [auroc, f1-macro]                                  built-in ones
 {auroc: auroc, top3: "module:function"}            and a sum: (output, target) of a batch → (sum, count)
-{brier: {whole: "module:function"}}                and one of all samples at once: (output, target) → number
+{kappa: {whole: "module:function"}}                and one of all samples at once: (output, target) → number
+{top3: {sum: "module:function", better: higher}}   with its direction: higher or lower
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from hpcfed.config.limits import Section
 from hpcfed.config.observer import REFERENCE, Reference
@@ -45,23 +46,38 @@ BUILT_IN: Mapping[str, Kind] = {
     "balanced-accuracy": Kind((CLASSES,), True),
     "confusion-matrix": Kind((CLASSES,), None),
     "calibration-error": Kind((CLASSES,), False),
+    "brier": Kind((CLASSES,), False),
     "dice": Kind((LABELS,), True),
     "mae": Kind((NUMBERS,), False),
     "rmse": Kind((NUMBERS,), False),
     "r2": Kind((NUMBERS,), True, "all targets are equal"),
     "concordance": Kind((TIMES,), True, "no two samples can be compared"),
 }
-BY_HAND = ("calibration-error", "concordance")
-"""Metrics that do not need scikit-learn, which has neither."""
+BY_HAND = ("calibration-error", "brier", "concordance")
+"""Metrics that do not need scikit-learn."""
 
 
-class Whole(Section):
-    """The user's metric of all samples at once: a function (output, target) → number."""
-
-    whole: Reference
+DIRECTIONS = ("higher", "lower")
 
 
-Metric = str | Whole
+class OwnMetric(Section):
+    """The user's metric: a function of a batch, `sum`, or of all samples, `whole`; and which values are better.
+
+    Without `better` nothing chooses by it.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"whole", "sum", "better"})
+    whole: Reference | None = None
+    sum: Reference | None = None
+    better: Literal["higher", "lower"] | None = None
+
+    @property
+    def reference(self) -> str:
+        """The function."""
+        return self.whole or self.sum or ""
+
+
+Metric = str | OwnMetric
 
 
 def listed(value: Any) -> Any:
@@ -81,17 +97,21 @@ def listed(value: Any) -> Any:
 
 def a_metric(value: Any) -> Any:
     """Validate the name of a built-in metric, or the user's function."""
-    if isinstance(value, Whole) or (isinstance(value, str) and (value in BUILT_IN or re.match(REFERENCE, value))):
+    if isinstance(value, OwnMetric) or (isinstance(value, str) and (value in BUILT_IN or re.match(REFERENCE, value))):
         return value
-    reference = value.get("whole") if isinstance(value, Mapping) and len(value) == 1 else None
+    keys = dict(value) if isinstance(value, Mapping) else {}
+    better = keys.pop("better", None)
+    reference = next(iter(keys.values())) if len(keys) == 1 and keys.keys() <= {"whole", "sum"} else None
     if isinstance(reference, str) and re.match(REFERENCE, reference):
-        return Whole(whole=reference)
+        if better not in (None, *DIRECTIONS):
+            raise ValueError(f"'better: {' or '.join(DIRECTIONS)}'")
+        return OwnMetric(**keys, better=better)
     raise ValueError(f"{', '.join(BUILT_IN)}, {{whole: 'module:function'}} or 'module:function'")
 
 
 def plain(metric: Metric) -> Any:
     """Return a metric as plain data."""
-    return metric if isinstance(metric, str) else {"whole": metric.whole}
+    return metric if isinstance(metric, str) else metric.model_dump()
 
 
 FUNCTION = {"type": "string", "pattern": REFERENCE}
@@ -99,7 +119,12 @@ A_METRIC = {
     "anyOf": [
         {"enum": [*BUILT_IN]},
         FUNCTION,
-        {"type": "object", "properties": {"whole": FUNCTION}, "required": ["whole"], "additionalProperties": False},
+        {
+            "type": "object",
+            "properties": {"whole": FUNCTION, "sum": FUNCTION, "better": {"enum": [*DIRECTIONS]}},
+            "oneOf": [{"required": ["whole"]}, {"required": ["sum"]}],
+            "additionalProperties": False,
+        },
     ]
 }
 NAMED_METRICS = {"type": "object", "propertyNames": {"pattern": NAME}, "additionalProperties": A_METRIC}
@@ -116,15 +141,24 @@ METRICS_SCHEMA = {
 def references(metrics: Mapping[str, Metric]) -> Iterator[str]:
     """Yield the references to user code."""
     for metric in metrics.values():
-        if isinstance(metric, Whole):
-            yield metric.whole
+        if isinstance(metric, OwnMetric):
+            yield metric.reference
         elif metric not in BUILT_IN:
             yield metric
 
 
+def summed(metric: Metric) -> str | None:
+    """Return the user's function of a batch, (sum, count); None for other metrics."""
+    if isinstance(metric, OwnMetric):
+        return metric.sum
+    return None if metric in BUILT_IN else metric
+
+
 def larger_is_better(metric: Metric) -> bool | None:
-    """Return the direction of a metric; None for the user's own, and for a matrix."""
-    return BUILT_IN[metric].larger_is_better if isinstance(metric, str) and metric in BUILT_IN else None
+    """Return the direction of a metric; None for a matrix, and for the user's own without `better`."""
+    if isinstance(metric, OwnMetric):
+        return None if metric.better is None else metric.better == "higher"
+    return BUILT_IN[metric].larger_is_better if metric in BUILT_IN else None
 
 
 def is_matrix(metric: Metric) -> bool:

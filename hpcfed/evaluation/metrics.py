@@ -9,6 +9,9 @@ them. Scores for ranking are the logit, or with two outputs their difference: un
     balanced-accuracy          unweighted mean of the recall over the classes that are there
     calibration-error          Σ_b n_b/n |accuracy_b − confidence_b| over 15 bins of the largest probability: Guo,
                                Pleiss, Sun, Weinberger, "On calibration of modern neural networks", ICML 2017, eq. 3
+    brier                      mean of (p − y)² of two classes, p of the second one, in [0, 1]; of more of
+                               Σ_c (p_c − y_c)², in [0, 2], as scikit-learn's `brier_score_loss`: Brier, "Verification
+                               of forecasts expressed in terms of probability", Monthly Weather Review 78, 1950
     dice                       2|A ∩ B| / (|A| + |B|) of a sample's labels, mean over samples; 1 where both are empty
     concordance                Harrell's C: the share of comparable pairs in which the earlier event has the larger
                                output, ties ½; i with an event is comparable with j if t_i < t_j, or t_i = t_j and j
@@ -29,7 +32,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.config.factory import imported
-from hpcfed.config.metrics import BUILT_IN, Metric, Whole, is_matrix
+from hpcfed.config.metrics import BUILT_IN, Metric, OwnMetric, is_matrix
 from hpcfed.errors import RAISED, InputError
 from hpcfed.user_code.blame import blamed
 
@@ -72,8 +75,9 @@ def whole_metrics(
     found = {}
     for name, metric in metrics.items():
         key = f"evaluate.metrics.{name}"
-        if isinstance(metric, Whole):
-            found[name] = WholeMetric(_OwnWhole(key, imported(metric.whole, python_path, key)))
+        if isinstance(metric, OwnMetric):
+            if metric.whole is not None:
+                found[name] = WholeMetric(_OwnWhole(key, imported(metric.whole, python_path, key)))
         elif metric in BUILT_IN:
             classes = 2 if num_classes == 1 else num_classes or 0
             shape = (classes, classes) if is_matrix(metric) else ()
@@ -165,6 +169,13 @@ def _calibration_error(output: np.ndarray, target: np.ndarray, multi_label: bool
     return float(np.abs(gaps).sum() / len(target))
 
 
+def _brier(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
+    probability = probabilities(output)
+    present = _labels(target, multi_label)[:, None] == np.arange(probability.shape[1])
+    squares = (probability - present) ** 2
+    return float((squares[:, 1] if squares.shape[1] == 2 else squares.sum(axis=1)).mean())
+
+
 def _dice(output: np.ndarray, target: np.ndarray, multi_label: bool) -> Found:
     from sklearn.metrics import f1_score
 
@@ -198,6 +209,7 @@ FUNCTIONS: Mapping[str, Callable[[np.ndarray, np.ndarray, bool], Found]] = {
     "balanced-accuracy": _balanced_accuracy,
     "confusion-matrix": _confusion,
     "calibration-error": _calibration_error,
+    "brier": _brier,
     "dice": _dice,
     "mae": partial(_of_numbers, "mean_absolute_error"),
     "rmse": partial(_of_numbers, "root_mean_squared_error"),

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcfed.config.factory import imported, made
-from hpcfed.config.metrics import BUILT_IN
 from hpcfed.config.metrics import Metric as MetricSection
+from hpcfed.config.metrics import summed
 from hpcfed.config.recipe import LossSection
 from hpcfed.errors import InputError
 
@@ -239,8 +239,8 @@ def metrics_for(metrics: Mapping[str, MetricSection], python_path: Sequence[Path
     keys = {name: f"evaluate.metrics.{name}" for name in metrics}
     return {
         name: _OwnMetric(keys[name], imported(reference, python_path, keys[name]))
-        for name, reference in metrics.items()
-        if isinstance(reference, str) and reference not in BUILT_IN
+        for name, metric in metrics.items()
+        if (reference := summed(metric)) is not None
     }
 
 

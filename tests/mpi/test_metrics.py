@@ -91,7 +91,8 @@ def fitting(name: str) -> list[str]:
 def recipe(
     name: str, output: str, changes: Mapping[str, Any] = MappingProxyType({}), **evaluate: Any
 ) -> dict[str, Any]:
-    metrics = [*fitting(name), {"kept": {"whole": "own_metrics:keep"}, "positive": "own_metrics:positive"}]
+    own = {"kept": {"whole": "own_metrics:keep"}, "positive": "own_metrics:positive"}
+    metrics = [*fitting(name), own | {"few": {"sum": "own_metrics:positive", "better": "lower"}}]
     evaluate = {"batch_size": 8, "train": {"every": 1}, "clients": {"every": 2}, "metrics": metrics, **evaluate}
     given = {"data": f"{name}.h5", "model": {"name": "linear"}, "rounds": 2, "evaluate": evaluate}
     return small(output, **{**given, **changes})
@@ -117,6 +118,7 @@ def expected(metric: str, name: str, output: np.ndarray, target: np.ndarray) -> 
         "balanced-accuracy": lambda: np.mean([(predicted[target == c] == c).mean() for c in np.unique(target)]),
         "confusion-matrix": lambda: sk.confusion_matrix(target, predicted, labels=range(output.shape[1])).tolist(),
         "calibration-error": lambda: calibration_error(probability, target),
+        "brier": lambda: brier(probability, target),
         "dice": lambda: np.mean([dice(a > 0, b > 0) for a, b in zip(output, target, strict=True)]),
         "mae": lambda: sk.mean_absolute_error(target, output),
         "rmse": lambda: sk.root_mean_squared_error(target, output),
@@ -133,6 +135,12 @@ def calibration_error(probability: np.ndarray, target: np.ndarray) -> float:
         if inside.any():
             total += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
     return total
+
+
+def brier(probability: np.ndarray, target: np.ndarray) -> float:
+    """Brier's sum over classes, sample by sample; of two classes half of it, the second one's."""
+    squares = [sum((p - (c == y)) ** 2 for c, p in enumerate(row)) for row, y in zip(probability, target, strict=True)]
+    return np.mean(squares) / (2 if probability.shape[1] == 2 else 1)
 
 
 def concordance(risk: np.ndarray, event: np.ndarray, time: np.ndarray) -> float | None:
@@ -162,7 +170,7 @@ def check(found: Any, metric: str, name: str, count: int) -> Any:
     """Compare a value with the library's on the kept predictions of `count` samples; return the library's."""
     with np.load(f"kept-{count}.npz") as kept:
         value = expected(metric, name, kept["output"].astype(np.float64), kept["target"])
-    rounding = metric in ("calibration-error", "dice", "balanced-accuracy")  # sums in another order than by hand
+    rounding = metric in ("calibration-error", "brier", "dice", "balanced-accuracy")  # summed in another order
     assert found == (pytest.approx(value, rel=1e-12) if rounding else value), (metric, count)
     return value
 
@@ -206,7 +214,9 @@ def test_metrics_are_the_librarys(name, world, folder):
     if name in ("binary", "label", "times"):
         name = "concordance" if name == "times" else "auroc"
         assert len([row for row in rows if row[name] == ""]) == 1
-    assert "worst_decile" not in last["clients"]["global"]["test"]["positive"]
+    positive, few = (last["clients"]["global"]["train"][key] for key in ("positive", "few"))
+    assert few["worst_decile"] >= few["mean"] == positive["mean"]  # the clients with most, since fewer is better
+    assert "worst_decile" not in positive
 
 
 def test_undefined_values_are_told(world, folder, capsys):
@@ -246,6 +256,7 @@ def test_metrics_may_change_when_a_run_goes_on(world, folder):
         ("binary", {"w": {"whole": "own_metrics:gone"}}, ("evaluate.metrics.w", "no function 'gone'")),
         ("binary", {"w": {"whole": "own_metrics:words"}}, ("evaluate.metrics.w: expected a number, got 'high'",)),
         ("binary", {"w": {"whole": "own_metrics:failing"}}, ("evaluate.metrics.w", "own_metrics.py, line", "KeyError")),
+        ("binary", {"w": {"whole": "own_metrics:spread", "better": "up"}}, ("evaluate.metrics.w", "higher or lower")),
         ("binary", {"w": {"wholly": "own_metrics:words"}}, ("evaluate.metrics.w", "{whole: 'module:function'}")),
     ],
 )
@@ -261,6 +272,15 @@ def test_concordance_counts_ties_as_its_definition():
     risk, time = rng.integers(6, size=40) / 2.0, rng.integers(12, size=40).astype(float)
     target = np.stack([rng.random(40) < 0.6, time], axis=1)
     assert FUNCTIONS["concordance"](risk[:, None], target, False) == concordance(risk, *target.T)
+
+
+def test_brier_of_two_classes_is_the_librarys():
+    rng = np.random.default_rng(0)
+    output, target = rng.normal(size=(40, 2)), rng.integers(2, size=40)
+    library = sk.brier_score_loss(target, softmax(output, axis=1)[:, 1])
+    assert FUNCTIONS["brier"](output, target, False) == pytest.approx(library, rel=1e-12)
+    one = output[:, 1:] - output[:, :1]
+    assert FUNCTIONS["brier"](one, target[:, None], True) == pytest.approx(library, rel=1e-12)
 
 
 def test_a_logit_that_saturates_keeps_its_rank():

@@ -104,6 +104,16 @@ def test_ties_and_edges_are_told(plan):
     assert len(said) == 2
 
 
+def test_the_direction_of_a_metric_of_ones_own_is_the_recipes(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "mine.py").write_text("def far(output, target):\n    return 0.0\n")
+    for better in ("higher", "lower"):
+        metrics = f"evaluate={{metrics: {{far: {{whole: 'mine:far', better: {better}}}}}}}"
+        assert parse_rule("test_far:last1", make_plan("recipe.yaml", [metrics], [], [], None)).largest == (
+            better == "higher"
+        )
+
+
 def test_a_heat_map_shows_each_mean_at_its_place(plan):
     standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)}, {5: "diverged"})
     best, _, rule = ranked(plan, "train_accuracy:last10", standing)
