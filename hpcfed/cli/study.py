@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.option("--splits", type=int, metavar="N", help="Holdouts, or folds. Default: 5.")
 @click.option("--kind", default="holdout", show_default=True, metavar="[holdout|k-fold|leave-one-site-out]",
               help="How samples are split into training and test samples, by site and label.")  # fmt: skip
-@click.option("--test-fraction", "fraction", type=float, default=0.2, show_default=True,
-              help="Share of each site's samples that a holdout tests on.")  # fmt: skip
+@click.option("--test-fraction", "fraction", type=float, metavar="SHARE",
+              help="Share of each site's samples that a holdout tests on, of --tune too. Default: 0.2.")  # fmt: skip
 @click.option("--split-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the splits.")
 @click.option("--seeds", metavar="N|LIST", help="5 (the seeds 0 to 4), or a list: 0,7. Default: the recipe's.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds of a run. Default: the recipe's.")
@@ -55,7 +55,7 @@ def command(
     methods: str,
     splits: int | None,
     kind: str,
-    fraction: float,
+    fraction: float | None,
     split_seed: int,
     seeds: str | None,
     rounds: int | None,

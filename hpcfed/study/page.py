@@ -205,7 +205,7 @@ def _how(study: Study) -> Iterator[str]:
     amount, options, seed = study.amount, study.options, f"split seed {study.options.split_seed}"
     if options.kind == HOLDOUT:
         about = "" if study.samples.group is None else "about "
-        share = f"{about}{100 * options.fraction:g} %"
+        share = f"{about}{100 * options.test_fraction:g} %"
         yield f"Each split tests on {share} of every site's samples, drawn by label; {seed}."
     elif options.kind == FOLDS:
         yield f"Each sample is tested on once; folds are drawn by site and label; {seed}."

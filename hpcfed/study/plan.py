@@ -134,7 +134,7 @@ class Study:
         with naming_tune():
             splits = [
                 inner_split(
-                    split, number, samples.owner, samples.label, options.fraction, options.split_seed, samples.sites,
+                    split, number, samples.owner, samples.label, options.test_fraction, options.split_seed, samples.sites,
                     samples.group,
                 )
                 for number, split in enumerate(self.splits.each)
@@ -156,7 +156,7 @@ class Study:
             "data_content": self.samples.content,
             "kind": kind,
             "splits": len(self.splits.each),
-            **({"test_fraction": options.fraction} if kind == HOLDOUT else {}),
+            **({"test_fraction": options.test_fraction} if kind == HOLDOUT else {}),
             **({"split_seed": options.split_seed} if kind != SITE_OUT else {}),
             "standardize": options.standardize,
             **({"fill": self.samples.dataset.fill} if self.samples.dataset.fill else {}),
@@ -256,7 +256,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     if options.standardize is None:
         options = replace(options, standardize=samples.scale)
     splits = make_splits(
-        options.kind, samples.owner, samples.label, options.splits or 5, options.fraction, options.split_seed,
+        options.kind, samples.owner, samples.label, options.splits or 5, options.test_fraction, options.split_seed,
         samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)

@@ -18,6 +18,8 @@ from hpcfed.errors import InputError
 HOLDOUT, FOLDS, SITE_OUT = KINDS = ("holdout", "k-fold", "leave-one-site-out")
 LEAST = 2
 """Samples of a stratum for a holdout: one on each side."""
+UNMET = 0.1
+"""Share of the smaller part by which a site's test samples may differ from `fraction` of it without a word; or by 1."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ def make_splits(
         else:
             for number in range(count):
                 tests[number, rows] = holdout(strata, fraction, stream(seed, f"{purpose}holdout {number} of site {k}"))
+    if kind == HOLDOUT:
+        remarks += _unmet(tests[0], site, fraction, sites)
     return Splits(tuple(TrainTestSplit(part) for part in tests), tuple(remarks))
 
 
@@ -136,6 +140,19 @@ def inner_split(
     tests = np.zeros(len(site), bool)
     tests[rows] = found.each[0].tests
     return TrainTestSplit(tests, unused=~split.training)
+
+
+def _unmet(tests: np.ndarray, site: np.ndarray, fraction: float, sites: Sequence[str]) -> Iterator[str]:
+    """Yield a line on the sites where a holdout tests on clearly more or fewer samples than asked for."""
+    found = []
+    for k, name in enumerate(sites):
+        own = tests[site == k]
+        asked = round(fraction * len(own))
+        if abs(int(own.sum()) - asked) > max(1, UNMET * min(asked, len(own) - asked)):
+            found.append(f"{name} ({own.sum():,} of {len(own):,})")
+    if found:
+        why = "each label keeps a sample in both parts"
+        yield f"--test-fraction {fraction:g} is not met, since {why}: tested are {', '.join(found)}"
 
 
 def _by_group(

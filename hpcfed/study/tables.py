@@ -151,7 +151,7 @@ def tuning_table(study: Study) -> Table | None:
                 (arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.most_common()))
             )
     metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
-    fraction = study.options.fraction
+    fraction = study.options.test_fraction
     note = (
         f"By {metric.in_text} on an inner holdout of each split's training samples ({100 * fraction:g} %), "
         f"mean over sites, seed {study.seeds[0].model}; ties: the smaller loss. The split's test samples had no part."

@@ -88,6 +88,11 @@ def test_few_samples_are_refused():
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
 def test_both_sides_of_a_stratum_have_a_sample(fraction):
     whole = counts(np.ones(len(SITE), bool))
-    for one in split("holdout", fraction=fraction).each:
+    found = split("holdout", fraction=fraction)
+    for one in found.each:
         assert (counts(one.tests) >= 1).all()
         assert (counts(one.tests) < whole).all()
+    tested = "b (2 of 34), c (2 of 23)" if fraction == 0.01 else "b (32 of 34), c (21 of 23)"
+    why = "since each label keeps a sample in both parts: tested are"
+    assert found.remarks == (f"--test-fraction {fraction:g} is not met, {why} {tested}",)
+    assert not split("holdout", fraction=0.05).remarks  # b and c test on one sample more, or as many

@@ -447,6 +447,8 @@ def test_tables_of_an_earlier_call_are_removed(folder):
         ({"kind": "k-folds"}, "--kind 'k-folds'; did you mean 'k-fold'?"),
         ({"kind": "k-fold", "splits": 1}, "--splits: expected 2 to 1000, got 1"),
         ({"kind": "leave-one-site-out", "splits": 3}, "--splits has no effect"),
+        ({"kind": "k-fold", "fraction": 0.3}, "--test-fraction has no effect with --kind k-fold without --tune"),
+        ({"kind": "leave-one-site-out", "fraction": 0.3}, "--test-fraction has no effect with --kind leave-one"),
         ({"fraction": 1.0}, "--test-fraction: expected a number between 0 and 1"),
         ({"baselines": "pooled,along"}, "no baseline 'along'; did you mean 'alone'?"),
         ({"kind": "k-fold", "splits": 40}, "site 'west' is too small"),
