@@ -130,7 +130,7 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
     for metric in metrics:
         kept = np.flatnonzero(view.measured(metric))
         for row, name in measures:
-            if name == metric.name:
+            if name == metric.name and len(kept):
                 found[row, name][-1] = found[row, name][kept].mean(axis=0)
     return found
 

@@ -28,6 +28,8 @@ POOL = "all sites"
 """The client of the pooled file that trains."""
 REMARKS = "remarks"
 """Entry of the files' ``source``."""
+COMMON_TEST = "the common test set is scaled"
+"""Beginning of a remark of `data_prep.tables.standardize`."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,14 @@ def write_split(
 def remarks_on(files: SplitFiles) -> list[str]:
     """Return the remarks on how a split's files were filled and scaled, as they were when these were written.
 
+    A study has no common test set: in its files that is the site that is left out, on which `Study.remarks` has a line.
+
     Raises:
         InputError: a file is damaged.
     """
     with Federation.open(files.sites) as federation:
-        return [str(line) for line in federation.source.get(REMARKS, [])]
+        lines = [str(line) for line in federation.source.get(REMARKS, [])]
+    return [line for line in lines if not line.startswith(COMMON_TEST)]
 
 
 def _clients(samples: SiteSamples, split: TrainTestSplit) -> tuple[Dataset, np.ndarray, list[str]]:

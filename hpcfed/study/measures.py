@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from hpcfed.config.load import load_recipe, to_plain
-from hpcfed.config.metrics import BY_HAND, CLASSES, LABELS, NUMBERS, TIMES, is_matrix, larger_is_better, targets_of
+from hpcfed.config.metrics import (
+    ABSENT,
+    BY_HAND,
+    CLASSES,
+    DIRECTIONS,
+    LABELS,
+    NUMBERS,
+    TIMES,
+    is_matrix,
+    larger_is_better,
+    targets_of,
+    undefined,
+)
 from hpcfed.config.recipe import Recipe
 
 MOST_CLASSES = 10
@@ -28,11 +40,24 @@ class StudyMetric:
         name: in the recipe and in files.
         larger_is_better: None if unknown.
         best_by_one_class: whether a model that always says the only class of some samples has its best value on them.
+        undefined: when it has no value, "" if it always has one.
     """
 
     name: str
     larger_is_better: bool | None
     best_by_one_class: bool = False
+    undefined: str = ""
+
+    @property
+    def needs_all_labels(self) -> bool:
+        """Whether it is undefined where samples lack a label."""
+        return self.undefined == ABSENT
+
+    @property
+    def without_direction(self) -> str:
+        """The reason for which nothing is chosen by it, "" if its direction is known."""
+        known = self.larger_is_better is not None
+        return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
 
     @property
     def is_share(self) -> bool:
@@ -73,7 +98,7 @@ def _plain(recipe: Recipe, named: Mapping[str, object]) -> dict[str, object]:
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
     """Return the metrics of a recipe that are numbers, the main one first, and accuracy last where the task has it."""
     found = [
-        StudyMetric(name, larger_is_better(metric), metric in OF_PREDICTIONS)
+        StudyMetric(name, larger_is_better(metric), metric in OF_PREDICTIONS, undefined(metric))
         for name, metric in recipe.evaluate.metrics.items()
         if not is_matrix(metric)
     ]

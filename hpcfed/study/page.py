@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from data_prep.tables.standardize import CLIENT
 from hpcfed.config.load import dump_yaml
 from hpcfed.errors import counted, visible
 from hpcfed.report.page import Picture, line_key, templates
@@ -18,7 +17,7 @@ from hpcfed.study import tables
 from hpcfed.study.arms import FEDERATED
 from hpcfed.study.figures import curves_of, draw_confusion, draw_cross, draw_curves
 from hpcfed.study.files import csv_of_records, csv_of_table, file_name, latex_of_table
-from hpcfed.study.measures import StudyMetric, matrix_of, metrics_of
+from hpcfed.study.measures import StudyMetric, matrix_of
 from hpcfed.study.plan import PAGE, TABLES, Study
 from hpcfed.study.records import bootstrap_records, result_records, tuning_records, value_records
 from hpcfed.study.rows import at_each, steps_of
@@ -27,7 +26,6 @@ from hpcfed.study.tested import splits_table
 from hpcfed.study.view import View
 from hpcfed.version import __version__
 
-LEFT_OUT = " Those of the site that is left out are scaled by the training samples of all others."
 MARKER = '<meta name="generator" content="hpcfed study'
 STANDARDIZED = {
     "client": "Each site's features are scaled by its own training samples of the split.",
@@ -61,7 +59,7 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
         words: the command's arguments, to run it again.
         remarks: on splits and methods.
     """
-    metrics = metrics_of(view.study.recipe, view.study.samples.dataset.task)
+    metrics = view.study.metrics
     chapters = list(_chapters(view, metrics))
     files: dict[str, str] = {}
     named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
@@ -144,8 +142,9 @@ def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:
         "their training."
     )
     if lacking:
-        note += f" {metric.title} is defined in no evaluation at {', '.join(lacking)}."
-    if pictures:
+        where = ", ".join(lacking) if pictures else "any site: there is none to draw"
+        note += f" {metric.title} is defined in no evaluation at {where}."
+    if pictures or any(view.results.runs.values()):
         yield StudyChapter("Learning curves", (), tuple(pictures), tuple(keys), note)
 
 
@@ -215,7 +214,7 @@ def _how(study: Study) -> Iterator[str]:
         yield f"Samples of one {study.samples.grouped_by} are never in both parts of a split."
     if fill := study.samples.dataset.fill:
         yield f"Missing cells are filled by the {fill} of the split's training samples, words by the most frequent."
-    yield STANDARDIZED[str(options.standardize)] + LEFT_OUT * (options.standardize == CLIENT and study.leaves_out)
+    yield STANDARDIZED[str(options.standardize)]
     of_reference = next(arm for arm in study.arms if arm.key == study.methods.reference)
     steps = _counted(steps_of(study, of_reference, 1), "gradient step")
     yield (

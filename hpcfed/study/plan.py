@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep.tables.standardize import CLIENT
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.data.federation import Federation
@@ -28,7 +30,8 @@ from hpcfed.study.arms import (
     training_amount,
 )
 from hpcfed.study.federations import files_of
-from hpcfed.study.measures import with_metrics
+from hpcfed.study.labels import TestedLabels, tested_labels
+from hpcfed.study.measures import ACCURACY, StudyMetric, metrics_of, with_metrics
 from hpcfed.study.methods import Methods, parse_methods
 from hpcfed.study.options import StudyOptions, check_options, parse_baselines
 from hpcfed.study.samples import SiteSamples, read_samples
@@ -59,6 +62,7 @@ class Study:
     Attributes:
         folder: of all its files.
         recipe: with the study's metrics.
+        metrics: those that are numbers, the main one first.
         samples: of all sites.
         splits: of them.
         options: the options, defaults filled in.
@@ -74,6 +78,7 @@ class Study:
 
     folder: Path
     recipe: Recipe
+    metrics: tuple[StudyMetric, ...]
     samples: SiteSamples
     splits: Splits
     options: StudyOptions
@@ -103,10 +108,26 @@ class Study:
         """Test samples for each training sample, mean over the splits."""
         return float(np.mean([split.ratio for split in self.splits.each]))
 
+    @cached_property
+    def tested_labels(self) -> TestedLabels | None:
+        """The labels among the samples that are tested on; None for numbers and event times."""
+        return tested_labels(self.samples, self.splits)
+
     @property
     def remarks(self) -> list[str]:
-        """Lines for the user: on methods, sites and strata."""
+        """Lines for the user: on methods, sites, strata, metrics and tuning."""
         found = [*self.methods.remarks, *self.samples.remarks, *self.splits.remarks]
+        main, *others = self.metrics
+        if main.name == ACCURACY and others and self.tested_labels is not None:
+            missing = self.tested_labels.missing(self.samples.sites)
+            what = f"accuracy is the main metric, since {others[0].in_text} is defined in no split at any site"
+            found.append(f"{what}; labels that tested samples lack: {missing}")
+        if self.tuning is not None and main.without_direction:
+            found.append(f"{main.without_direction}, so tuned by loss")
+        if self.tuned is not None and (by_loss := self.tuned.by_loss(main)):
+            found.append(by_loss)
+        if self.leaves_out and self.options.standardize == CLIENT:
+            found.append("the site that is left out is scaled by the training samples of all others, not by its own")
         if self.leaves_out and PERSONALISED in self.baselines:
             found.append("personalised models are left out: a site that is left out has no training samples")
         sites = len(self.trainers(0))
@@ -134,8 +155,8 @@ class Study:
         with naming_tune():
             splits = [
                 inner_split(
-                    split, number, samples.owner, samples.label, options.test_fraction, options.split_seed, samples.sites,
-                    samples.group,
+                    split, number, samples.owner, samples.label, options.test_fraction, options.split_seed,
+                    samples.sites, samples.group,
                 )
                 for number, split in enumerate(self.splits.each)
             ]  # fmt: skip
@@ -256,10 +277,14 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     if options.standardize is None:
         options = replace(options, standardize=samples.scale)
     splits = make_splits(
-        options.kind, samples.owner, samples.label, options.splits or 5, options.test_fraction, options.split_seed,
-        samples.sites, samples.labels, samples.group,
+        options.kind, samples.owner, samples.label, options.splits or 5, options.test_fraction,
+        options.split_seed, samples.sites, samples.labels, samples.group,
     )  # fmt: skip
     recipe = with_metrics(first, samples.dataset.task, samples.dataset.num_classes)
+    metrics = metrics_of(recipe, samples.dataset.task)
+    labels = tested_labels(samples, splits)
+    if not first.evaluate.metrics and metrics[0].needs_all_labels and labels and labels.lack_some_everywhere:
+        metrics = [metrics[-1], *metrics[:-1]]  # accuracy
     training = splits.each[0].training
     sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
     folder = options.output or first.output.with_name(f"{first.output.name}-study")
@@ -268,6 +293,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     study = Study(
         folder=Path(os.path.normpath(Path.cwd() / folder)),
         recipe=recipe,
+        metrics=tuple(metrics),
         samples=samples,
         splits=splits,
         options=options,

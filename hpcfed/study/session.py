@@ -12,7 +12,6 @@ from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
 from hpcfed.study.folder import prepare, prepare_inner
 from hpcfed.study.measured import StudyResults, read_results
-from hpcfed.study.measures import metrics_of
 from hpcfed.study.plan import SWEEP, Study
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import differences_table, results_table
@@ -84,7 +83,7 @@ def next_runs(study: Study, redo: Redo) -> Plan:
 def _tuned(study: Study, inner: Study) -> Tuned:
     """Return the values that the inner runs chose."""
     assert study.tuning is not None
-    metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
+    metric = study.metrics[0]
     trainers = [study.trainers(split) for split in range(len(study.splits.each))]
     plan = inner.plan()
     runs = read_results(inner, finished(stand(plan, Claims(plan.folder, "report")))).runs
@@ -121,13 +120,13 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
     """
     from hpcfed.study.bootstrap import resample
 
-    metrics = metrics_of(view.study.recipe, view.study.samples.dataset.task)
-    _write(replace(view, resampled=resample(view, metrics, view.study.options.bootstrap, progress)), words, remarks)
+    found = resample(view, view.study.metrics, view.study.options.bootstrap, progress)
+    _write(replace(view, resampled=found), words, remarks)
 
 
 def main_tables(view: View) -> list[Table]:
     """Return the tables of the main metric that a terminal shows."""
-    main = metrics_of(view.study.recipe, view.study.samples.dataset.task)[0]
+    main = view.study.metrics[0]
     apart = differences_table(view, main)
     return [results_table(view, main), *([] if apart is None else [apart])]
 

@@ -12,7 +12,7 @@ from hpcfed.report.group import ABSENT
 from hpcfed.report.paired import MeanEstimate
 from hpcfed.report.tables import Table
 from hpcfed.study.cells import difference_text, estimate_text, percentile_text, signed_interval_text, value_text
-from hpcfed.study.measures import StudyMetric, metrics_of
+from hpcfed.study.measures import LOSS, StudyMetric
 from hpcfed.study.plan import Study
 from hpcfed.study.statistics import corrected, interval
 from hpcfed.study.tested import FEW_UNITS, few_events_note, few_units, tested_note
@@ -86,6 +86,8 @@ def spread_table(view: View, metric: StudyMetric) -> Table:
         "samples together: the metric of the sites' test samples as one set, mean over splits; – where sites have "
         "models of their own."
     )
+    if metric.without_direction:
+        note += f" {metric.without_direction}: no worst and best site."
     note += _some_splits(view, cells) + _one_value(view, cells) + tested_note(view.study, metric)
     return Table("Over sites", header, tuple(rows), note)
 
@@ -150,23 +152,31 @@ def tuning_table(study: Study) -> Table | None:
             rows.append(
                 (arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.most_common()))
             )
-    metric = metrics_of(study.recipe, study.samples.dataset.task)[0]
-    fraction = study.options.test_fraction
+    metric, fraction = study.metrics[0], study.options.test_fraction
+    by = "loss" if metric.without_direction else metric.in_text
+    ties = "" if by == LOSS else "; ties: the smaller loss"
     note = (
-        f"By {metric.in_text} on an inner holdout of each split's training samples ({100 * fraction:g} %), "
-        f"mean over sites, seed {study.seeds[0].model}; ties: the smaller loss. The split's test samples had no part."
+        f"By {by} on an inner holdout of each split's training samples ({100 * fraction:g} %), mean over sites, seed "
+        f"{study.seeds[0].model}{ties}. The split's test samples had no part."
     )
+    if metric.without_direction:
+        note = f"{metric.without_direction}, so by loss. {note}"
+    elif by_loss := study.tuned.by_loss(metric):
+        note += f" {by_loss}."
     return Table("Chosen values", ("Arm", "Values, and the splits that chose them"), tuple(rows), note)
 
 
 def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, str, str]:
     """Return the worst and the best site, with their values, and the range, from means (N,)."""
-    if metric.larger_is_better is None or not np.isfinite(means).any():
+    if not np.isfinite(means).any():
         return ABSENT, ABSENT, ABSENT
     low, high = int(np.nanargmin(means)), int(np.nanargmax(means))
+    spread = value_text(float(means[high] - means[low]), metric)
+    if metric.larger_is_better is None:
+        return ABSENT, ABSENT, spread
     worst, best = (low, high) if metric.larger_is_better else (high, low)
     shown = [f"{view.sites[k]} {value_text(float(means[k]), metric)}" for k in (worst, best)]
-    return shown[0], shown[1], value_text(float(means[high] - means[low]), metric)
+    return shown[0], shown[1], spread
 
 
 def _header(view: View, *more: str) -> tuple[str, ...]:
@@ -199,7 +209,8 @@ def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
     """Return a sentence on cells that are defined in some splits alone, "" without any."""
     splits = view.num_values
     some = any(one is not None and one.count < splits for one in cells)
-    return f" 1 of {splits}: defined in so many splits." if some else ""
+    mean = f"{MEAN.lower()}: of those in which all its sites have a value"
+    return f" 1 of {splits}: defined in so many splits; {mean}." if some else ""
 
 
 def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
@@ -210,10 +221,15 @@ def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
 
 
 def _unmeasured(view: View, metric: StudyMetric) -> str:
-    """Return a sentence on the sites that means leave out, "" for none."""
-    names = [name for name, kept in zip(view.sites, view.measured(metric), strict=True) if not kept]
-    return (
-        f" {metric.title} is defined in no split at {', '.join(names)}: means are over the other sites."
-        if names
-        else ""
-    )
+    """Return sentences on the sites where the metric is undefined in all splits, and on missing labels; "" for none."""
+    measured, labels = view.measured(metric), view.study.tested_labels
+    names = [name for name, kept in zip(view.sites, measured, strict=True) if not kept]
+    missing = ""
+    if labels is not None and metric.needs_all_labels and (found := labels.missing(view.sites)):
+        missing = f" Labels that tested samples lack: {found}."
+    if not any(view.results.runs.values()) or not names:
+        return missing
+    if not measured.any():
+        reason = "" if missing or not metric.undefined else f" ({metric.undefined})"
+        return f" {metric.title} is defined in no split at any site{reason}.{missing}"
+    return f" {metric.title} is defined in no split at {', '.join(names)}: means are over the other sites.{missing}"

@@ -6,6 +6,7 @@ import numpy as np
 
 from hpcfed.errors import counted
 from hpcfed.report.tables import Table
+from hpcfed.study.labels import MOST_NAMED, TestedLabels, first_of
 from hpcfed.study.measures import StudyMetric
 from hpcfed.study.plan import Study
 
@@ -35,15 +36,15 @@ def tested_note(study: Study, metric: StudyMetric) -> str:
 
     Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
     """
-    held, alone, events = _held(study), _one_class(study), _events(study)
+    held, labels, events = _held(study), study.tested_labels, _events(study)
     said = []
     for k, name in enumerate(study.samples.sites):
-        if alone[k] or len(study.samples.sites) <= MOST_COUNTED:
-            of_one = f" (one class in {alone[k]} of {(held[:, k] > 0).sum()})" if alone[k] else ""
+        of_one = "" if labels is None else _one_class(labels, k)
+        if of_one or len(study.samples.sites) <= MOST_COUNTED:
             of_events = "" if events is None else f" ({_events_text(events[held[:, k] > 0, k])})"
             said.append(f"{name} {_range(held[:, k])}{of_one}{of_events}")
     doubt = ""
-    if any(alone) and metric.best_by_one_class:
+    if labels is not None and labels.of_one_class.all(axis=2).any() and metric.best_by_one_class:
         doubt = " Of one class, a model that always says it is right in all; means count each site alike."
     return (f" Tested samples of a split: {', '.join(said)}.{doubt}" if said else "") + few_events_note(study)
 
@@ -101,10 +102,12 @@ def _range(counts: np.ndarray) -> str:
     return f"{high:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _one_class(study: Study) -> list[int]:
-    """Return in how many splits each site's tested samples are of one class, (N,); zeros for other tasks."""
-    samples, sites = study.samples, range(len(study.samples.sites))
-    if samples.label is None or samples.dataset.task != "classification":
-        return [0 for _ in sites]
-    of_sites = [[samples.label[one.tests & (samples.owner == k)] for one in study.splits.each] for k in sites]
-    return [sum(len(np.unique(labels)) == 1 for labels in each) for each in of_sites]
+def _one_class(labels: TestedLabels, site: int) -> str:
+    """Return in how many splits a site's tested samples are of one class, of several labels of which; "" for none."""
+    counts, splits = labels.of_one_class[:, site].sum(axis=0), labels.tested[:, site].sum()
+    found = [
+        f"{f'of label {labels.labels[k]} ' if labels.several else ''}in {count} of {splits}"
+        for k, count in enumerate(counts.tolist())
+        if count
+    ]
+    return f" (one class {first_of(found, MOST_NAMED)})" if found else ""

@@ -2,8 +2,9 @@
 
 The inner split is a holdout of the training samples by site and label, or by group. Every arm is trained at every point
 of its grid on the inner training part with the study's first seed, and the point with the best mean over sites of the
-main metric on the inner test part is taken for the split; ties go to the smaller loss, then to the first point. A site
-that trains alone is measured on itself. No sample of the split's test part is in the inner files.
+main metric on the inner test part is taken for the split; ties go to the smaller loss, then to the first point. The
+loss alone decides if the metric has no direction, or is undefined at all sites. A site that trains alone is measured on
+itself. No sample of the split's test part is in the inner files.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from hpcfed.config.hints import section_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, nearest
+from hpcfed.study.measures import StudyMetric
 from hpcfed.study.methods import OF_ALL, MethodChoice
 from hpcfed.sweep.grid import Grid, Point, parse_grid, points
 
@@ -69,6 +71,15 @@ class Tuned:
         """Return the recipe's overrides that were chosen for an arm in a split."""
         found = self.chosen.get((arm, split))
         return () if found is None else tuple(found.point.overrides)
+
+    def by_loss(self, metric: StudyMetric) -> str:
+        """Return a line on the choices where the main metric is undefined, "" without any."""
+        compared = [one for one in self.chosen.values() if math.isfinite(one.loss)]
+        unknown = sum(math.isnan(one.value) for one in compared)
+        if not unknown or metric.without_direction:
+            return ""
+        where = f"at no site of the inner holdout in {unknown} of {len(compared)} choices of values"
+        return f"{metric.title} is defined {where}: these are by loss"
 
 
 def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tuning | None:

@@ -49,8 +49,7 @@ class View:
 
         A site of one class has no AUROC, whatever the model.
         """
-        found = np.any([np.isfinite(self.site_values(row, metric)).any(axis=1) for row in self.rows], axis=0)
-        return found if found.any() else ~found
+        return np.any([np.isfinite(self.site_values(row, metric)).any(axis=1) for row in self.rows], axis=0)
 
     def over_sites(self, values: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Return the mean over the measured sites of each split, (J,), from values (N, J); nan where one has none.
@@ -59,7 +58,7 @@ class View:
         """
         if self.study.leaves_out:
             return np.diagonal(values)
-        return values[measured].mean(axis=0)
+        return values[measured].mean(axis=0) if measured.any() else np.full(values.shape[1], np.nan)
 
     @property
     def num_values(self) -> int:

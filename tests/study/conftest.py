@@ -63,6 +63,37 @@ def of_survival(path: Path) -> None:
             file[f"{part}/y"] = y
 
 
+def of_labels(path: Path, columns: int) -> None:
+    """Make a file's labels `columns` labels a sample; the last of two is the other way round."""
+    with h5py.File(path, "a") as file:
+        file.attrs.update({"task": "multi-label", "num_classes": columns})
+        file.attrs["source"] = json.dumps({"classes": CLASSES if columns == 1 else ["cough", "fever"]})
+        for part in ("train", "test"):
+            y = file[f"{part}/y"][:]
+            del file[f"{part}/y"]
+            file[f"{part}/y"] = np.stack([y, 1 - y], axis=1)[:, :columns]
+
+
+def of_one_class(path: Path, *sites: int) -> None:
+    """Make all samples of some sites of the first class."""
+    with h5py.File(path, "a") as file:
+        for part in ("train", "test"):
+            ends = file[f"{part}/offsets"][:]
+            for k in sites:
+                file[f"{part}/y"][ends[k] : ends[k + 1]] = 0
+
+
+def of_two_samples(path: Path) -> None:
+    """Leave the last site two samples."""
+    with h5py.File(path, "a") as file:
+        for part, ends in (("train", [0, 30, 54, 55]), ("test", [0, 10, 18, 19])):
+            for name in ("x", "y"):
+                rows = file[f"{part}/{name}"][: ends[-1]]
+                del file[f"{part}/{name}"]
+                file[f"{part}/{name}"] = rows
+            file[f"{part}/offsets"][:] = ends
+
+
 def table(path: Path) -> list[dict[str, str]]:
     """Return a CSV file's rows."""
     with path.open(encoding="utf-8", newline="") as file:

@@ -36,7 +36,19 @@ from hpcfed.sweep.run import run_sweep
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
-from tests.study.conftest import SITES, done, of_numbers, of_survival, planned, recipe, table, write_sites
+from tests.study.conftest import (
+    SITES,
+    done,
+    of_labels,
+    of_numbers,
+    of_one_class,
+    of_survival,
+    of_two_samples,
+    planned,
+    recipe,
+    table,
+    write_sites,
+)
 from tests.sweep.test_kill_and_resume import BLOWN
 
 
@@ -167,9 +179,7 @@ def test_leaving_a_site_out(folder):
 
 def test_a_site_of_one_class_is_in_no_mean(folder):
     """It has no AUROC; the others' mean and its intervals are there, and each table's note names the site."""
-    with h5py.File(folder / "sites.h5", "a") as file:
-        for part in ("train", "test"):
-            file[f"{part}/y"][file[f"{part}/offsets"][2] :] = 0
+    of_one_class(folder / "sites.h5", 2)
     recipe(folder, rounds=1)
     place = done(planned(folder, "fedavg", splits=2, baselines="none", fraction=0.4, bootstrap=100))
     found = {(row["metric"], row["site"]): row for row in table(place / "tables/results.csv")}
@@ -184,7 +194,56 @@ def test_a_site_of_one_class_is_in_no_mean(folder):
     assert float(resampled["auroc", "Mean of sites"]["low"]) < float(resampled["auroc", "Mean of sites"]["high"])
     page = (place / "study.html").read_text()
     assert page.count("AUROC is defined in no split at west: means are over the other sites.") == 2
+    assert page.count("means are over the other sites. Labels that tested samples lack: ill at west.") == 2
     assert page.index("<h2>AUROC") < page.index("<h2>Accuracy")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_metric_that_no_site_has(folder):
+    """The usual one gives way to accuracy, and a line says why; the recipe's stays, and its empty tables say why."""
+    of_one_class(folder / "sites.h5", 0, 1, 2)
+    recipe(folder, rounds=1, evaluate={})
+    study = planned(folder, "fedavg,fedexp", splits=2, baselines="alone", bootstrap=100)
+    lack = "ill at north; ill at south; ill at west"
+    undefined = "AUROC is defined in no split at any site"
+    why = f"accuracy is the main metric, since {undefined}; labels that tested samples lack: {lack}"
+    assert why in study.remarks
+    page = (done(study) / "study.html").read_text()
+    assert page.index("<h2>Accuracy") < page.index("<h2>AUROC")
+    assert "Accuracy in % of each site&#39;s model" in page
+    assert "north: accuracy on its test samples." in page
+    recipe(folder, rounds=1)
+    study = planned(folder, "fedavg", splits=2, baselines="none", output=folder / "named")
+    assert why not in study.remarks
+    page = (done(study) / "study.html").read_text()
+    assert page.index("<h2>AUROC") < page.index("<h2>Accuracy")
+    assert f"AUROC is defined in no split at any site. Labels that tested samples lack: {lack}." in page
+    assert "AUROC is defined in no evaluation at any site: there is none to draw." in page
+
+
+@pytest.mark.parametrize(
+    ("columns", "of", "lacks"), [(1, "", "ill"), (2, "of label cough in 2 of 2, of label fever ", "cough=1")]
+)
+def test_labels_of_one_class(folder, columns, of, lacks):
+    """One column of zeros and ones is two classes; of several the notes name the label."""
+    of_one_class(folder / "sites.h5", 2)
+    of_labels(folder / "sites.h5", columns)
+    recipe(folder, evaluate={"metrics": ["auroc"]}, model={"name": "linear"})
+    study = planned(folder, "fedavg", splits=2, baselines="none", fraction=0.3)
+    for metric in study.metrics:
+        note = results_table(view_of(study, {"fedavg": [[0.5, 0.6, None]] * 2}, metric.name), metric).note
+        assert f"west 8 (one class {of}in 2 of 2)" in note
+        assert ("a model that always says it is right in all" in note) == (metric.name == "accuracy")
+        assert (f"over the other sites. Labels that tested samples lack: {lacks}" in note) == (metric.name == "auroc")
+
+
+def test_labels_that_are_missing_in_some_splits(folder):
+    with h5py.File(folder / "sites.h5", "a") as file:
+        file["train/y"][54:] = 0
+        file["test/y"][18:] = 0
+        file["test/y"][-1] = 1
+    study = planned(folder, "fedavg", kind="k-fold", splits=4, baselines="none")
+    assert study.tested_labels.missing(SITES) == "ill at west in 3 of 4 splits"
 
 
 def test_a_site_alone_weighs_classes_by_its_own_samples(folder):
@@ -331,9 +390,7 @@ def test_the_page_of_one_method_and_a_site_of_one_class(folder):
         assert words in page
     assert "AUROC is defined in no evaluation at west." in page
     assert "Difference from" not in page
-    assert "left out are scaled" not in page
-    out = planned(folder, "fedavg", kind="leave-one-site-out", baselines="none", standardize="client")
-    assert "left out are scaled" in write_results(view_of(out, {}), [], [])["study.html"]
+    assert not any("that is left out" in line for line in study.remarks)
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
@@ -407,11 +464,28 @@ def test_runs_of_fewer_rounds_are_in_no_table(folder):
 
 def test_a_later_call_has_the_remarks_on_the_splits_too(folder):
     """Which the first call has written, or the one that submits an array."""
+    of_two_samples(folder / "sites.h5")
     recipe(folder, rounds=1, evaluate={})
-    options = {"kind": "leave-one-site-out", "standardize": "client", "baselines": "none"}
+    options = {"kind": "k-fold", "splits": 2, "standardize": "client", "baselines": "none"}
     for _ in range(2):
         place = done(planned(folder, "fedavg", **options))
-        assert "split 2: the common test set is scaled by" in (place / "study.html").read_text()
+        assert (
+            "split 1: scaled as all clients are, for want of training rows: west" in (place / "study.html").read_text()
+        )
+
+
+def test_a_site_that_is_left_out_is_scaled_by_the_others(folder):
+    """One line says so: a study has no common test set."""
+    recipe(folder, rounds=1, evaluate={})
+    options = {"kind": "leave-one-site-out", "baselines": "none"}
+    study = planned(folder, "fedavg", standardize="client", **options)
+    said = [*study.remarks, *prepare(study, fresh=False)]
+    assert said == ["the site that is left out is scaled by the training samples of all others, not by its own"]
+    assert not planned(folder, "fedavg", standardize="pooled", **options).remarks
+    x, owner = study.samples.dataset.x.astype(np.float64), study.samples.owner
+    with h5py.File(study.folder / "data/split-1.sites.h5") as file:
+        others = x[owner != 1]
+        np.testing.assert_allclose(file["test/x"][:], (x[owner == 1] - others.mean(0)) / others.std(0), atol=1e-5)
 
 
 def test_tables_of_an_earlier_call_are_removed(folder):

@@ -19,7 +19,7 @@ from hpcfed.study.session import next_runs
 from hpcfed.sweep.claims import Claims, Standing
 from hpcfed.sweep.run import Redo
 from tests.launch import launch
-from tests.study.conftest import done, of_numbers, planned, recipe, table
+from tests.study.conftest import done, of_numbers, of_one_class, of_two_samples, planned, recipe, table
 
 RATES = (0.0001, 0.05)
 
@@ -134,6 +134,37 @@ def test_values_that_do_not_train_are_never_chosen(folder):
         done(planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=1e14,1e15",), output=folder / "far"))
 
 
+@pytest.mark.parametrize("better", ["higher", None])
+def test_a_metric_of_ones_own_chooses_by_its_direction(folder, better):
+    """The initial outputs are the largest; without a direction the loss chooses, and lines say so."""
+    (folder / "mine.py").write_text("def size(output, target):\n    return float(output.abs().mean())\n")
+    recipe(folder, rounds=2, evaluate={"metrics": {"size": {"whole": "mine:size", "better": better}}})
+    study = planned(folder, "fedavg", splits=1, baselines="none", tune=("local.lr=0.0001,0.05",))
+    assert ("Size has no direction (better: higher or lower), so tuned by loss" in study.remarks) == (better is None)
+    place = done(study)
+    assert recipe_at(place / "sweep/runs/fedavg.split-0.seed-0")["local"]["lr"] == RATES[better is None]
+    page = (place / "study.html").read_text()
+    by = "By size on" if better else "Size has no direction (better: higher or lower), so by loss. By loss on"
+    assert by in page
+    assert ("no worst and best site" in page) == (better is None)
+    (row,) = table(place / "tables/size-over-sites.csv")
+    assert (row["Worst site"] == "–") == (better is None)
+    assert float(row["Range"]) > 0
+
+
+def test_values_are_chosen_by_loss_where_the_metric_is_undefined(folder):
+    """By AUROC of sites of one class, which the recipe asks for; without a metric named, by accuracy."""
+    of_one_class(folder / "sites.h5", 0, 1, 2)
+    options = {"splits": 1, "baselines": "none", "tune": ("local.lr=0.0001,0.05",)}
+    recipe(folder, rounds=1)
+    page = (done(planned(folder, "fedavg", **options)) / "study.html").read_text()
+    assert "AUROC is defined at no site of the inner holdout in 1 of 1 choices of values: these are by loss." in page
+    recipe(folder, rounds=1, evaluate={})
+    page = (done(planned(folder, "fedavg", output=folder / "usual", **options)) / "study.html").read_text()
+    assert "By accuracy on an inner holdout" in page
+    assert "these are by loss" not in page
+
+
 def test_inner_splits_of_other_settings_are_refused_or_set_aside(folder):
     """Folds are the same for every --test-fraction, what is held out of their training parts is not."""
     recipe(folder)
@@ -158,13 +189,7 @@ def test_inner_splits_of_other_settings_are_refused_or_set_aside(folder):
 
 def test_errors_of_inner_splits_name_the_option(folder):
     """A site of two samples, one in each fold, has none left to hold out."""
-    with h5py.File(folder / "sites.h5", "a") as file:
-        for part, ends in (("train", [0, 30, 54, 55]), ("test", [0, 10, 18, 19])):
-            for name in ("x", "y"):
-                rows = file[f"{part}/{name}"][: ends[-1]]
-                del file[f"{part}/{name}"]
-                file[f"{part}/{name}"] = rows
-            file[f"{part}/offsets"][:] = ends
+    of_two_samples(folder / "sites.h5")
     recipe(folder)
     study = planned(folder, "fedavg", kind="k-fold", splits=2, baselines="none", tune=("local.lr=0.01,0.05",))
     with pytest.raises(InputError, match=r"^--tune: holdout of 1 splits: site 'west' is too small"):
