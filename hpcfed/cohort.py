@@ -67,7 +67,7 @@ class Cohorts:
         self._sizes = sizes
         self.present = present_in(recipe, len(sizes))
         without = recipe.cohort.without
-        self.measured = self.present if without is None or without.evaluate == "others" else np.full(len(sizes), True)
+        self.measured = measured_in(recipe, len(sizes))
         self._num_present = int(self.present.sum())
         self.mean_size = float(sizes[self.present].mean())
         self._samples = (sizes[self.present].sum(), sizes.sum()) if weights == "samples" else None
@@ -242,6 +242,14 @@ def present_in(recipe: Recipe, num_clients: int) -> np.ndarray:
     if not present.any():
         raise InputError("cohort.without", expected="at least one client left", got=f"all {num_clients} left out")
     return present
+
+
+def measured_in(recipe: Recipe, num_clients: int) -> np.ndarray:
+    """Return whose data count in evaluations, (N,) bool: all clients', or those of `present_in`."""
+    without = recipe.cohort.without
+    if without is not None and without.evaluate == "all":
+        return np.full(num_clients, True)
+    return present_in(recipe, num_clients)
 
 
 def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:

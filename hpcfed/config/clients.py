@@ -51,7 +51,7 @@ class Without(Section):
     `clients` are numbers or names. `cohorts: empty` draws among all clients and leaves the places of these empty (a
     round without any member leaves the model as it is); ``redrawn`` draws among the others. `evaluate: others` counts
     the data of the others, and reports the test sets of these clients apart, as ``apart``; ``all`` evaluates on all
-    clients, so that runs with and without are measured on the same data.
+    clients, so that runs with and without are measured on the same data and by the same class weights of the loss.
     """
 
     clients: list[int | str] = Field(min_length=1)

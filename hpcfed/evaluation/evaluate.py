@@ -50,6 +50,7 @@ class Evaluator:
 
     Args:
         section: the recipe's ``evaluate``.
+        loss: that of training, for `loss_of`.
         measures: loss, the task's accuracy if it has one, and the recipe's metrics.
         outputs: shape of the model's output for a sample.
         private: the clients' private parts, if they have any.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfed.cohort import present_in
+from hpcfed.cohort import measured_in, present_in
 from hpcfed.config.metrics import CLASSES, targets_of
 from hpcfed.config.recipe import LossSection, Recipe
 from hpcfed.data.federation import Federation
@@ -19,17 +19,36 @@ if TYPE_CHECKING:
 
 
 def build_loss(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> Loss:
-    """Return the recipe's loss, with its class weights.
+    """Return the recipe's loss in training, with its class weights.
 
     Raises:
         InputError: it fits neither the task nor the targets.
     """
+    return _build(recipe, federation, dtype, device, present_in(recipe, federation.num_clients))
+
+
+def build_measured_loss(
+    recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device, trained: Loss
+) -> Loss:
+    """Return the loss of evaluations: the `trained` one, but for the weights of ``balanced`` where clients that do not
+    train count in evaluations. So runs on different clients' data are measured by one loss.
+    """
+    measured = measured_in(recipe, federation.num_clients)
+    if recipe.loss.weights != "balanced" or (measured == present_in(recipe, federation.num_clients)).all():
+        return trained
+    return _build(recipe, federation, dtype, device, measured)
+
+
+def _build(
+    recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device, counted: np.ndarray
+) -> Loss:
+    """Return the recipe's loss with the class weights of the clients `counted`, (N,) bool."""
     import torch
 
     from hpcfed.models.losses import OF_TASK, loss_for
     from hpcfed.models.portable import portable_loss
 
-    weights = class_weights(recipe.loss, federation, present_in(recipe, federation.num_clients))
+    weights = class_weights(recipe.loss, federation, counted, measured_in(recipe, federation.num_clients))
     of_classes = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
     loss = loss_for(recipe.loss, federation.task, recipe.python_path, of_classes)
     if recipe.bits == "native":
@@ -39,16 +58,17 @@ def build_loss(recipe: Recipe, federation: Federation, dtype: torch.dtype, devic
 
 
 def class_weights(
-    section: LossSection, federation: Federation, present: np.ndarray
+    section: LossSection, federation: Federation, counted: np.ndarray, measured: np.ndarray
 ) -> list[float] | list[list[float]] | None:
     """Return the weight of each class in the loss, (C,), or in each client's, (N, C); None without weights.
 
     ``balanced`` is n / (C · n_c), so that each class counts alike and the mean weight of all training samples is 1: of
-    the clients `present`, (N,) bool. ``balanced-by-site`` is the same of each client's own samples.
+    the clients `counted`, (N,) bool; 1 for a class that they lack. ``balanced-by-site`` is the same of each client's
+    own samples.
 
     Raises:
-        InputError: the targets are not one label a sample, or a class has no training sample, of a client by site, or
-            no weight.
+        InputError: the targets are not one label a sample, or a class has no weight, or no training sample of the
+            clients `measured`, (N,) bool, or by site of a client.
     """
     if section.weights is None:
         return None
@@ -60,13 +80,19 @@ def class_weights(
             raise InputError("loss.weights", expected=f"{count} numbers", got=str(len(section.weights)))
         return section.weights
     if section.weights == "balanced-by-site":
-        return _by_site(federation, count, present & (federation.sizes > 0))
-    labels = federation.train()[1].ravel()[np.repeat(present, federation.sizes)]
-    found = np.bincount(labels, minlength=count)
-    if not found.all():
+        return _by_site(federation, count, counted & (federation.sizes > 0))
+    found = _classes(federation, counted, count)
+    needed = found if found.all() else _classes(federation, measured, count)
+    if not needed.all():
         what = "loss.weights: balanced needs training samples of every class"
-        raise InputError(what, where=str(federation.path), got=f"none of class {int(found.argmin())}")
-    return (found.sum() / (count * found)).tolist()
+        raise InputError(what, where=str(federation.path), got=f"none of class {int(needed.argmin())}")
+    return np.where(found, found.sum() / (count * np.maximum(found, 1)), 1.0).tolist()
+
+
+def _classes(federation: Federation, clients: np.ndarray, count: int) -> np.ndarray:
+    """Return the number of training samples of each class, (C,), that the `clients`, (N,) bool, have."""
+    labels = federation.train()[1].ravel()[np.repeat(clients, federation.sizes)]
+    return np.bincount(labels, minlength=count)
 
 
 def _by_site(federation: Federation, count: int, filled: np.ndarray) -> list[list[float]]:

@@ -35,7 +35,7 @@ from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.reduce.device import device_sum
-from hpcfed.setup.loss import build_loss
+from hpcfed.setup.loss import build_loss, build_measured_loss
 from hpcfed.setup.model import build_model, zeros
 from hpcfed.types import Method
 from hpcfed.user_code.method import checked
@@ -73,7 +73,8 @@ def parts_of(
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
     private = PrivateParts(model, clients)
     seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
-    measures = Measures(model, loss, federation.task, sums, whole, recipe.evaluate.batch_size, seed_of_draws)
+    measured_loss = build_measured_loss(recipe, federation, dtype, device, loss)
+    measures = Measures(model, measured_loss, federation.task, sums, whole, recipe.evaluate.batch_size, seed_of_draws)
     measured = loss, measures, shards, federation, placement, world, outputs
     own_parts = private if model.own else None
     evaluator = Evaluator(

@@ -166,7 +166,6 @@ def recipe_of(
     shared: Content,
     clients: Sequence[int],
     run: Mapping[str, Any],
-    weights: list[float] | None = None,
 ) -> Recipe:
     """Return an arm's recipe on one split.
 
@@ -177,7 +176,6 @@ def recipe_of(
         shared: the baselines' ``parameters``, none of them private.
         clients: the sites that are clients of the split's file, in their order.
         run: name, seed, data and output.
-        weights: of the classes, in place of ``balanced``, which are those of all sites; None for these.
 
     Raises:
         InputError: a key is unknown or out of range.
@@ -186,8 +184,6 @@ def recipe_of(
     of_all = arm.kind == FEDERATED
     own = _federated(content, len(clients)) if of_all else _plain(content, arm, amount, shared, clients)
     content = {**own, **run}
-    if weights is not None and content["loss"].get("weights") == "balanced":
-        content["loss"] = {**content["loss"], "weights": weights}
     content["rounds"] = arm.rounds
     content["evaluate"] = _evaluate(content, arm, amount)
     return load_recipe(content)
@@ -203,6 +199,10 @@ def _plain(content: Content, arm: Arm, amount: TrainingAmount, shared: Content, 
     """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round."""
     turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
+    cohort: Content = {"schedule": schedule}
+    others = [k for k, site in enumerate(clients) if site != arm.site]
+    if arm.site is not None and others and content["loss"].get("weights") == "balanced":
+        cohort["without"] = {"clients": others, "evaluate": "all"}  # weights of its own classes, in training alone
     steps = amount.steps * (arm.factor if arm.kind == POOLED else 1)
     local = {**content["local"], "epochs": None, "steps": steps}
     if arm.kind == TRAVELLING and arm.factor > 1:
@@ -212,7 +212,7 @@ def _plain(content: Content, arm: Arm, amount: TrainingAmount, shared: Content, 
         "budget": None,
         "guess": "none",
         "weights": None,
-        "cohort": {"schedule": schedule},
+        "cohort": cohort,
         "local": local,
         "parameters": dict(shared),
         "evaluate": {**content["evaluate"], "model": "last"},

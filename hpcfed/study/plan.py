@@ -237,21 +237,10 @@ class Study:
         if self.tuned is not None:
             arm = replace(arm, overrides=(*arm.overrides, *self.tuned.overrides(arm.key, split)))
         try:
-            weights = None if arm.site is None else self._weights(arm.site, split)
-            recipe = resolve(recipe_of(arm, self.recipe, self.amount, self.shared, trainers, run, weights))
+            recipe = resolve(recipe_of(arm, self.recipe, self.amount, self.shared, trainers, run))
         except InputError as error:
             raise InputError(str(error), where=arm.title) from None
         return Unit(self.run_name(arm, split, seed), point, str(seed.model), recipe)
-
-    def _weights(self, site: int, split: int) -> list[float] | None:
-        """Return n / (C · n_c) of a site's training samples, 1 for a class that it lacks; None without classes."""
-        samples = self.samples
-        if samples.label is None:
-            return None
-        labels = samples.label[self.splits.each[split].training & (samples.owner == site)]
-        count = max(2, samples.dataset.num_classes or 0)
-        found = np.bincount(labels, minlength=count)
-        return np.where(found, len(labels) / (count * np.maximum(found, 1)), 1.0).tolist()
 
 
 def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptions) -> Study:

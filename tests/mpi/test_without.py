@@ -199,6 +199,32 @@ def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     assert facts["exact"] == "training only"
 
 
+def test_one_loss_measures_runs_on_all_clients(world, shared_tmp, monkeypatch):
+    """With `balanced` weights the model that nothing moves has the same losses, whoever trains, also where only the
+    client that is left out has a class; what trains has the weights of its own samples.
+    """
+    x, y = np.random.default_rng(1).normal(size=(24, 12)).astype(np.float32), np.arange(24) % 3
+    clients = [(x, y), (x[:9], y[:9] ** 2 % 3), (x[::2], y[::2]), (x, np.maximum(y, 1) + 1)]
+    world.on_root(lambda: write_federation(shared_tmp / "four.h5", clients, num_classes=4, test=(x, y)))
+    monkeypatch.chdir(shared_tmp)
+    evaluate = {"train": {"every": 3}, "clients": {"every": 3}, "batch_size": 64}
+    recipe = {"data": "four.h5", "loss": {"weights": "balanced"}, "evaluate": evaluate}
+    still = small("still", **recipe, local={"steps": 4, "batch_size": 10, "lr": 1e-30})
+    run = hpcfed.run(still, world=world, quiet=True)
+    found, _ = without(world, "3", run="still", evaluate="all")
+    for name in ("test_loss", "train_loss", "clients"):
+        assert found.metrics[-1][name] == run.metrics[-1][name]
+    labels = np.concatenate([own for _, own in clients[:3]])
+    counts = np.bincount(labels, minlength=4)
+    by_hand = np.where(counts, len(labels) / (4 * np.maximum(counts, 1)), 1.0).tolist()
+    hpcfed.run(small("run", **recipe), world=world, quiet=True)
+    trained, _ = without(world, "3", evaluate="all")
+    given = {**recipe, "loss": {"weights": by_hand}, "cohort": {"without": {"clients": [3], "evaluate": "all"}}}
+    again = hpcfed.run(small("again", **given), world=world, quiet=True)
+    assert [row["hash"] for row in trained.metrics] == [row["hash"] for row in again.metrics]
+    assert trained.metrics[-1]["test_loss"] != again.metrics[-1]["test_loss"]
+
+
 def weighted(scores: Mapping[str, tuple[float, int]]) -> float:
     """Their mean over samples."""
     return float(np.average([value for value, _ in scores.values()], weights=[n for _, n in scores.values()]))

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
+import hpcfed
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
@@ -247,21 +248,33 @@ def test_labels_that_are_missing_in_some_splits(folder):
 
 
 def test_a_site_alone_weighs_classes_by_its_own_samples(folder):
-    """`balanced` is of all sites in the other arms; a class that a site lacks has weight 1."""
+    """In training, a class that it lacks by 1; all arms are measured with the weights of all sites."""
     with h5py.File(folder / "sites.h5", "a") as file:
         file["train/y"][-20:] = 1
         file["test/y"][-8:] = 1
     recipe(folder, rounds=1, loss={"weights": "balanced"}, evaluate={})
     study = planned(folder, "fedavg", splits=1, baselines="pooled,alone")
-    prepare(study, fresh=False)
-    weights = {unit.recipe.name: unit.recipe.loss.weights for unit in study.plan().units}
-    assert weights["fedavg"] == weights["pooled"] == "balanced"
-    with h5py.File(study.folder / "data/split-0.sites.h5") as file:
-        ends, y = file["train/offsets"][:], file["train/y"][:]
-    for k in (0, 1):
-        counts = np.bincount(y[ends[k] : ends[k + 1]])
-        np.testing.assert_allclose(weights[f"alone-{k}"], counts.sum() / (2 * counts), rtol=1e-12)
-    assert weights["alone-2"] == [1.0, 0.5]
+    place = done(study)
+    with h5py.File(place / "data/split-0.sites.h5") as file:
+        ends, labels = file["train/offsets"][:], file["train/y"][:]
+        bounds, x, y = file["test/offsets"][:], file["test/x"][:], file["test/y"][:]
+    weights = len(labels) / (2 * np.bincount(labels))
+    values = table(place / "tables/values.csv")
+    assert {row["arm"] for row in values} == {"fedavg", "pooled", "pooled-long", "alone-0", "alone-1", "alone-2"}
+    for row in values:
+        k = SITES.index(row["site"])
+        own = slice(bounds[k], bounds[k + 1])
+        output = outputs(place / f"sweep/runs/{row['arm']}.split-0.seed-0", x[own])
+        losses = np.log(np.exp(output).sum(1)) - output[np.arange(len(output)), y[own]]
+        assert float(row["loss"]) == pytest.approx(np.mean(weights[y[own]] * losses), rel=1e-5)
+    for k, unit in enumerate(unit for unit in study.plan().units if unit.recipe.name.startswith("alone")):
+        counts = np.bincount(labels[ends[k] : ends[k + 1]], minlength=2)
+        own = np.where(counts, counts.sum() / (2 * np.maximum(counts, 1)), 1.0).tolist()
+        given = {**to_plain(unit.recipe), "loss": {"weights": own}, "output": str(folder / f"again-{k}")}
+        again = hpcfed.run(given, quiet=True)
+        assert (again.folder / "model.safetensors").read_bytes() == (
+            unit.recipe.output / "model.safetensors"
+        ).read_bytes()
 
 
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
