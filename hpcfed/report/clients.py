@@ -25,7 +25,7 @@ OTHERS = ("round", "client", "model", "split", "n", "name")
 MOST = 1 << 34
 """Bytes: a million clients over hundreds of evaluations."""
 DIGITS = 18
-"""Maximum digits of a round number."""
+"""Maximum digits of a round number, and of a number of samples."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ class Clients:
     names: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
     measures: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples of all clients together, None if a number is missing."""
+        known = all(size.isdecimal() and len(size) <= DIGITS for size in self.sizes)
+        return sum(map(int, self.sizes)) if known else None
 
     @property
     def main(self) -> np.ndarray:

@@ -90,6 +90,30 @@ def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
     return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
 
 
+def other_samples(ours: Run, theirs: Run, column: str) -> str:
+    """Return in words how the samples of a score differ between two runs, so that their difference has no meaning: ""
+    if they do not. They do where only one counts the data of a client (``cohort.without``).
+    """
+    left_out = ours.left_out(column) != theirs.left_out(column)
+    counts = ours.num_samples(column), theirs.num_samples(column)
+    if not left_out and (None in counts or counts[0] == counts[1]):
+        return ""
+    part = "test" if column.startswith("test_") else "training"
+    remedy = "; hpcfed without --evaluate all measures on the same ones" if left_out else ""
+    return f"its {part} samples are {_samples(theirs, column)}, the baseline's {_samples(ours, column)}{remedy}"
+
+
+def _samples(run: Run, column: str) -> str:
+    """Return ``54 (without mono)``, or ``those of all clients but mono`` if their number is not recorded."""
+    names = _value(run.environment, "without.clients")
+    names = names if isinstance(names, Mapping) else {}
+    left_out = ", ".join(str(names.get(number, number)) for number in run.left_out(column))
+    count = run.num_samples(column)
+    if count is None:
+        return "those of all clients" + (f" but {left_out}" if left_out else "")
+    return f"{count:,}" + (f" (without {left_out})" if left_out else "")
+
+
 def _by_seed(group: Group) -> dict[str, Run]:
     return {run.seed: run for run in group.runs}
 

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from hpcfed.report.clients import from_worst
 from hpcfed.report.group import Group
 from hpcfed.report.measure import Criterion, Curve, curve, mean_seconds
-from hpcfed.report.paired import difference_curve, pairs
+from hpcfed.report.paired import difference_curve, other_samples, pairs
 from hpcfed.report.style import DASHES, LIGHT, Medium, blank
 from hpcfed.run_folder.rounds import PHASES, is_own
 
@@ -110,14 +110,13 @@ class DifferencePlot:
     caption: str
 
     def draw(self, scene: Scene, medium: Medium) -> Figure | None:
-        """Return the figure, None if no two groups share a seed."""
+        """Return the figure, None if no two groups share a seed and the samples of their scores."""
         figure, axes = blank(medium)
         for index, group in enumerate(scene.groups):
-            x, mean, half = difference_curve(
-                pairs(scene.baseline, group) if group is not scene.baseline else [],
-                scene.criterion.column,
-                scene.window,
-            )
+            paired = pairs(scene.baseline, group) if group is not scene.baseline else []
+            if not paired or other_samples(*paired[0], scene.criterion.column):
+                continue
+            x, mean, half = difference_curve(paired, scene.criterion.column, scene.window)
             if len(x):
                 _draw_curve(axes, Curve(x, mean, half, ()), _plain(group.label), index)
         if not axes.lines:

@@ -66,6 +66,25 @@ class Run:
         found = self.columns.get(name)
         return np.full(self.num_rounds, np.nan) if found is None else found
 
+    def left_out(self, column: str) -> tuple[str, ...]:
+        """Return the clients, by number, whose data do not count in a score: those of ``cohort.without``, but on a
+        common test set, whose samples are nobody's.
+        """
+        if column.startswith("test_"):
+            numbers = {name.split(".")[1] for name in self.columns if name.startswith("apart.")}
+            return tuple(sorted(numbers, key=lambda number: (len(number), number)))
+        without = (self.recipe.get("cohort") or {}).get("without")
+        if not column.startswith("train_") or not isinstance(without, Mapping) or without.get("evaluate") == "all":
+            return ()
+        clients = without.get("clients")
+        return tuple(map(str, clients)) if isinstance(clients, list) else ()
+
+    def num_samples(self, column: str) -> int | None:
+        """Return the number of samples of a score, if ``clients.csv`` has it."""
+        if self.clients is None or self.clients.split != column.partition("_")[0]:
+            return None
+        return self.clients.num_samples
+
     @property
     def own_metrics(self) -> list[str]:
         """The columns of the recipe's own metrics, on the test set and on the training set."""

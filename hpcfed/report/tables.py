@@ -23,7 +23,7 @@ from hpcfed.report.measure import (
     round_reached,
     spread,
 )
-from hpcfed.report.paired import CONFIDENCE, MeanEstimate, difference, pairs, shared_draws
+from hpcfed.report.paired import CONFIDENCE, MeanEstimate, difference, other_samples, pairs, shared_draws
 from hpcfed.report.read import Run
 from hpcfed.report.text import (
     count_text,
@@ -104,13 +104,21 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach) -> tuple[str, ..
 def differences_table(
     groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
 ) -> Table | None:
-    """One row per group: its mean paired differences from the baseline; None if no two groups share a seed."""
+    """One row per group: its mean paired differences from the baseline, none if their scores are of other samples; None
+    if no two groups share a seed.
+    """
     rows: list[tuple[str, ...]] = []
     strong: set[tuple[int, int]] = set()
     shared: dict[str, list[str]] = {}
+    notes: list[str] = []
     for group in groups:
         paired = pairs(baseline, group)
         if group is baseline or not paired:
+            continue
+        seeds = ", ".join(run.seed for run, _ in paired)
+        if why := other_samples(*paired[0], criterion.column):
+            rows.append((group.label, seeds, *[ABSENT] * (1 + len(targets))))
+            notes.append(f"{group.label} has no difference: {why}.")
             continue
         shared.setdefault(shared_draws(*paired[0]), []).append(group.label)
         values = [difference(paired, lambda run: final(run, criterion.column, window))]
@@ -118,17 +126,19 @@ def differences_table(
         texts = [lambda value: difference_text(value, criterion), *[rounds_difference_text for _ in targets]]
         cells = [_difference(value, text, len(paired)) for value, text in zip(values, texts, strict=True)]
         strong |= {(len(rows), column) for column, value in enumerate(values, start=2) if value and value.is_clear}
-        rows.append((group.label, ", ".join(run.seed for run, _ in paired), *cells))
+        rows.append((group.label, seeds, *cells))
     if not rows:
         return None
     unit = ", points" if criterion.column.endswith("accuracy") else ""
     goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
     header = ("Method", "Seeds", f"Final {criterion.title}{unit}", *goals)
-    note = (
-        f"Each run minus the baseline's of the same seed: mean, and in brackets the {CONFIDENCE:.0%} confidence "
-        f"interval of the mean (Student's t). It is bold where zero lies outside. {_shared_note(shared)}"
-    ).replace("%", " %", 1)
-    return Table(f"Difference from {baseline.label}", header, tuple(rows), note, frozenset(strong))
+    if shared:
+        what = (
+            f"Each run minus the baseline's of the same seed: mean, and in brackets the {CONFIDENCE:.0%} confidence "
+            f"interval of the mean (Student's t). It is bold where zero lies outside. {_shared_note(shared)}"
+        )
+        notes.insert(0, what.replace("%", " %", 1))
+    return Table(f"Difference from {baseline.label}", header, tuple(rows), " ".join(notes), frozenset(strong))
 
 
 def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:

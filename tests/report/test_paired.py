@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -57,6 +58,39 @@ def test_the_table_of_differences(two_groups):
     (row,) = table.rows
     assert row[:3] == ("FedProx", "0, 1, 2", "+2.00 [−0.48,\u00a0+4.48]")
     assert not table.strong
+
+
+@pytest.mark.parametrize("measured", [(), ("run", "without"), ("without",)], ids=["unknown", "counted", "one"])
+def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_path):
+    """Those of a run without a client, whose test set it measures apart; all clients' or a common one's have."""
+    run, every = accuracies("run", [0.5, 0.6]), accuracies("all", [0.5, 0.6], change=without("all"))
+    other = accuracies("without", [0.5, 0.7], change=without("others"))
+    common = accuracies("common", [0.5, 0.7], change={**without("others"), "rounds": 3})
+    rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    rows = [{**row, "apart": {"1": {"loss": 0.3, "accuracy": 0.5, "auroc": None}}} for row in rows]
+    (other / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = json.loads((other / "environment.json").read_text())
+    (other / "environment.json").write_text(json.dumps({**facts, "without": {"clients": {"1": "Köln"}}}))
+    for folder, values in ((run, [0.5, 0.6, 0.7]), (other, [0.5, 0.7])):
+        if folder.name in measured:
+            write_clients(folder, values)
+    found = compare([run, other, every, common], targets=[0.55])
+    rows_of = {row[0]: row[1:] for row in found.differences.rows}
+    assert rows_of["without"] == ("0", "–", "–")
+    assert rows_of["all"][1:] == ("+0.00", "0")
+    assert rows_of["common"][1:] == ("+10.00", "0")
+    theirs = "20 (without Köln)" if "without" in measured else "those of all clients but Köln"
+    ours = "30" if "run" in measured else "those of all clients"
+    why = f"without has no difference: its test samples are {theirs}, the baseline's {ours}; hpcfed without --evaluate"
+    assert why in found.differences.note
+    make_report([run, other], tmp_path / "report")
+    assert why in (tmp_path / "report/report.html").read_text(encoding="utf-8").replace("&#39;", "'")
+    assert not (tmp_path / "report/figures/difference-rounds.png").exists()
+
+
+def without(evaluate: str) -> dict:
+    """The recipe's ``cohort`` without client 1."""
+    return {"cohort": {"size": 10, "without": {"clients": [1], "cohorts": "empty", "evaluate": evaluate}}}
 
 
 def test_equal_differences_have_no_interval(two_groups):
