@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,9 @@ from hpcfed.report.paired import student
 
 Subset = frozenset[int]
 Orders = Sequence[Sequence[int]]
+ROUNDING = 64 * np.finfo(np.float64).eps
+"""Largest difference that is rounding, in units of the largest score: the terms of a Shapley value, 2^(N − 1) = 32 for
+6 clients, are each rounded twice, by half an ε or less, before they are averaged over seeds."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,13 @@ def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
     return found
 
 
-def estimates(samples: np.ndarray) -> list[ContributionEstimate]:
-    """Return mean and interval (Student's) of each column of samples, (n, N)."""
-    return [ContributionEstimate(float(own.mean()), _half_width(own)) for own in samples.T]
+def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[ContributionEstimate]:
+    """Return mean and interval (Student's) of each column of samples, (n, N), differences of some scores.
+
+    A mean within `ROUNDING` is 0, and values that differ by as little are equal.
+    """
+    noise = ROUNDING * max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
+    return [_estimate(own, noise) for own in samples.T]
 
 
 def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:
@@ -91,10 +98,12 @@ def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:
     return {subset: float(np.mean([one[subset] for one in values])) for subset in values[0]}
 
 
-def _half_width(samples: np.ndarray) -> float:
-    if len(samples) < 2 or not np.ptp(samples) > 0:
-        return math.nan
-    return student(len(samples) - 1) * float(samples.std(ddof=1)) / math.sqrt(len(samples))
+def _estimate(samples: np.ndarray, noise: float) -> ContributionEstimate:
+    mean = float(samples.mean())
+    mean = 0.0 if abs(mean) <= noise else mean
+    if len(samples) < 2 or not np.ptp(samples) > noise:
+        return ContributionEstimate(mean)
+    return ContributionEstimate(mean, student(len(samples) - 1) * float(samples.std(ddof=1)) / math.sqrt(len(samples)))
 
 
 def as_numbers(subset: Subset) -> str:

@@ -143,12 +143,13 @@ def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
 
 def _clients(coalitions: Coalitions, values: Sequence[Mapping[Subset, float]]) -> list[Contribution]:
     count, sign = len(coalitions.names), 1.0 if coalitions.rule.largest else -1.0
-    left_out = estimates(sign * np.array([leave_one_out(own, count) for own in values]))
+    scores = [score for own in values for score in own.values()]
+    left_out = estimates(sign * np.array([leave_one_out(own, count) for own in values]), scores)
     shares = [NONE] * count
     if coalitions.orders is None:
-        shares = estimates(sign * np.array([shapley(own, count) for own in values]))
+        shares = estimates(sign * np.array([shapley(own, count) for own in values]), scores)
     elif coalitions.orders:
-        shares = estimates(sign * added_in(coalitions.orders, mean_over(values)))
+        shares = estimates(sign * added_in(coalitions.orders, mean_over(values)), scores)
     every, *others = without_one(count)
     found = []
     for k in range(count):
@@ -156,7 +157,7 @@ def _clients(coalitions: Coalitions, values: Sequence[Mapping[Subset, float]]) -
             np.array([_own_score(coalitions, subset, seed, k) for seed in coalitions.seeds])
             for subset in (every, others[k], frozenset({k}))
         )
-        (takes,) = estimates(sign * (of_all - of_others)[:, None])
+        (takes,) = estimates(sign * (of_all - of_others)[:, None], [*of_all, *of_others])
         found.append(
             Contribution(
                 client=k,
@@ -232,7 +233,7 @@ def _text(estimate: ContributionEstimate) -> str:
     if math.isnan(estimate.mean):
         return "–"
     half = "" if math.isnan(estimate.half_width) else f" ± {estimate.half_width:.2g}"
-    return f"{estimate.mean:+.4g}{half}".replace("-", "−")
+    return f"{estimate.mean:+.4g}{half}".replace("-", "−") if estimate.mean else f"0{half}"
 
 
 def _number(value: float) -> str:

@@ -23,7 +23,7 @@ from hpcfed.sweep.claims import Claims, Standing
 from hpcfed.sweep.run import Redo
 from hpcfed.sweep.run import prepare as prepare_sweep
 from hpcfed.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
-from hpcfed.whatif.shapley import added_in, all_subsets, random_orders, shapley
+from hpcfed.whatif.shapley import added_in, all_subsets, estimates, random_orders, shapley
 from hpcfed.whatif.values import Contributed, contributed, table, write_contributions
 from tests.federations import Arrays, write_federation
 from tests.mpi.recipes import small
@@ -168,6 +168,19 @@ def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     runs = len(found.values[0]) - 1
     computed = int(note.split("computed: ")[1].split(" ")[0])
     assert computed < runs * ROUNDS  # the recorded run has some of them
+
+
+def test_rounding_is_no_contribution(tmp_path, monkeypatch):
+    """The same AUROC, added up in another order, differs by its last bit."""
+    samples = np.array([[0.0, 0.25, 0.0], [1.1e-16, 0.25 + 1.1e-16, 1e-9]])
+    none, same, small = estimates(samples, [0.35, np.nan, 0.73125])
+    assert (none.mean, same.mean) == (0.0, pytest.approx(0.25))
+    assert np.isnan([none.half_width, same.half_width]).all()
+    assert (small.mean, small.half_width) == pytest.approx((5e-10, 12.7062 * 5e-10), rel=1e-4)
+    monkeypatch.chdir(tmp_path)
+    hpcfed.run(prepare(tmp_path, 3), ["rounds=1", "local.lr=1.0e-30"], quiet=True)
+    _, rows = table(compute(permutations=0))
+    assert [(row[2], row[5]) for row in rows] == [("0", "0")] * 3
 
 
 def test_values_of_a_game_with_gloves():
