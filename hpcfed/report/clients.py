@@ -52,9 +52,14 @@ class Clients:
         return sum(map(int, self.sizes)) if known else None
 
     @property
+    def model(self) -> str:
+        """The main model: the global one, or the first in the file."""
+        return "global" if "global" in self.values else next(iter(self.values))
+
+    @property
     def main(self) -> np.ndarray:
-        """Values of the global model, or of the first model in the file, (C,)."""
-        return self.values.get("global", next(iter(self.values.values())))
+        """Values of the main model, (C,)."""
+        return self.values[self.model]
 
 
 def read_clients(path: Path) -> Clients | None:

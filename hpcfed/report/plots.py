@@ -143,10 +143,10 @@ class ClientsPlot:
         """Return the figure, None if no run evaluated its clients."""
         figure, axes = blank(medium)
         measured = [[run.clients for run in group.runs if run.clients] for group in scene.groups]
-        measures = [clients.measure for entry in measured for clients in entry]
-        if not measures:
+        every = [clients for entry in measured for clients in entry]
+        if not every:
             return None
-        is_accuracy = measures[0] == "accuracy"
+        is_accuracy = every[0].measure == "accuracy"
         for index, (group, entry) in enumerate(zip(scene.groups, measured, strict=True)):
             ordered = [from_worst(item.main, higher_is_better=is_accuracy) for item in entry]
             shared = min((len(values) for values in ordered), default=0)
@@ -157,7 +157,10 @@ class ClientsPlot:
             x = (np.arange(shared) + 0.5) / shared
             _draw_curve(axes, Curve(x, stacked.mean(axis=0), std, ()), _plain(group.label), index)
         axes.set_xlabel("share of the clients, worst first")
-        axes.set_ylabel(measures[0])
+        models, splits = ({getattr(clients, key): None for clients in every} for key in ("model", "split"))
+        part = {"all": "", "train": "training "}
+        where = " or ".join(f"{part.get(split, f'{split} ')}samples" for split in splits)
+        axes.set_ylabel(f"{every[0].measure} of the {' or '.join(models)} model\non each client's {where}")
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PERCENT)
         if is_accuracy:

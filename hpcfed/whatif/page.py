@@ -56,8 +56,15 @@ def render(
     return visible(page)
 
 
-def draw(clients: Sequence[Any], *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
-    """Return a bar for each client as ``svg`` and as files: Shapley values, else leave-one-out, with intervals."""
+def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
+    """Return a bar for each client as ``svg`` and as files: Shapley values, else leave-one-out, with intervals.
+
+    Args:
+        clients: the contributions.
+        column: of the score.
+        over: values that means and intervals are over, ``5 seeds``.
+        has_shapley: whether there are Shapley values.
+    """
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")
     shown = sorted(clients, key=lambda one: -np.nan_to_num(getattr(one, key).mean, nan=-np.inf))[:MOST]
     means = np.array([getattr(one, key).mean for one in shown])
@@ -70,6 +77,7 @@ def draw(clients: Sequence[Any], *, has_shapley: bool) -> tuple[str, dict[str, b
     axes.set_yticks(places, [one.name.replace("$", r"\$") for one in shown])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"{title}, a gain where positive")
+    what = f"{title} in {column.replace('_', ' ')}, a gain where positive"
+    axes.set_xlabel(f"{what}\nwhiskers: 95 % interval over {over}" if halves.any() else what)
     files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
     return to_svg(figure, "contributions"), files

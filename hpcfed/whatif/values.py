@@ -108,10 +108,16 @@ def _over(coalitions: Coalitions) -> str:
     """Return what means and intervals are over, in words."""
     seeds = counted(len(coalitions.seeds), "seed")
     if coalitions.orders:
-        orders = counted(len(coalitions.orders), "random order")
-        return f"Shapley values of {orders}, 95 % intervals over them; leave-one-out over {seeds}"
+        return f"Shapley values of {_drawn(coalitions)}, 95 % intervals over them; leave-one-out over {seeds}"
     which = "Shapley values of all subsets" if coalitions.orders is None else "leave-one-out alone"
     return f"{which}, means and 95 % intervals over {seeds}"
+
+
+def _drawn(coalitions: Coalitions) -> str:
+    """Return what the values in the figure are means over, in words."""
+    if coalitions.orders:
+        return counted(len(coalitions.orders), "random order")
+    return counted(len(coalitions.seeds), "seed")
 
 
 def contributed(coalitions: Coalitions) -> Contributed:
@@ -195,7 +201,8 @@ def write_contributions(found: Contributed) -> Path:
         EnvironmentFailure: the disk refuses.
     """
     folder, own = found.coalitions.plan.folder, found.coalitions
-    figure, files = draw(found.clients, has_shapley=own.orders is None or bool(own.orders))
+    has_shapley = own.orders is None or bool(own.orders)
+    figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
     try:
         write_whole(folder / TABLE, _csv([_record(one) for one in found.clients]))
         write_whole(folder / VALUES, _csv(list(_value_records(found))))

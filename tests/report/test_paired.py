@@ -128,6 +128,9 @@ def test_clients_of_the_last_round_and_of_their_test_sets(tmp_path):
     assert clients.main.tolist() == [0.5, 0.9, 0.7, 1.0]
     (row,) = clients_table(compare([folder]).groups).rows
     assert row == ("FedAvg", "global", "test", "2", "77.50 %", "19.20 %", "50.00 %", "100.00 %")
+    page = make_report([folder], figures=False).read_text(encoding="utf-8").replace("&#39;", "'")
+    assert "accuracy of the global model" in page
+    assert "on each client's test samples" in page
 
 
 def test_clients_table_may_lack_columns_or_have_more(tmp_path):

@@ -137,6 +137,7 @@ def check_files(found: Contributed, folder: Path) -> None:
     assert page == folder / "contributions.html"
     text = page.read_text(encoding="utf-8")
     head, rows = table(found)
+    assert "Shapley value in test loss, a gain where positive" in text
     assert all(f">{cell}<" in text for cell in (*head, *(cell for row in rows for cell in row)))
     with (folder / "contributions.csv").open(newline="") as file:
         written = list(csv.DictReader(file))
@@ -161,6 +162,8 @@ def test_sampled_orders_share_runs_and_go_on(tmp_path, monkeypatch):
     added = -added_in(random_orders(3, 2), found.values[0])
     assert [one.shapley.mean for one in found.clients] == pytest.approx(added.mean(axis=0))
     assert any("2 random orders" in note for note in found.notes)
+    page = write_contributions(found).read_text(encoding="utf-8")
+    assert "whiskers: 95 % interval over 2 random orders" in page
     every = frozenset(range(3))
     run = found.coalitions.unit_of[every, "0"].recipe.output
     assert (run / "model.safetensors").read_bytes() == Path("run/model.safetensors").read_bytes()
