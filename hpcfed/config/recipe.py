@@ -42,6 +42,10 @@ from hpcfed.config.metrics import METRICS_SCHEMA, NAME, Metric, a_metric, listed
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
 
+LETTERS = r"A-Za-z0-9\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u02FF\u0370-\u037D\u037F-\u1FFF\u2C00-\u2FEF\u3041-\uD7FF"
+"""Digits, and letters of any script, nearly as XML 1.0 has them: regular expressions of Rust, Python and JavaScript,
+which read the schema, have no class of letters in common."""
+
 
 class Model(Section):
     """The model: a built-in one by `name`, with its keys, or the user's by `factory` and `args`.
@@ -327,7 +331,7 @@ class Recipe(Section):
 
     later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits"})
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
+    name: str = Field(min_length=1, pattern=rf"^[{LETTERS}][{LETTERS}._ -]*$")
     seed: Annotated[Seeds, BeforeValidator(seed_for_all)] = Seeds()
     data: Path
     data_content: str | None = None

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,7 +21,7 @@ from hpcfed.api import Result, run_resolved
 from hpcfed.cohort import Cohort, Cohorts
 from hpcfed.config.clients import Without
 from hpcfed.config.load import dump_yaml, to_plain, validated
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import LETTERS, Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
@@ -118,8 +119,9 @@ def recipe_without(base: Recorded, request: WithoutRequest) -> Recipe:
     recipe = resolve(base.recipe.model_copy(update={"cohort": section}))
     own, _, _ = base.recipe.name.partition(WORD)
     folder, _, _ = base.folder.name.partition("-without-")
-    who = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(_names(recipe)))[:LONGEST]
-    output = request.output or base.folder.with_name(f"{folder}-without-{who}")
+    names = unicodedata.normalize("NFC", "-".join(_names(recipe)))
+    in_path, who = (re.sub(f"[^{kept}._-]+", "-", names)[:LONGEST] for kept in ("A-Za-z0-9", f"{LETTERS} "))
+    output = request.output or base.folder.with_name(f"{folder}-without-{in_path}")
     return recipe.model_copy(update={"name": f"{own}{WORD}{who}", "output": Path.cwd() / output})
 
 

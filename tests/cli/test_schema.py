@@ -12,6 +12,7 @@ from hpcfed import algorithms
 from hpcfed.cli.schema import of_experiment, of_recipe
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.meanings import MEANINGS
+from hpcfed.errors import InputError
 from hpcfed.io.text import parse_yaml
 from tests.launch import ROOT
 from tests.mpi.recipes import METHODS, small
@@ -67,6 +68,15 @@ def test_a_complete_recipe_of_every_method_fits(name, tmp_path):
 )
 def test_what_the_loader_refuses_does_not_fit(change):
     assert not RECIPE.is_valid(small("run", **change))
+
+
+def test_names_have_letters_of_any_script():
+    for name in ("Köln 2", "Łódź", "Αθήνα", "東京.1"):
+        RECIPE.validate(to_plain(load_recipe(small("run", name=name))))
+    for name in ("a/b", "-a", "a×b", "a∕b", "a\u200b"):
+        assert not RECIPE.is_valid(small("run", name=name))
+        with pytest.raises(InputError, match="name: expected letters, digits, spaces and"):
+            load_recipe(small("run", name=name))
 
 
 def test_its_words_are_the_readmes():

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import hpcfed
 from hpcfed import algorithms
+from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError
 from hpcfed.trail.certificate import MEASURED
@@ -155,7 +156,7 @@ def write_sites(path: Path) -> None:
     found = blobs(4)
     write_federation(path, **found, content="sites")
     with h5py.File(path, "a") as file:
-        file["train/client"] = np.array([b"north", b"east", b"south", b"west"])
+        file["train/client"] = np.array([name.encode() for name in ("north", "east", "Köln/<b>", "west")])
         file["test/offsets"] = np.array([0, 40, 70, 70, 150])
         file.attrs["normalization"] = json.dumps({"mean": [0.1], "std": [1.5]})
 
@@ -173,14 +174,16 @@ def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     evaluate = {"every": 3, "train": {"every": 2}, "clients": {"every": 1}, "metrics": ["calibration-error"]}
     recipe = {"data": "sites.h5", "evaluate": evaluate, "checkpoint": {"every": 1}}
     hpcfed.run(small("run", **recipe), world=world, quiet=True)
-    found, _ = without(world, "west", "south")
-    every, said = without(world, "south", "west", evaluate="all", output=Path("all"))
+    found, _ = without(world, "west", "Köln/<b>")
+    every, said = without(world, "Köln/<b>", "west", evaluate="all", output=Path("all"))
+    assert found.folder.name == "run-without-K-ln-b--west"
+    assert load_recipe(found.folder / "recipe.yaml").name == "run without Köln-b--west"
     assert [row["hash"] for row in found.metrics] == [row["hash"] for row in every.metrics]
     if world.is_root:
-        assert said[0] == "the first round that is another without south, west: 1"
+        assert said[0] == "the first round that is another without Köln/<b>, west: 1"
     last, whole = found.metrics[-1], every.metrics[-1]
     assert "apart" not in whole
-    assert last["apart"].keys() == {"3"}  # south has no test samples
+    assert last["apart"].keys() == {"3"}  # Köln/<b> has no test samples
     for measure in ("loss", "accuracy", "calibration-error"):
         of_all, two = scores_of("all", "test", measure), scores_of(str(found.folder), "test", measure)
         assert two == {name: of_all[name] for name in ("north", "east")}
@@ -195,7 +198,7 @@ def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
         assert training.keys() == {"north", "east"}
         assert last[f"train_{measure}"] == pytest.approx(np.mean([value for value, _ in training.values()]), rel=1e-12)
     facts = json.loads((found.folder / "environment.json").read_text())["without"]
-    assert facts["clients"] == {"2": "south", "3": "west"}
+    assert facts["clients"] == {"2": "Köln/<b>", "3": "west"}
     assert facts["exact"] == "training only"
 
 
