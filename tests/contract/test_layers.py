@@ -26,6 +26,7 @@ LEVELS = (
     {"setup", "simulation", "stopping"},
     {"checkpoint", "record"},
     {"clock", "doctor", "tools", "trail"},
+    {"remarks"},
     {"loop", "rewind", "vectors"},
     {"api", "submit", "sweep", "verify"},
     {"loaded"},
