@@ -41,6 +41,7 @@ class RoundPlan:
         effective_steps: ‖a_i‖₁ of each member, (S,); None if not asked for, or if the client optimizer has none.
         common_effective_steps: the ‖a‖₁ that all members share, else None.
         factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
+        alike: whether ‖a_i‖₁ is known and the same for all members, and Δ̄ the mean of the Δ_i themselves.
         w: the server's model, (d,) in the run's dtype on the device.
         shared: the method's shared state, likewise.
         touched: (N,) bool, clients that have taken part in a round; their state may still be the initial one.
@@ -53,14 +54,10 @@ class RoundPlan:
     effective_steps: Sequence[float | None]
     common_effective_steps: float | None
     factors: np.ndarray
+    alike: bool
     w: Tensor
     shared: State
     touched: np.ndarray
-
-    @property
-    def alike(self) -> bool:
-        """Whether ‖a_i‖₁ is known and the same for all members, and Δ̄ the mean of the Δ_i themselves."""
-        return self.common_effective_steps is not None and bool((self.factors == 1).all())
 
 
 class Training:

@@ -31,7 +31,7 @@ from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
-from hpcfed.stopping import Due, Stopping
+from hpcfed.stopping import Stopping, due_after
 from hpcfed.trail.certificate import write_certificate
 from hpcfed.trail.left_out import without_facts
 from hpcfed.types import Request
@@ -169,7 +169,7 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
 def _train(session: Session, round: int) -> RoundResult:
     """Train a round; if the ranks differ and the method is the user's, the error says to check the method first."""
     try:
-        due = _due(session.recipe, round), _due(session.recipe, round + 1)
+        due = due_after(session.recipe, round), due_after(session.recipe, round + 1)
         requests, written = session.clock.requests(due), session.checkpoints.written
         return session.simulation.round(round, requests=requests, written=written)
     except RanksDiffer as error:
@@ -223,21 +223,11 @@ def _startup_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _due(recipe: Recipe, round: int) -> Due:
-    """Return whether test set, training sets and clients are evaluated after a round; the last one always is."""
-    section, is_last = recipe.evaluate, round == recipe.rounds
-    test, train, clients = (
-        every > 0 and (round % every == 0 or is_last)
-        for every in (section.every, section.train.every, section.clients.every)
-    )
-    return test, train, clients
-
-
 def _evaluate(session: Session, round: int) -> tuple[Mapping[str, Any], ClientScores | None]:
     """Return the scores of the round's model by column."""
     session.parts.watchdog.stage(f"round {round}: evaluation", waits=True)
     world = session.parts.world
-    test, train, clients = _due(session.recipe, round)
+    test, train, clients = due_after(session.recipe, round)
     if not (test or train or clients):
         return session.evaluator.nothing, None
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcfed.algorithms._blocks import server_step
 from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
 from hpcfed.client.averaged_buffers import AveragedBuffers
-from hpcfed.client.work import common_to_all, effective_work, factor_of_the_kept
+from hpcfed.client.work import are_ones, common_to_all, effective_work, factor_of_the_kept
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
 from hpcfed.local_round import RoundPlan, Training
@@ -259,14 +259,16 @@ class Simulation:
         """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
         effective_steps, factors = effective_work(self._parts.method, self._parts.stepping, cohort, round)
+        common = common_to_all(effective_steps)
         return RoundPlan(
             round=round,
             lr=self._parts.stepping.lr(round),
             cohort=cohort,
             ranks=self._parts.placement.place(cohort.clients, cohort.work, cohort.steps),
             effective_steps=effective_steps,
-            common_effective_steps=common_to_all(effective_steps),
+            common_effective_steps=common,
             factors=factors,
+            alike=common is not None and are_ones(factors),
             w=upload(self.w, self._device),
             shared={name: upload(tensor.to(self._dtype), self._device) for name, tensor in self.shared.items()},
             touched=self.touched,

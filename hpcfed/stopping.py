@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcfed.config.limits import Stop
+from hpcfed.config.recipe import Recipe
 
 RECENT = 10
 """Number of last rounds, the longest of which is the expected time of the next one, without its evaluation."""
@@ -19,6 +20,16 @@ RESERVE = 1.5
 
 Due = tuple[bool, bool, bool]
 """Whether the test set, the training sets and the clients are evaluated after a round."""
+
+
+def due_after(recipe: Recipe, round: int) -> Due:
+    """Return whether test set, training sets and clients are evaluated after a round; the last one always is."""
+    section, is_last = recipe.evaluate, round == recipe.rounds
+    test, train, clients = (
+        every > 0 and (round % every == 0 or is_last)
+        for every in (section.every, section.train.every, section.clients.every)
+    )
+    return test, train, clients
 
 
 class Stopping:

@@ -34,7 +34,8 @@ class ColumnFacts:
         number, word: whether any cell is a number; the place and text of the first that is not.
         whole: whether all numbers are whole.
         levels: distinct cells of columns of words or names, as text → their number; None for words in any file.
-        comma: the first file in which a level has a comma as its decimal point; "" for none.
+        commas: files in which a cell has a comma as its decimal point.
+        points: file → the first cell there that is a number of thousands or a fraction, where commas are decimal.
         image: whether the column holds images.
         strange: type of a column that is neither numbers, text nor images; "" for these.
         infinite: place of the first number that is not a finite float32; "" for none.
@@ -47,7 +48,8 @@ class ColumnFacts:
     whole: bool = True
     word: tuple[str, str] | None = None
     levels: dict[str, float | None] = field(default_factory=dict)
-    comma: str = ""
+    commas: set[Path] = field(default_factory=set)
+    points: dict[Path, str] = field(default_factory=dict)
     image: bool = False
     strange: str = ""
     infinite: str = ""
@@ -93,11 +95,9 @@ def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, te
         **{name: 1 << 62 for name in (roles.client, roles.group) if name is not None},
     }
     facts = {name: ColumnFacts() for name in (*roles.features, *roles.targets, *limits)}
-    quantities = [name for name in (*roles.features, *roles.targets) if name not in limits]
-    rows, test_rows, comma = 0, 0, ""
+    rows = test_rows = 0
     first: Path | None = None
     for path in paths:
-        has_comma, point = False, ""
         for block in blocks(path):
             rows += len(block)
             first = first or (path if len(block) else None)
@@ -105,17 +105,17 @@ def survey(paths: Iterable[Path], roles: ColumnRoles, options: ColumnOptions, te
             for name, found in facts.items():
                 _look(found, block, name, limits.get(name))
                 found.missing_test += block.columns[name].null_count * (path in tests)
-            if block.decimal_comma:
-                has_comma = has_comma or any(_first(block, name, cells.DECIMAL_COMMA) for name in quantities)
-                points = (_first(block, name, cells.THOUSANDS) for name in quantities)
-                point = point or next(filter(None, points), "")
-        if has_comma and point:
+                if block.decimal_comma and name not in (roles.client, roles.group):
+                    _note_commas(found, block, name)
+    named = (*labels, *options.categorical)
+    words = [name for name in named if None in facts[name].levels.values()]
+    numbers = [facts[name] for name in (*roles.features, *roles.targets) if name not in words]
+    with_comma = [path for path in paths if any(path in found.commas for found in numbers)]
+    for path in with_comma:
+        if point := next((found.points[path] for found in numbers if path in found.points), ""):
             remedy = "write it without the point, or with a comma"
             raise InputError(f"{point}: thousands or a fraction? Other cells have decimal commas", remedy=remedy)
-        comma = comma or (path.name if has_comma else "")
-    numeric = [facts[name] for name in (*labels, *options.categorical) if None not in facts[name].levels.values()]
-    comma = comma or next((found.comma for found in numeric if found.comma), "")
-    return Survey(facts, rows, comma, test_rows, first)
+    return Survey(facts, rows, with_comma[0].name if with_comma else "", test_rows, first)
 
 
 def features(found: Survey, roles: ColumnRoles, options: ColumnOptions, where: Path) -> list[Feature]:
@@ -208,8 +208,14 @@ def _add(facts: ColumnFacts, texts: Iterable[str], block: Block) -> None:
     for text in texts:
         value = cells.number(text, block.decimal_comma)
         facts.levels[text] = value if facts.levels.get(text, value) == value else None
-        if value is not None and "," in text:
-            facts.comma = facts.comma or block.path.name
+
+
+def _note_commas(facts: ColumnFacts, block: Block, name: str) -> None:
+    """Note the decimal commas of a column in a block that has them, and what would be thousands elsewhere."""
+    if block.path not in facts.commas and _first(block, name, cells.DECIMAL_COMMA):
+        facts.commas.add(block.path)
+    if block.path not in facts.points and (point := _first(block, name, cells.THOUSANDS)):
+        facts.points[block.path] = point
 
 
 def _first_null(values: pyarrow.Array) -> int:

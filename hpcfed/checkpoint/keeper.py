@@ -23,6 +23,7 @@ from hpcfed.parts import Parts
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identity
 from hpcfed.simulation import Simulation
+from hpcfed.stopping import due_after
 from hpcfed.types import Request
 
 
@@ -94,19 +95,26 @@ class Checkpoints:
                 "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
                 where=str(self._run.path), remedy="choose another output for a shorter run",
             )  # fmt: skip
-        trains = len(self._parts.cohorts.after(found.round)) > 0
-        if not trains and not names <= found.replicated.keys():
-            last = found.round == self._recipe.rounds
+        if not names <= found.replicated.keys() and self._is_measured_untrained(found.round):
             raise InputError(
-                f"the checkpoint of round {found.round} lacks what evaluate.model needs of it"
-                + ("" if last else f", and nobody trains in round {found.round + 1}"),
+                f"the checkpoint of round {found.round} lacks what evaluate.model needs of it, and no round trains "
+                "before the next evaluation",
                 where=str(self._run.path),
-                remedy="leave evaluate.model as it was" + (", or raise rounds" if last else ""),
+                remedy="leave evaluate.model as it was, or raise rounds",
             )
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
         self.done = self._saved_round = found.round
         return found.round, found.progress
+
+    def _is_measured_untrained(self, round: int) -> bool:
+        """Whether the model is evaluated after a round, or has its last one, before anybody trains again."""
+        for following in range(round + 1, self._recipe.rounds + 1):
+            if len(self._parts.cohorts.after(following - 1)):
+                return False
+            if any(due_after(self._recipe, following)):
+                return True
+        return True
 
     def prepare(self) -> str:
         """Create and clean the folder, check the disk space, and return a line on sizes. On rank 0 alone.

@@ -53,11 +53,19 @@ def factor_of_the_kept(
     alone = replace(cohort, **{name: getattr(cohort, name)[kept] for name in EACH})
     total = alone.shares.sum()
     _, own = effective_work(method, stepping, replace(alone, shares=alone.shares / (total or 1.0)), round)
-    moved = (factors[kept] != 0) & (alone.steps > 0)
-    changes = own[moved] / factors[kept][moved]
+    before, moved = factors[kept], alone.steps > 0
+    if ((own != 0) != (before != 0))[moved].any():
+        return None
+    moved &= before != 0
+    changes = own[moved] / before[moved]
     if not len(changes):
         return 1.0
     return float(changes[0]) if np.allclose(changes, changes[0], rtol=ROUNDING, atol=0.0) else None
+
+
+def are_ones(factors: np.ndarray) -> bool:
+    """Whether all factors, (S,), are 1, but for rounding: then Δ̄ is the mean of the Δ_i."""
+    return bool(np.allclose(factors, 1.0, rtol=ROUNDING, atol=0.0))
 
 
 def common_to_all(effective_steps: list[float | None]) -> float | None:

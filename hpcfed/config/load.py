@@ -68,6 +68,10 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
             raise InputError("an experiment of many runs", where=where, expected="a recipe", remedy=remedy)
         content.setdefault("name", path.stem)
     content = {key: spelled_out(key, value) for key, value in content.items()}
+    streams = content.get("seed")
+    if "seeds" in content and isinstance(streams, Mapping) and len({str(streams.get(one, 0)) for one in STREAMS}) > 1:
+        remedy = "leave one out: each of 'seeds' is the seed of all streams"
+        raise InputError("both 'seeds' and a 'seed' of each stream", where=where, remedy=remedy)
     for override in overrides:
         _override(content, override)
     content.setdefault("python_path", None)
@@ -75,9 +79,6 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
     if "seeds" not in content:
         return [validated(Recipe, content, where)]
-    if isinstance(content.get("seed"), Mapping):
-        remedy = "leave one out: each of 'seeds' is the seed of all streams"
-        raise InputError("both 'seeds' and a 'seed' of each stream", where=where, remedy=remedy)
     seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
     return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
 
@@ -202,6 +203,9 @@ def _checked_seeds(seeds: Any, where: str) -> list[int]:
     if not whole or not seeds or len(set(seeds)) < len(seeds):
         raise InputError("seeds", where=where, expected="a list of different whole numbers from 0", got=shown(seeds))
     return seeds
+
+
+STREAMS = ("model", "cohort", "batches")
 
 
 LEAST = "data, model, rounds, local and algorithm"

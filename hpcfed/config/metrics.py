@@ -106,7 +106,8 @@ def a_metric(value: Any) -> Any:
         if better not in (None, *DIRECTIONS):
             raise ValueError(f"'better: {' or '.join(DIRECTIONS)}'")
         return OwnMetric(**keys, better=better)
-    raise ValueError(f"{', '.join(BUILT_IN)}, {{whole: 'module:function'}} or 'module:function'")
+    of_own = "{whole: 'module:function'} or {sum: 'module:function'}, each with 'better' if you like"
+    raise ValueError(f"{', '.join(BUILT_IN)}, 'module:function', {of_own}")
 
 
 def plain(metric: Metric) -> Any:

@@ -77,7 +77,8 @@ def _steps(federation: Federation) -> Iterator[str]:
     if fill_of(federation) is not None:
         yield "fill missing cells by 'fill'; columns without a value there had no missing cell"
     if "categories" in federation.source:
-        yield "encode 'categories' one-hot: the feature column=level is 1 in rows of that level, and else 0"
+        equal = "numbers that are equal are one level however they are written"
+        yield f"encode 'categories' one-hot: the feature column=level is 1 in rows of that level, and else 0; {equal}"
     if federation.features is not None:
         yield "order the columns of x as 'features'"
     if federation.vocabulary is not None:

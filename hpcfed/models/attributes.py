@@ -1,15 +1,16 @@
 """Attributes of a user's module, neither parameters nor buffers, which its calls may change.
 
 Tensors, such as the hidden state of an LSTM, are the initial ones again for each client and each unit of an evaluation:
-nothing of one client's data passes to the next; so are tuples, lists and mappings of them. Numbers, such as a counter
-of calls, and other lists, mappings and sets that grow or are replaced, are left alone and named. The modules of torch
-itself are not looked at.
+nothing of one client's data passes to the next; so are tuples, lists and mappings that hold tensors, however deep, and
+all else in them. Numbers, such as a counter of calls, and containers without tensors are left alone, and named where
+they change. Arrays, objects of other classes and containers of more than `LARGEST` are not looked into, nor the modules
+of torch itself.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -18,16 +19,28 @@ from torch import Tensor, nn
 OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 PLAIN = (type(None), bool, int, float, complex, str)
-CONTAINERS = (list, dict, set, deque)
+LISTS, MAPPINGS = (list, deque), (dict, OrderedDict, defaultdict)
+LARGEST = 1000
+"""Members of a container that is looked into, at most; of a larger one its length counts."""
+DEEPEST = 8
+
+
+class _Token(NamedTuple):
+    """A part of a value in the order of its members, by which it is compared: what it is, and a number.
+
+    The number is a tensor's version, which changes where it is written to, or a container's length.
+    """
+
+    what: Any
+    number: int | None = None
 
 
 class _Attribute(NamedTuple):
-    """An initial value, the object that stands for it now, what that one holds, and the version of it unchanged."""
+    """An attribute: the object that it was at first, a copy of that one's content, and the tokens that are known."""
 
+    first: Any
     initial: Any
-    now: Any
-    held: list[Any]
-    version: Any
+    tokens: list[_Token]
 
 
 class Attributes:
@@ -35,32 +48,34 @@ class Attributes:
 
     def __init__(self, module: nn.Module):
         own = [part for part in module.modules() if not type(part).__module__.startswith("torch.")]
-        self._parts = {part: _watched(part) for part in own}
+        self._registered = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        self._parts = {part: dict(self._watched(part)) for part in own}
         self._names = {part: {*vars(part)} for part in own}
         self._said: set[tuple[str, str]] = set()
         self._news: list[str] = []
 
     def reset(self) -> None:
-        """Set tensors to the initial ones, remove those that have been added, and note numbers that have changed."""
+        """Set what holds tensors to its initial value, remove what has been added, and note what else has changed."""
         for part, attributes in self._parts.items():
             for name in vars(part).keys() - self._names[part]:
-                if _holds_tensors(vars(part)[name]):
+                value = vars(part)[name]
+                if self._holds_tensors(tokens := self._tokens(value)):
                     del vars(part)[name]
-                else:
-                    self._names[part].add(name)
-                    if _is_container(vars(part)[name]):
-                        self._note(part, name)
+                    continue
+                self._names[part].add(name)
+                if _is_container(value):
+                    attributes[name] = _Attribute(value, self._copy(value), tokens)
             for name, known in attributes.items():
                 now = vars(part).get(name)
-                if now is known.now and _version(now) == known.version:
+                tokens = self._tokens(now)
+                if _are_same(tokens, known.tokens):
                     continue
-                if _holds_tensors(now) or _holds_tensors(known.initial):
-                    vars(part)[name] = now = _copy(known.initial)
-                elif _is_container(now):
+                if self._holds_tensors(tokens) or self._holds_tensors(known.tokens):
+                    vars(part)[name] = now = self._begun(known)
+                    tokens = self._tokens(now)
+                elif _is_container(now) or isinstance(now, PLAIN):
                     self._note(part, name)
-                elif isinstance(now, PLAIN) and not (isinstance(known.now, PLAIN) and now == known.now):
-                    self._note(part, name)  # others, such as arrays, may not be comparable
-                attributes[name] = _attribute(known.initial, now)
+                attributes[name] = known._replace(tokens=tokens)
 
     def news(self) -> Iterator[str]:
         """Yield, once, a line on each attribute that passes from client to client."""
@@ -77,64 +92,81 @@ class Attributes:
                 "another order"
             )
 
+    def _watched(self, part: nn.Module) -> Iterator[tuple[str, _Attribute]]:
+        """Yield the watched attributes of a module alone; a tensor that belongs to a graph is none of them."""
+        for name, value in vars(part).items():
+            tokens = self._tokens(value)
+            follows = any(isinstance(one.what, Tensor) and one.what.requires_grad for one in self._free(tokens))
+            is_kind = isinstance(value, (*PLAIN, Tensor)) or _is_container(value)
+            if is_kind and not follows and name not in OF_TORCH and id(value) not in self._registered:
+                yield name, _Attribute(value, self._copy(value), tokens)
 
-def _watched(part: nn.Module) -> dict[str, _Attribute]:
-    """Return the watched attributes of a module alone; a tensor that belongs to a graph is none of them."""
-    found = {}
-    for name, value in vars(part).items():
-        is_watched = isinstance(value, PLAIN) or _is_container(value) or _holds_tensors(value)
-        if is_watched and name not in OF_TORCH and not _follows_gradients(value):
-            found[name] = _attribute(_copy(value), value)
-    return found
+    def _tokens(self, value: Any) -> list[_Token]:
+        return list(_parts_of(value, self._registered, DEEPEST))
 
+    def _free(self, tokens: list[_Token]) -> list[_Token]:
+        """Return the tokens of tensors that are neither parameters nor buffers of the module."""
+        return [one for one in tokens if isinstance(one.what, Tensor) and id(one.what) not in self._registered]
 
-def _attribute(initial: Any, now: Any) -> _Attribute:
-    return _Attribute(initial, now, _tensors(now), _version(now))
+    def _holds_tensors(self, tokens: list[_Token]) -> bool:
+        return bool(self._free(tokens))
+
+    def _begun(self, known: _Attribute) -> Any:
+        """Return an attribute as it was at first: a list or a mapping the same object, which others may hold, too."""
+        first, content = known.first, self._copy(known.initial)
+        if type(first) in (*LISTS, set):
+            first.clear()
+            first.extend(content) if type(first) in LISTS else first.update(content)
+        elif type(first) in MAPPINGS:
+            first.clear()
+            first.update(content)
+        else:
+            return content
+        return first
+
+    def _copy(self, value: Any, depth: int = DEEPEST) -> Any:
+        """Return a value that later changes do not reach; parameters, buffers and other objects are the same ones."""
+        if isinstance(value, Tensor):
+            return value if id(value) in self._registered else value.detach().clone()
+        if not depth or not _is_container(value) or len(value) > LARGEST:
+            return value
+        if type(value) in MAPPINGS:
+            copied = copy(value)
+            copied.update((key, self._copy(one, depth - 1)) for key, one in value.items())
+            return copied
+        members = [self._copy(one, depth - 1) for one in value]
+        if type(value) is deque:
+            return deque(members, value.maxlen)
+        return value._make(members) if hasattr(value, "_make") else type(value)(members)
 
 
 def _is_container(value: object) -> bool:
-    """Whether a value holds others, none of them the module's own, as a recurrent layer's list of its weights does."""
-    return isinstance(value, CONTAINERS) and not any(isinstance(one, (nn.Parameter, nn.Module)) for one in _held(value))
+    """Whether a value is a container of the language itself, or a named tuple; other classes may do as they like."""
+    return type(value) in (*LISTS, *MAPPINGS, set, tuple) or (isinstance(value, tuple) and hasattr(value, "_make"))
 
 
-def _held(value: object) -> Collection[object]:
-    """Return what a container holds; else the value alone."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (tuple, *CONTAINERS)) else (value,)
-
-
-def _tensors(value: object) -> list[Tensor]:
-    """Return the tensors of a value that is one, or holds nothing else; none are of a value that holds other things."""
-    return list(_held(value)) if _holds_tensors(value) else []  # type: ignore[arg-type]
-
-
-def _holds_tensors(value: object) -> bool:
-    held = _held(value)
-    return bool(held) and all(isinstance(one, Tensor) and not isinstance(one, nn.Parameter) for one in held)
-
-
-def _follows_gradients(value: object) -> bool:
-    return any(one.requires_grad for one in _tensors(value))
-
-
-def _copy(value: Any) -> Any:
-    """Return a copy of a value that later changes of it, or of its tensors, do not reach."""
+def _parts_of(value: Any, registered: dict[int, Tensor], depth: int) -> Iterator[_Token]:
+    """Yield the tokens of a value."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
-    if not _holds_tensors(value):
-        return copy(value) if isinstance(value, CONTAINERS) else value
-    if isinstance(value, (tuple, set)):
-        return getattr(value, "_make", type(value))(map(_copy, value))
-    copied = copy(value)
-    for place, one in value.items() if isinstance(value, dict) else enumerate(value):
-        copied[place] = _copy(one)
-    return copied
+        fixed = id(value) in registered or value.is_inference()
+        yield _Token(value, None if fixed else value._version)
+    elif depth and _is_container(value):
+        yield _Token(type(value), len(value))
+        if len(value) <= LARGEST:
+            if type(value) in MAPPINGS:
+                yield from map(_Token, value)
+            for one in value.values() if type(value) in MAPPINGS else value:
+                yield from _parts_of(one, registered, depth - 1)
+    else:
+        yield _Token(value)
 
 
-def _version(value: object) -> Any:
-    """Return what changes where a container grows, or a tensor is written to in place or replaced."""
-    tensors = _tensors(value)
-    if not tensors:
-        return len(value) if isinstance(value, CONTAINERS) else None
-    return [(id(one), None if one.is_inference() else one._version) for one in tensors]
+def _are_same(some: list[_Token], others: list[_Token]) -> bool:
+    return len(some) == len(others) and all(map(_is_same, some, others))
+
+
+def _is_same(one: _Token, other: _Token) -> bool:
+    if one.number != other.number:
+        return False
+    plain = isinstance(one.what, PLAIN) and isinstance(other.what, PLAIN)
+    return one.what is other.what or (plain and one.what == other.what)

@@ -180,13 +180,18 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
 
     from hpcfed import algorithms
     from hpcfed.client.averaged_buffers import AveragedBuffers
+    from hpcfed.client.solver import Stepping
+    from hpcfed.client.work import are_ones, common_to_all, effective_work
+    from hpcfed.cohort import Cohorts
     from hpcfed.models.flat import FlatModel
     from hpcfed.reduce.buffer import KINDS, RoundBuffer
 
     recipe = done.recipe
     dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
-    alike = recipe.budget is None and (recipe.local.steps is not None or len(np.unique(sizes)) == 1)
     method = algorithms.build(recipe.algorithm, recipe.python_path)
+    cohort = Cohorts(recipe, sizes, recipe.weights or method.local.weights).round(1)
+    effective_steps, factors = effective_work(method, Stepping(recipe.local), cohort, 1)
+    alike = common_to_all(effective_steps) is not None and are_ones(factors)
     kind = KINDS[recipe.reduction]
     model = FlatModel(done.module, dtype, cpu, recipe.parameters)
     averaged = AveragedBuffers(model)

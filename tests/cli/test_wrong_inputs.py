@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfed
-from hpcfed.config.load import dump_yaml, load_recipe
+from hpcfed.config.load import dump_yaml, load_recipe, load_recipes
+from hpcfed.errors import InputError
 from hpcfed.io.text import parse_yaml
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
@@ -112,8 +113,7 @@ MORE: Mapping[str, Wrong] = {
     "method-key-at-the-top": Wrong(RUN + "server_lr=2", ("'server_lr'", "did you mean 'algorithm.server_lr'?")),
     "key-of-two-sections": Wrong(RUN + "batch_size=5", ("'local.batch_size' or 'evaluate.batch_size'?",)),
     "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
-    "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function', got 'f1'")),
-    "streams-beside-seeds": Wrong(RUN + "seeds=[0,1] seed.cohort=7", ("both 'seeds' and a 'seed' of each stream",)),
+    "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function'", "got 'f1'")),
     "two-seeds-for-one": Wrong(RUN + "seed=[0,1]", ("seed: expected one seed, got [0, 1]", "seeds=[0, 1]")),
     "a-family-of-methods": Wrong(
         RUN + "algorithm.name=fedopt", ("'fedopt'", "fedadam, fedyogi, fedadagrad", "fedavgm")
@@ -324,6 +324,15 @@ def test_a_model_beyond_the_process_limit_is_told_in_one_line(prepared, tmp_path
     assert done.returncode == 4, done.stderr
     (line,) = own_lines(done.stderr)
     assert "not enough memory for the model" in line
+
+
+@pytest.mark.one_mpi
+def test_seeds_replace_one_seed_but_not_a_stream_of_its_own(prepared):
+    recipe = parse_yaml((prepared / "recipe.yaml").read_text()) | {"data": str(prepared / "small.h5"), "seeds": [3, 4]}
+    for seed in (0, {"model": 2, "cohort": 2, "batches": 2}):
+        assert [one.seed.cohort for one in load_recipes({**recipe, "seed": seed})] == [3, 4]
+    with pytest.raises(InputError, match="both 'seeds' and a 'seed' of each stream"):
+        load_recipes({**recipe, "seed": {"cohort": 7}})
 
 
 @pytest.mark.one_mpi

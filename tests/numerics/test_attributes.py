@@ -55,8 +55,9 @@ def test_tensors_begin_anew_and_numbers_are_named():
     assert module.table.tolist() == [0, 1, 2]
     assert [one.tolist() for one in module.pair] == [[0, 0], [1, 1]]
     assert (module.calls, module.settings["a"]) == (7, 2)
-    (line,) = attributes.news()
+    line, another = attributes.news()
     assert line.startswith("the model's calls change Keeping.calls, which passes from client to client")
+    assert another.startswith("the model's calls change Keeping.settings, which passes")
     for _ in range(2):
         module.hidden, module.name = [torch.ones(2)], np.ones(2)
         module.state[0], module.cache["k"] = torch.ones(2), torch.ones(2)
@@ -68,14 +69,53 @@ def test_tensors_begin_anew_and_numbers_are_named():
         assert (module.state[0].tolist(), module.named.c.tolist()) == ([0, 0], [1, 1])
         assert (module.last[0].tolist(), module.last.maxlen) == ([0], 1)
     assert not list(attributes.news())
-    module.history.append(0.5)
-    module.seen = {1}
+    module.seen, module.shape = {1}, (*module.shape,)
     attributes.reset()
-    assert [line.split()[4] for line in attributes.news()] == ["Keeping.seen,", "Keeping.history,"]
+    assert not list(attributes.news())
+    module.history.append(0.5)
+    module.seen.add(2)
+    attributes.reset()
+    assert {line.split()[4] for line in attributes.news()} == {"Keeping.seen,", "Keeping.history,"}
     module.name = "other"
     attributes.reset()
     assert len(list(attributes.news())) == 1
     assert module.weights[0] is module.layer.weight
+
+
+class Of(tuple):
+    """A tuple of another class, whose members cannot be given as one."""
+
+    def __new__(cls, h: torch.Tensor, c: torch.Tensor) -> Of:
+        return super().__new__(cls, (h, c))
+
+
+class Sharing(nn.Module):
+    """Keeps objects that others hold, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+        self.inner, self.means, self.by_name, self.acts = nn.Linear(2, 2), [self.mean], {"mean": self.mean}, {}
+        self.inner.extra, self.of, self.deep = self.acts, Of(torch.zeros(1), torch.ones(1)), [[torch.zeros(1), None], 0]
+
+
+def test_what_others_hold_too_stays_the_same_object():
+    module = Sharing()
+    attributes, acts = Attributes(module), module.acts
+    for _ in range(2):
+        module.acts["x"] = torch.ones(2)
+        module.mean.fill_(3.0)
+        module.deep[0][1] = module.deep[0][0] = torch.ones(1)
+        module.deep[1] += 1
+        attributes.reset()
+        assert module.acts is acts
+        assert module.inner.extra is acts
+        assert not acts
+        assert module.means[0] is module.mean
+        assert module.by_name["mean"] is module.mean
+        assert module.mean.tolist() == [3.0, 3.0]
+        assert module.deep == [[torch.zeros(1), None], 0]
+    assert not list(attributes.news())
 
 
 RECURRENT = """
