@@ -130,6 +130,32 @@ def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(algorithm, deed,
         assert row["gradients"] == other["gradients"]
 
 
+ORDERED = """
+import numpy as np
+
+from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.types import Method
+
+
+class Ordered:
+    def factors(self, effective_steps, steps, shares, prox_mu):
+        return np.arange(1.0, 1 + len(steps))
+
+
+def method():
+    return Method("ordered", Plain(), ServerStep(), Ordered())
+"""
+
+
+def test_factors_that_a_skip_would_change_one_by_one_end_the_run(world, folder):
+    world.on_root(lambda: (folder / "ordered.py").write_text(ORDERED))
+    algorithm = {"algorithm": {"factory": "ordered:method"}}
+    with pytest.raises(Diverged, match=f"round {BAD_ROUND}: without client 1 the others' updates would have other fac"):
+        hpcfed.run(moody("raise", [1], **algorithm), world=world, quiet=True)
+    kept = hpcfed.run(moody("raise", [4], **algorithm, output="last"), world=world, quiet=True)
+    assert [row["skipped"] for row in kept.metrics] == [[], [], [4], [], []]
+
+
 def test_what_happened_is_in_the_log_of_its_rank(world, folder):
     hpcfed.run(moody("raise", [1]), world=world, quiet=True)
     hpcfed.run(moody("nan", [1], output="other"), world=world, quiet=True)

@@ -56,8 +56,9 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 
 
 def of(method: str, **changes: Any) -> dict[str, Any]:
+    changes = {"algorithm": {"name": method, **METHODS[method]}, **changes}
     base = {"rounds": 6, "cohort": {"size": 3}, "checkpoint": {"every": 2, "keep": 9}, "output": "run"}
-    return small(algorithm={"name": method, **METHODS[method]}, **{**base, "update_hashes": True, **changes})
+    return small(**{**base, "update_hashes": True, **changes})
 
 
 SELDOM = ("normalised", "guess-sequential", "last-models", "full-gradient")
@@ -177,3 +178,30 @@ def test_what_cannot_be_replayed_is_named(world, folder):
     ):
         with pytest.raises(InputError, match=told):
             hpcfed.replay("run", round, client)
+
+
+ORDERED = """
+import numpy as np
+
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.algorithms.scaffold import ControlVariates
+from hpcfed.types import Method
+
+
+class Ordered:
+    def factors(self, effective_steps, steps, shares, prox_mu):
+        return np.arange(1.0, 1 + len(steps))
+
+
+def method():
+    return Method("ordered", ControlVariates(), ServerStep(), Ordered())
+"""
+
+
+def test_a_client_whose_own_factor_is_one_is_replayed_as_the_cohort_was_trained(world, folder):
+    world.on_root(lambda: (folder / "ordered.py").write_text(ORDERED))
+    run = hpcfed.run(of("fedavg", algorithm={"factory": "ordered:method"}), world=world, quiet=True)
+    world.gather(None)
+    for client in run.metrics[1]["cohort"]:
+        found = hpcfed.replay(run.folder, 2, client)
+        assert found.recorded_hash == found.reported.hash
