@@ -106,8 +106,8 @@ def a_metric(value: Any) -> Any:
         if better not in (None, *DIRECTIONS):
             raise ValueError(f"'better: {' or '.join(DIRECTIONS)}'")
         return OwnMetric(**keys, better=better)
-    of_own = "{whole: 'module:function'} or {sum: 'module:function'}, each with 'better' if you like"
-    raise ValueError(f"{', '.join(BUILT_IN)}, 'module:function', {of_own}")
+    of_own = "{whole: 'module:function'}, {sum: 'module:function'}, each also with 'better', or 'module:function'"
+    raise ValueError(f"{', '.join(BUILT_IN)}, {of_own}")
 
 
 def plain(metric: Metric) -> Any:
