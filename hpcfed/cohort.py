@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,12 @@ class Cohort:
     steps: np.ndarray
     guessed: np.ndarray
     work: np.ndarray
+
+
+def members(cohort: Cohort, which: np.ndarray | list[int]) -> Cohort:
+    """Return some members of a cohort, by place or as (S,) bool, with the shares that they have in the whole."""
+    each = ("clients", "shares", "counts", "steps", "guessed", "work")
+    return replace(cohort, **{name: getattr(cohort, name)[which] for name in each})
 
 
 class Cohorts:

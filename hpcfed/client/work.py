@@ -8,11 +8,9 @@ import numpy as np
 
 from hpcfed.algorithms.fednova import PerStep
 from hpcfed.client.solver import Stepping
-from hpcfed.cohort import Cohort
+from hpcfed.cohort import Cohort, members
 from hpcfed.types import Method
 
-EACH = ("clients", "shares", "counts", "steps", "guessed", "work")
-"""Of a cohort, what has a place for each member."""
 ROUNDING = 1e-12
 """Relative; two quotients of the same four numbers differ by a few units in the last place of float64, 2e-16."""
 
@@ -44,13 +42,13 @@ def effective_work(
 def factor_of_the_kept(
     method: Method, stepping: Stepping, cohort: Cohort, round: int, factors: np.ndarray, kept: np.ndarray
 ) -> float | None:
-    """Return by what the kept members' factors change where those of the whole cohort, (S,), were not to count.
+    """Return the number that makes the kept members' factors those of a cohort of them alone; None if no number does.
 
-    `kept`: (S,) bool. None if they change by different numbers.
+    `factors` are those of the whole cohort, (S,); `kept` is (S,) bool.
     """
     if method.normalize is None or kept.all() or not kept.any():
         return 1.0
-    alone = replace(cohort, **{name: getattr(cohort, name)[kept] for name in EACH})
+    alone = members(cohort, kept)
     total = alone.shares.sum()
     _, own = effective_work(method, stepping, replace(alone, shares=alone.shares / (total or 1.0)), round)
     before, moved = factors[kept], alone.steps > 0

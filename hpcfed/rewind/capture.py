@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.solver import Engine, Seen, Task
+from hpcfed.cohort import members
 from hpcfed.errors import HpcfedError
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
@@ -147,8 +148,7 @@ def _whole_groups(places: Sequence[int], group_size: int, size: int) -> list[int
 def _part_of(plan: RoundPlan, places: Sequence[int]) -> RoundPlan:
     """Return a plan for the members at these places alone, all on this rank, with the factors they had."""
     cohort = plan.cohort
-    fields = ("clients", "shares", "counts", "steps", "guessed", "work")
-    part = replace(cohort, **{name: getattr(cohort, name)[list(places)] for name in fields})
+    part = members(cohort, list(places))
     return replace(
         plan,
         cohort=part,

@@ -14,6 +14,25 @@ METHODS: Mapping[str, Mapping[str, Any]] = examples()
 """Parameters of each method, away from those at which it is another method."""
 
 
+ORDERED = """
+import numpy as np
+
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.algorithms.scaffold import ControlVariates
+from hpcfed.types import Method
+
+
+class Ordered:
+    def factors(self, effective_steps, steps, shares, prox_mu):
+        return np.arange(1.0, 1 + len(steps))
+
+
+def method():
+    return Method("ordered", ControlVariates(), ServerStep(), Ordered())
+"""
+"""A module of the user's: SCAFFOLD with factors 1, 2, … by place in the cohort."""
+
+
 def write_small(folder: Path, num_clients: int = 5, **sizes: int) -> Path:
     """Write ``small.h5`` into a folder: clients of different sizes, 12 features, 4 classes, a test set."""
     return write_federation(folder / "small.h5", **blobs(num_clients, **sizes), content=f"small-{num_clients}")

@@ -14,7 +14,7 @@ import hpcfed
 from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
 from tests.federations import write_federation
-from tests.mpi.recipes import METHODS, small
+from tests.mpi.recipes import METHODS, ORDERED, small
 from tests.mpi.test_same_result import left_by
 
 pytestmark = pytest.mark.one_mpi
@@ -128,23 +128,6 @@ def test_the_others_count_as_if_the_bad_ones_had_not_been_drawn(algorithm, deed,
         for key in ("local_loss", "test_loss", "delta_sq", "mean_delta_sq"):
             assert row[key] == pytest.approx(other[key], rel=1e-5)
         assert row["gradients"] == other["gradients"]
-
-
-ORDERED = """
-import numpy as np
-
-from hpcfed.algorithms.fedavg import Plain, ServerStep
-from hpcfed.types import Method
-
-
-class Ordered:
-    def factors(self, effective_steps, steps, shares, prox_mu):
-        return np.arange(1.0, 1 + len(steps))
-
-
-def method():
-    return Method("ordered", Plain(), ServerStep(), Ordered())
-"""
 
 
 def test_factors_that_a_skip_would_change_one_by_one_end_the_run(world, folder):

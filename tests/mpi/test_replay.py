@@ -12,7 +12,7 @@ import torch
 import hpcfed
 from hpcfed.errors import InputError
 from hpcfed.rewind.show import lines, table
-from tests.mpi.recipes import METHODS, small, write_small
+from tests.mpi.recipes import METHODS, ORDERED, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
 
@@ -178,24 +178,6 @@ def test_what_cannot_be_replayed_is_named(world, folder):
     ):
         with pytest.raises(InputError, match=told):
             hpcfed.replay("run", round, client)
-
-
-ORDERED = """
-import numpy as np
-
-from hpcfed.algorithms.fedavg import ServerStep
-from hpcfed.algorithms.scaffold import ControlVariates
-from hpcfed.types import Method
-
-
-class Ordered:
-    def factors(self, effective_steps, steps, shares, prox_mu):
-        return np.arange(1.0, 1 + len(steps))
-
-
-def method():
-    return Method("ordered", ControlVariates(), ServerStep(), Ordered())
-"""
 
 
 def test_a_client_whose_own_factor_is_one_is_replayed_as_the_cohort_was_trained(world, folder):
