@@ -8,4 +8,6 @@ and functions are made of the five operations. docs/bits.md has the measurements
     sums         sums over an axis by halving, and products of matrices by them
     elementary   exp, log, log1p and whole powers
     arithmetic   the operations that the rest of hpcfed chooses between: the libraries' or portable ones
+
+    first_calls  MKL's vector functions called once, so that the bits of several threads are those of every process
 """

@@ -44,10 +44,7 @@ MEANINGS = {
         "`portable`: linear models with the same bits on every processor, with one version of torch and NumPy, by "
         "operations that IEEE 754 rounds in one way and sums in a stated order; slower (docs/bits.md)"
     ),
-    "threads": (
-        "threads of torch in each rank; part of the result, like the seed; above 1 its last bits may differ from one "
-        "process to the next, and the record says so"
-    ),
+    "threads": ("threads of torch in each rank; part of the result, like the seed"),
     "rounds": ("how many; each trains a cohort"),
     "cohort": (
         "all clients; or `{size: 20}`, `{fraction: 0.1}`, with `sampling: uniform` or `bernoulli`; or "

@@ -73,9 +73,6 @@ def of_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Ite
     for name, then, now in _facts(recorded, here):
         if then is not None and then != now and not (portable and name in PROCESSOR):
             yield f"{name}: {then} there, {now} here"
-    threads = recorded.get("threads_per_rank"), here.get("threads_per_rank")
-    if threads[0] == threads[1] and (threads[0] or 1) > 1 and not portable:
-        yield f"threads per rank: {threads[0]}, which compute other last bits now and then"
 
 
 def _facts(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

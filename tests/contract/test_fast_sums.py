@@ -17,7 +17,6 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.fast import BLOCK, FastSum
 from hpcfed.reduce.slots import DONE, FAILED
-from hpcfed.trail.differences import of_environments
 from tests.mpi.recipes import small, write_small
 
 SIZE = BLOCK + 7
@@ -63,16 +62,6 @@ def test_what_is_not_finite_shows(bad):
     vector[3] = bad
     _, bound = FastSum(torch.zeros(1, SIZE)).add(vector, 0.5)
     assert not math.isfinite(bound)
-
-
-@pytest.mark.serial
-def test_bits_of_several_threads_are_not_promised(tmp_path: Path):
-    recipe = small(tmp_path / "run", data=str(write_small(tmp_path)), threads=2, rounds=1)
-    run = hpcfed.run(recipe, world=World(), quiet=True)
-    told = json.loads((run.folder / "environment.json").read_text())
-    assert told["bitwise_why_not"] == "the 2 threads of a rank compute other last bits now and then"
-    assert "threads per rank: 2, which compute other last bits now and then" in of_environments(told, told)
-    assert not list(of_environments(told | {"threads_per_rank": 1}, told | {"threads_per_rank": 1}))
 
 
 @pytest.mark.serial
