@@ -203,7 +203,7 @@ class Training:
                 log.warning("%s: skipped, its update is not finite", client_label(federation, plan.round, client))
                 continue
             if next_state is not None:
-                states[client] = next_state
+                states[client] = _apart_from(state, next_state)
 
     def _explain(self, error: BaseException, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""
@@ -220,6 +220,13 @@ class Training:
         if "overflow" in str(error):  # Python's, and torch's of a number that its type cannot hold
             return Diverged(what, where=place, remedy=LOWER)
         return EnvironmentFailure(what, where=place, remedy=remedy)
+
+
+def _apart_from(before: State, after: State) -> State:
+    """Copy what a client's next state shares with the one before, whose memory the store may use for another client."""
+    stored = {tensor.untyped_storage()._cdata for tensor in before.values()}
+    shared = {name for name, tensor in after.items() if tensor.untyped_storage()._cdata in stored}
+    return {name: tensor.clone() if name in shared else tensor for name, tensor in after.items()}
 
 
 def _cut(places: Sequence[int], size: int) -> list[Sequence[int]]:

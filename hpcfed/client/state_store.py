@@ -67,7 +67,10 @@ class ClientStates:
             yield from tier
 
     def get(self, client: int) -> State | None:
-        """Return a client's state, vectors (d,) on the device; None before its first participation."""
+        """Return a client's state, vectors (d,) on the device; None before its first participation.
+
+        It may lie in the store's own memory, which the next `commit` or `forget` uses again.
+        """
         for tier in self._tiers:
             if client in tier:
                 return {name: self._there(tensor) for name, tensor in tier[client].items()}
@@ -78,7 +81,10 @@ class ClientStates:
         return upload(tensor, self._device) if tensor.device.type == "cpu" else tensor
 
     def commit(self, states: Mapping[int, State]) -> None:
-        """Keep the next states of the round's clients in place of the old.
+        """Keep copies of the next states of the round's clients in place of the old.
+
+        Args:
+            states: by client; none in memory that `get` has returned.
 
         Raises:
             EnvironmentFailure: the disk refuses.

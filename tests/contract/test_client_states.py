@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,53 @@ def test_only_clients_that_took_part_take_memory(client_state, world, shared_tmp
             simulation.round(round)
             taken_part |= {client for client in cohort if parts.placement.home_of(client) == world.rank}
             assert sorted(parts.clients) == sorted(taken_part)
+
+
+ANCHORED = """
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, Tilt
+
+
+class Anchored(ClientRule):
+    stateful = True
+
+    def begin(self, w):
+        return {"first": w.new_zeros(w.shape), "rounds": w.new_zeros(())}
+
+    def tilt(self, w, shared, client, context):
+        return Tilt(mu=0.1, anchor=client["first"])
+
+    def next_state(self, sent, local, w, shared, client, context):
+        first = client["first"] if client["rounds"] else w - local.delta
+        return {"first": first, "rounds": client["rounds"] + 1}
+
+
+def method():
+    return Method("anchored", Anchored(), ServerStep())
+"""
+"""A module of the user's: a client is drawn to its first model, a tensor of its state that it returns as it is."""
+
+
+def test_what_a_client_keeps_of_its_state_is_its_own_when_others_move_down(world, shared_tmp):
+    """With memory for two states a rank, the others on disk, each round is that with memory for all."""
+    world.on_root(lambda: write_small(shared_tmp, 12))
+    world.on_root(lambda: (shared_tmp / "anchored.py").write_text(ANCHORED))
+    recipe = small(
+        shared_tmp / "run",
+        data=str(shared_tmp / "small.h5"),
+        rounds=4,
+        algorithm={"factory": "anchored:method"},
+        python_path=[str(shared_tmp)],
+        cohort={"size": 9},
+    )
+    hashes = []
+    for room in (1 << 20, 2 * 704):
+        parts, _ = assemble(resolve(load_recipe(recipe)), world)
+        with ClientStates("host", CPU, {"device": 0, "host": room}) as states:
+            simulation = Simulation(replace(parts, clients=states))
+            hashes.append([simulation.round(round).hash for round in range(1, 5)])
+    assert hashes[0] == hashes[1]
 
 
 def test_a_full_disk_is_an_environment_failure(node_disk):
