@@ -8,6 +8,8 @@ bits.
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -20,11 +22,14 @@ from hpcfed.ranks.world import World
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger(__name__)
 SumInPlace = Callable[["torch.Tensor"], None]
 """Replaces an int64 tensor in the device's memory by its sum over ranks."""
 FOR_EVER = timedelta(days=365)
 """How long a rank waits for one that still trains; the run's own watchdog knows better than a fixed time."""
 START = timedelta(minutes=5)
+_members: list[tuple[str, int]] = []
+"""Host and number of each process of the group that this process has joined, by rank."""
 
 
 def device_sum(wanted: str, device_slot: DeviceSlot, world: World) -> SumInPlace | None:
@@ -51,7 +56,8 @@ def device_sum(wanted: str, device_slot: DeviceSlot, world: World) -> SumInPlace
 class DistributedSum:
     """Sums through torch.distributed: NCCL between GPUs, gloo on the CPU.
 
-    The ranks join their group with the first sum, and leave it with the process: its next run finds it there.
+    The ranks join their group with the first sum, and leave it with the process: its next run finds it there. A process
+    has one group; sums over other ranks, as of a sweep that divides them otherwise, pass through the host's memory.
 
     Args:
         world: the ranks, each of which calls it the same number of times.
@@ -60,6 +66,7 @@ class DistributedSum:
 
     def __init__(self, world: World, device: torch.device):
         self._world, self._device = world, device
+        self._through_host: bool | None = None
 
     def __call__(self, buffer: torch.Tensor) -> None:
         """Replace an int64 tensor by its sum over ranks.
@@ -70,14 +77,35 @@ class DistributedSum:
         from torch import distributed
 
         try:
-            if not distributed.is_initialized():
-                self._join()
-            distributed.all_reduce(buffer)
+            if self._through_host is None:
+                self._through_host = not self._is_joined()
+            if self._through_host:
+                summed = buffer.cpu()
+                self._world.sum_in_place(summed)
+                buffer.copy_(summed)
+            else:
+                distributed.all_reduce(buffer)
         except RuntimeError as error:  # of which all errors of torch.distributed are
             why = str(error).partition("\n")[0]
             raise EnvironmentFailure(
                 "torch.distributed cannot sum over the ranks", got=why, remedy="set gpu_reduce: auto"
             ) from error
+
+    def _is_joined(self) -> bool:
+        """Join the ranks' group unless one of them has joined another; return on all ranks whether all are in it."""
+        from torch import distributed
+
+        members = self._world.gather((self._world.hosts[self._world.rank], os.getpid()))
+        joined = self._world.gather(list(_members) if distributed.is_initialized() else None)
+        if all(group is None for group in joined):
+            self._join()
+            _members[:] = members
+            return True
+        if all(group == members for group in joined):
+            return True
+        if self._world.is_root:
+            log.warning("gpu_reduce: these ranks have joined a group of other ranks before: sums pass through the host")
+        return False
 
     def _join(self) -> None:
         from torch import distributed

@@ -165,3 +165,11 @@ def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, through, world)
         assert all(own.tolist() == told[1].bounds[name].tolist() for name, own in told[0].bounds.items())
         for field in ("status", "delta_sq", "loss_sum", "steps", "hashes", "requests", "written"):
             assert getattr(told[0], field).tolist() == getattr(told[1], field).tolist()
+
+
+def test_sums_are_of_the_ranks_at_hand_whichever_group_the_process_has_joined(world):
+    """All ranks, each alone, and all again: a sweep in groups between two runs on all ranks."""
+    for ranks in (world, world.split(world.size), world):
+        ones = torch.ones(3, dtype=torch.int64)
+        DistributedSum(ranks, torch.device("cpu"))(ones)
+        assert ones.tolist() == [ranks.size] * 3
