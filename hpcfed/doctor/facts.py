@@ -19,6 +19,7 @@ from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.accelerators import VISIBLE, accelerator, build
 from hpcfed.ranks.cpu import cores
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot, visible_devices
+from hpcfed.ranks.host_memory import free_memory
 
 if TYPE_CHECKING:
     from hpcfed.doctor.probe import Rates
@@ -153,7 +154,6 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
     from hpcfed.environment import environment
 
     recorded = environment(world, device_slot.device, "exact")
-    memory = psutil.virtual_memory()
     shm = Path("/dev/shm")
     shm_size = shutil.disk_usage(shm) if shm.is_dir() else None
     return Rank(
@@ -166,8 +166,8 @@ def _this_rank(world: World, device_slot: DeviceSlot) -> Rank:
         cores=cores(),
         host_cores=os.cpu_count() or 1,
         threads=_threads(),
-        memory_bytes=memory.total,
-        memory_free_bytes=memory.available,
+        memory_bytes=psutil.virtual_memory().total,
+        memory_free_bytes=free_memory(),
         shm_bytes=shm_size.total if shm_size else None,
         shm_free_bytes=shm_size.free if shm_size else None,
         gpu=_gpu(device_slot),

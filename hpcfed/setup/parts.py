@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import psutil
 import torch
 
 from hpcfed import algorithms, models
@@ -32,6 +31,7 @@ from hpcfed.models.trial import try_own
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.ranks.host_memory import free_memory
 from hpcfed.ranks.placement import Placement, homes
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -226,5 +226,5 @@ def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel)
 
 def _room(device: torch.device, sharing: int) -> int:
     """Return a rank's share, in bytes, of a device's free memory, for `sharing` ranks."""
-    free = psutil.virtual_memory().available if device.type == "cpu" else accelerator(device).free_bytes(device)
+    free = free_memory() if device.type == "cpu" else accelerator(device).free_bytes(device)
     return int(free // sharing)
