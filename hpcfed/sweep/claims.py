@@ -197,10 +197,12 @@ class Claims:
 
     def _beat(self, run: str, number: int, end_all: Callable[[int, str], None], done: threading.Event) -> None:
         while not done.wait(BEAT):
+            taken_over = False
             with suppress(OSError):  # the file server may be back for the next touch
                 os.utime(self._path(run, number))
-            successor = self._path(run, number + 1)
-            if successor.exists() and self._read(successor).ending != "busy":
+                successor = self._path(run, number + 1)
+                taken_over = successor.exists() and self._read(successor).ending != "busy"
+            if taken_over:
                 what = f"hpcfed: {run}: another job has taken it over, after this one seemed dead for {LEASE:.0f} s"
                 end_all(EnvironmentFailure.exit_code, what)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -209,6 +211,25 @@ def test_a_recipe_that_has_changed_is_not_done(tmp_path):
     assert stand(claims).decided
     assert claims.look([("lr=0.0", "more rounds")])["lr=0.0"].open
     assert [claim["ending"] for claim in read_claims(tmp_path)["lr=0.0"]] == ["finished"]
+
+
+def test_a_claim_is_touched_again_after_an_error_of_the_file_server(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfed.sweep.claims.BEAT", 0.02)
+    exists, failed, said = Path.exists, threading.Event(), threading.Event()
+
+    def stale_once(path: Path, **options: bool) -> bool:
+        if path.name == "lr=0.0.2" and not failed.is_set():
+            failed.set()
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return exists(path, **options)
+
+    claims = Claims(tmp_path, "slow")
+    number = claims.take("lr=0.0", "digest", stand(claims))
+    monkeypatch.setattr(Path, "exists", stale_once)
+    with claims.held("lr=0.0", number, lambda code, message: said.set()):
+        assert failed.wait(30)
+        (tmp_path / "claims" / "lr=0.0.2").write_text("")
+        assert said.wait(30)
 
 
 @pytest.mark.soak
