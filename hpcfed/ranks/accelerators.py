@@ -127,6 +127,8 @@ class Cuda(Accelerator):
 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
         torch.use_deterministic_algorithms(True, warn_only=True)
+        # else every new tensor, the host's too, is filled with NaN
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self._allow_tf32(False)
         torch.cuda.set_device(index)
         torch.cuda.mem_get_info()

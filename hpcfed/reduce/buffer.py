@@ -296,6 +296,21 @@ class RoundBuffer:
         """Take part in the open round's reduction without this rank's device, which can do nothing more."""
         self._failure = failure
 
+    def settle(self) -> None:
+        """Add the updates that wait, and wait until a device has trained and added all that it was asked for."""
+        if self._failure is not None:
+            return
+        started = time.perf_counter()
+        try:
+            self._add_waiting()
+            self.seconds["pack"] += time.perf_counter() - started
+            self._read_back()
+        except RuntimeError as error:  # the first wait after the clients' work: here a device's errors show
+            if not is_fault(error):
+                raise
+            self.abandon(fault(error, f"rank {self._world.rank} on {self._world.hosts[self._world.rank]}"))
+            self._status[self._status == DONE] = FAILED
+
     def reduce(
         self,
         state_hash: int,
@@ -310,17 +325,7 @@ class RoundBuffer:
         Raises:
             HpcfedError: this rank's device failed, and sums do not go through MPI.
         """
-        started = time.perf_counter()
-        if self._failure is None:
-            try:
-                self._add_waiting()
-                self._read_back()
-            except RuntimeError as error:  # the first wait after the clients' work: here a device's errors show
-                if not is_fault(error):
-                    raise
-                self.abandon(fault(error, f"rank {self._world.rank} on {self._world.hosts[self._world.rank]}"))
-                self._status[self._status == DONE] = FAILED
-        self.seconds["pack"] += time.perf_counter() - started
+        self.settle()
         self._ranks[self._world.rank] = state_hash, requests, written, local_seconds, moving_seconds
         self._kind.write_slots(self._slots, self._memory.tail)
         summed = self._memory.reduce(self._sums, self._read, self._failure)

@@ -100,7 +100,9 @@ def test_names_memory_and_generators_of_cuda(cuda: FakeCuda) -> None:
 
 def test_a_device_of_cuda_is_taken_and_its_kernels_are_deterministic(cuda: FakeCuda, monkeypatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     Cuda().take(1)
+    assert not torch.utils.deterministic.fill_uninitialized_memory
     assert cuda.calls == [(True,), ("set_device", 1), ("mem_get_info",)]
     assert not torch.backends.cuda.matmul.allow_tf32
     with Cuda().in_tf32():
