@@ -31,7 +31,8 @@ def elementwise(step: Step) -> Step:
 
 def server_step(rule: ServerMethod, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
     """Return a rule's step from the model `w`, (d,) in the run's dtype; the next model is in that dtype, too."""
-    if not getattr(rule.step, "elementwise", False) or len(w) <= BLOCK:
+    whole = any(tensor.dim() and tensor.shape != w.shape for tensor in state.values())
+    if whole or not getattr(rule.step, "elementwise", False) or len(w) <= BLOCK:
         update = rule.step(w.double(), state, means, context)
         return replace(update, w=update.w.to(w.dtype))
     after = w.new_empty(w.shape)

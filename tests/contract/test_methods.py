@@ -17,6 +17,7 @@ import torch
 
 import hpcfed
 from hpcfed.algorithms import build, names
+from hpcfed.algorithms._blocks import BLOCK, elementwise, server_step
 from hpcfed.algorithms._evaluated import evaluated_model, following_iterates
 from hpcfed.cite import references
 from hpcfed.config.recipe import Algorithm
@@ -381,3 +382,19 @@ def test_a_named_part_belongs_to_one_method():
         kinds = [getattr(module_of(name), role, None) for name in names()]
         named = {(kind.choice, kind) for kind in kinds if kind is not None and kind.choice is not None}
         assert len(named) == len({choice for choice, _ in named})
+
+
+class Halving:
+    """A server whose state is neither a scalar nor as long as the model."""
+
+    @elementwise
+    def step(self, w, state, means, context):
+        return ServerUpdate(w - means.delta * state["eta"], {"eta": state["eta"] / 2}, 1.0)
+
+
+def test_a_step_entry_by_entry_with_a_short_state_is_taken_whole():
+    w = torch.zeros(3 * BLOCK)
+    means = Means({"delta": torch.ones(len(w), dtype=torch.float64)}, 1.0, 1.0, 1.0, 1, 1)
+    update = server_step(Halving(), w, {"eta": torch.ones(1, dtype=torch.float64)}, means, RoundContext(1, 0.1))
+    assert update.state["eta"].tolist() == [0.5]
+    assert update.w.tolist() == [-1.0] * len(w)
