@@ -51,11 +51,12 @@ def train(
     world: World,
     device_slot: DeviceSlot | None = None,
     watchdog: Watchdog | None = None,
+    last: int | None = None,
 ) -> None:
     """Train a resolved recipe to its last round, from its first or from a checkpoint; leave the record in its folder.
 
     A rank whose `device_slot` was assigned already, since others than this world's share its node, keeps it; a
-    `watchdog` that watches already goes on.
+    `watchdog` that watches already goes on. A run ends after round `last`, if given, as if ``stop`` had ended it.
 
     Raises:
         Stopped: a signal or the clock ended the run early, with a checkpoint.
@@ -108,6 +109,7 @@ def train(
                         recorder=recorder,
                         reporter=reporter,
                         observers=observers,
+                        last=recipe.rounds if last is None else last,
                     )
                     return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
                     ending.stopped = _rounds(session, progress)
@@ -130,6 +132,7 @@ class Session:
     recorder: Recorder
     reporter: Reporter
     observers: Observers
+    last: int
 
 
 def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
@@ -141,7 +144,7 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
     stopping = Stopping(recipe.stop, progress.get("stopping"))
     with session.parts.watchdog.rounds():
-        while round < recipe.rounds and stopping.reason is None and not early:
+        while round < session.last and stopping.reason is None and not early:
             round += 1
             # 1. Train a cohort: local work, one Allreduce, the server's step.
             result = _train(session, round)
@@ -152,7 +155,7 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
             # 4. End early by scores, a signal or the clock; save where it is due.
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
                 stopping.add(scores)
-            is_last = round == recipe.rounds or stopping.reason is not None
+            is_last = round == session.last or stopping.reason is not None
             early = Request.NOTHING if is_last else result.requests & ENDING
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))
     session.parts.watchdog.stage("end: last checkpoint")

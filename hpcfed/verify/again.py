@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.config.limits import Checkpoint
+from hpcfed.config.limits import Checkpoint, Stop
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import HpcfedError
 from hpcfed.loop import train
@@ -97,20 +97,23 @@ def scratch_folder(world: World) -> Iterator[Path]:
 
 
 def for_verification(recipe: Recipe, output: Path) -> Recipe:
-    """Return a recipe that computes the same rounds elsewhere: no checkpoints, observers or limit of time."""
-    stop = recipe.stop.model_copy(update={"max_hours": None})
-    changed = {"output": output, "checkpoint": Checkpoint(every=0), "observers": [], "stop": stop}
+    """Return a recipe that computes the same rounds elsewhere: no checkpoints, observers or early end.
+
+    A run that went on with another ``stop`` has rounds that its present one would not have reached.
+    """
+    changed = {"output": output, "checkpoint": Checkpoint(every=0), "observers": [], "stop": Stop()}
     return recipe.model_copy(update={**changed, "verify_data": False})
 
 
-def compute(recipe: Recipe, folder: Path, reporter: Comparing, world: World) -> bool:
-    """Train the recipe in a prepared folder while `reporter` compares; return whether the rounds are as recorded.
+def compute(recipe: Recipe, folder: Path, reporter: Comparing, world: World, last: int) -> bool:
+    """Train the recipe in a prepared folder up to round `last` while `reporter` compares; return whether the rounds are
+    as recorded.
 
     Raises:
         Diverged, InputError, EnvironmentFailure: as training does.
     """
     try:
-        train(recipe, RunFolder(folder), reporter, world)
+        train(recipe, RunFolder(folder), reporter, world, last=last)
     except _Parted:
         return False
     except _Enough:

@@ -134,7 +134,7 @@ class Recomputation:
             world.on_root(partial(begin_after, folder, run.folder, segment.start, recipe, linked=True))
             reporter = Comparing(run.rows, stop, judge, self._say)
             try:
-                agrees, diverged = compute(recipe, folder, reporter, world), ""
+                agrees, diverged = compute(recipe, folder, reporter, world, segment.stop), ""
             except Diverged as error:
                 agrees, diverged = False, str(error)
             for remark in reporter.remarks:

@@ -94,6 +94,17 @@ def test_a_run_of_all_ranks_is_verified_on_one(variant, world, folder):
     world.on_root(alone)
 
 
+def test_a_run_that_went_on_with_a_lower_patience_is_verified(world, folder):
+    """The present patience would have ended it in round 3."""
+    slow = {"local": {"steps": 1, "batch_size": 10, "lr": 1e-6}, "checkpoint": {"every": 1, "keep": "spaced"}}
+    hpcfed.run(of("fedavg", **slow), world=world, quiet=True)
+    result = hpcfed.run(of("fedavg", **slow, stop={"patience": 2}, rounds=40), world=world, quiet=True)
+    assert ROUNDS <= len(result.metrics) < 40
+    for rounds in (1, 3, None):
+        code, said = verified(folder / "run", world, rounds)
+        assert code == 0, said
+
+
 def flip(path: Path, place: float = 0.6) -> None:
     """Change one bit of a file."""
     data = bytearray(path.read_bytes())
