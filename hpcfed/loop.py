@@ -142,7 +142,9 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
         Stopped: a signal or the clock ended them, and the same command goes on.
     """
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
-    stopping = Stopping(recipe.stop, progress.get("stopping"))
+    stopping = Stopping(recipe.stop, progress.get("stopping"), recipe.evaluate.metrics)
+    if round < session.last:
+        stopping.go_on(round)
     with session.parts.watchdog.rounds():
         while round < session.last and stopping.reason is None and not early:
             round += 1
@@ -154,7 +156,7 @@ def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
             _record(session, round, result, scores, client_scores)
             # 4. End early by scores, a signal or the clock; save where it is due.
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
-                stopping.add(scores)
+                stopping.add(scores, round)
             is_last = round == session.last or stopping.reason is not None
             early = Request.NOTHING if is_last else result.requests & ENDING
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))

@@ -64,6 +64,8 @@ def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
     section, federation = recipe.evaluate, parts.federation
     if section.every and not federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"
+        if recipe.stop.by_scores:
+            yield f"stop.{recipe.stop.by_scores} has no effect: the federation has no test set"
     if not section.clients.every and section.clients.models != ["global"]:
         yield "evaluate.clients: no client is measured, since its every is 0"
     if section.metrics and not (section.every or section.train.every or section.clients.every):
@@ -79,6 +81,7 @@ def _on_the_end(recipe: Recipe) -> Iterator[str]:
     if stop.patience is not None and every and stop.patience >= evaluations:
         yield f"stop.patience: {stop.patience} has no effect, with {few}"
     if every and stop.for_ > evaluations:
-        yield f"stop.test_accuracy has no effect with for: {stop.for_}, with {few}"
+        key = "test_accuracy" if stop.target is None else "target"
+        yield f"stop.{key} has no effect with for: {stop.for_}, with {few}"
     if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:
         yield f"checkpoint.keep: {keep} is for early stops alone, since checkpoint.every is 0"

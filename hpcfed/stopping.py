@@ -7,9 +7,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from hpcfed.config.limits import Stop
+from hpcfed.config.metrics import Metric, larger_is_better, plain
 from hpcfed.config.recipe import Recipe
 
 RECENT = 10
@@ -32,63 +35,133 @@ def due_after(recipe: Recipe, round: int) -> Due:
     return test, train, clients
 
 
+@dataclass
+class Mark:
+    """The best score of a measure so far, larger being better, and the number of evaluations since."""
+
+    best: float | None = None
+    since: int = 0
+
+    def add(self, score: float | None) -> None:
+        """Add an evaluation; a score that is undefined or not a number is no better."""
+        if score is not None and not math.isnan(score) and (self.best is None or not self.best >= score):
+            self.best, self.since = score, 0
+        else:
+            self.since += 1
+
+
+USUAL = ""
+"""Key of the mark of the measure without ``stop.metric``: test accuracy, or test loss where there is no accuracy."""
+
+
 class Stopping:
-    """Early stopping by scores: the target accuracy and the patience of ``stop``.
+    """Early stopping by scores: a target and the patience of ``stop``.
+
+    The best scores of all measures are kept, whichever ``stop`` names: a run may go on with another rule.
 
     Args:
         rule: the recipe's ``stop``.
         progress: result of `progress` when the run was saved, if it goes on from a checkpoint.
+        metrics: the recipe's ``evaluate.metrics``.
     """
 
-    def __init__(self, rule: Stop, progress: Mapping[str, Any] | None = None):
-        self._rule, self._plain_rule = rule, rule.model_dump(exclude={"max_hours"})
+    def __init__(
+        self,
+        rule: Stop,
+        progress: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Metric] = MappingProxyType({}),
+    ):
+        self._rule, self._metrics = rule, metrics
+        self._plain_rule = rule.model_dump(exclude={"max_hours"})
+        if rule.metric is not None and rule.metric in metrics:
+            self._plain_rule["of"] = plain(metrics[rule.metric])
+        self._name = USUAL if rule.metric in (None, "accuracy") else str(rule.metric)
+        directions = {"loss": False} | {name: larger_is_better(metric) for name, metric in metrics.items()}
+        self._larger_is_better = {name: known for name, known in directions.items() if known is not None}
         saved = progress or {}
-        self._best: float | None = saved.get("best")
-        self._since_best: int = saved.get("since_best", 0)
+        self._marks = {USUAL: Mark(saved.get("best"), saved.get("since_best", 0))}
+        for name, mark in saved.get("marks", {}).items():
+            if name in self._larger_is_better and mark["of"] == self._plain_metric(name):
+                self._marks[name] = Mark(mark["best"], mark["since_best"])
+        self._follows: str | None = saved.get("follows")  # the measure of the usual mark; None before an evaluation
+        self._evaluated: int = saved.get("evaluated", 0)
         before = saved.get("rule") or {}
-        same_target = before.get("test_accuracy") == self._plain_rule["test_accuracy"]
+        same_target = all(before.get(key) == self._plain_rule.get(key) for key in ("test_accuracy", "target"))
+        if rule.target is not None:
+            same_target &= all(before.get(key) == self._plain_rule.get(key) for key in ("metric", "of"))
         self._reached: int = saved.get("reached", 0) if same_target else 0
         self.reason: str | None = saved.get("reason") if before == self._plain_rule else None
         """Why the run has ended; None if it has not."""
 
     def progress(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps, as plain JSON."""
+        usual = self._marks[USUAL]
         return {
             "rule": self._plain_rule,
             "reached": self._reached,
-            "best": self._best,
-            "since_best": self._since_best,
+            "best": usual.best,
+            "since_best": usual.since,
             "reason": self.reason,
+            "follows": self._follows,
+            "marks": {
+                name: {"of": self._plain_metric(name), "best": mark.best, "since_best": mark.since}
+                for name, mark in self._marks.items()
+                if name != USUAL
+            },
+            "evaluated": self._evaluated,
         }
 
-    def add(self, scores: Mapping[str, Any]) -> None:
+    def go_on(self, round: int) -> None:
+        """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.
+
+        If it was not, the next evaluation decides: the last round of a run is always scored.
+        """
+        if self.reason is None and self._evaluated == round:
+            self.reason = self._exhausted()
+
+    def add(self, scores: Mapping[str, Any], round: int = 0) -> None:
         """Add a round's scores by column, the same on every rank."""
-        if scores["test_loss"] is not None:  # evaluated
-            self.reason = self._target(scores) or self._patience(scores)
+        if all(scores.get(f"test_{name}") is None for name in ("loss", *self._metrics)):  # not evaluated
+            return
+        self._evaluated = round
+        loss, accuracy = scores["test_loss"], scores["test_accuracy"]
+        if loss is not None:
+            self._follows = "loss" if accuracy is None else "accuracy"
+            self._marks[USUAL].add(-loss if accuracy is None else accuracy)
+        for name, larger in self._larger_is_better.items():
+            value = scores.get(f"test_{name}")
+            if name in self._metrics or value is not None:
+                mark = self._marks.setdefault(name, Mark())
+                mark.add(value if value is None or larger else -value)
+        self.reason = self._target(scores) or self._exhausted()
 
     def _target(self, scores: Mapping[str, Any]) -> str | None:
-        target, accuracy = self._rule.test_accuracy, scores["test_accuracy"]
-        if target is None or accuracy is None:
+        rule = self._rule
+        metric, goal = ("accuracy", rule.test_accuracy) if rule.target is None else (rule.metric, rule.target)
+        value = scores.get(f"test_{metric}")
+        if goal is None or (value is None and rule.target is None):
             return None
-        self._reached = self._reached + 1 if accuracy >= target else 0
-        if self._reached < self._rule.for_:
+        is_there = value is not None and (value >= goal if self._larger(metric) else value <= goal)
+        self._reached = self._reached + 1 if is_there else 0
+        if self._reached < rule.for_:
             return None
         times = f" {self._reached} times in a row" if self._reached > 1 else ""
-        return f"stop.test_accuracy: {accuracy:.4f} reaches {target:g}{times}"
+        reached = f"test_accuracy: {value:.4f}" if rule.target is None else f"target: test {metric} {value:.6g}"
+        return f"stop.{reached} reaches {goal:g}{times}"
 
-    def _patience(self, scores: Mapping[str, Any]) -> str | None:
-        loss, accuracy = scores["test_loss"], scores["test_accuracy"]
-        if self._rule.patience is None or loss is None:
+    def _exhausted(self) -> str | None:
+        """Return that the patience is exhausted, None if it is not."""
+        mark, patience = self._marks.get(self._name), self._rule.patience
+        if patience is None or mark is None or mark.since < patience:
             return None
-        score = -loss if accuracy is None else accuracy
-        if not math.isnan(score) and (self._best is None or not self._best >= score):
-            self._best, self._since_best = score, 0
-        else:
-            self._since_best += 1
-        if self._since_best < self._rule.patience:
-            return None
-        what = "test loss" if accuracy is None else "test accuracy"
-        return f"stop.patience: no better {what} in {self._since_best} evaluations"
+        what = self._follows if self._name == USUAL else self._name
+        return f"stop.patience: no better test {what} in {mark.since} evaluations"
+
+    def _larger(self, metric: str | None) -> bool:
+        return metric == "accuracy" or self._larger_is_better[str(metric)]
+
+    def _plain_metric(self, name: str) -> Any:
+        return plain(self._metrics[name]) if name in self._metrics else None
 
 
 class TimeLeft:

@@ -71,6 +71,14 @@ class MagnitudesState(_ManifestSection):
     repeats: int
 
 
+class MarkState(_ManifestSection):
+    """State of `hpcfed.stopping.Mark`, and the metric that it is of, as in a recipe."""
+
+    of: Any
+    best: float | None
+    since_best: int
+
+
 class StoppingState(_ManifestSection):
     """State of `hpcfed.stopping.Stopping`."""
 
@@ -79,6 +87,9 @@ class StoppingState(_ManifestSection):
     best: float | None
     since_best: int
     reason: str | None
+    follows: str | None = None
+    marks: dict[str, MarkState] = Field(default_factory=dict)
+    evaluated: int = 0
 
 
 class Progress(_ManifestSection):

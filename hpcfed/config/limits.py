@@ -42,19 +42,36 @@ class Stop(Section):
 
     `test_accuracy` must be reached in `for` evaluations in a row; `patience` is how many evaluations may pass without a
     better test accuracy (test loss, in a regression); `max_hours` is by rank 0's clock, from the start of this job.
+    `metric` names one of `evaluate.metrics`, `accuracy` or `loss`: `patience` then follows its value on the test set,
+    and `target` is the value to reach, at least or at most, as the metric's better direction says.
     """
+
+    later: ClassVar[frozenset[str]] = frozenset({"metric", "target"})
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
     test_accuracy: float | None = Field(None, gt=0, le=1)
     for_: Count = Field(1, alias="for")
     patience: Count | None = None
     max_hours: float | None = Field(None, gt=0, le=1e6)
+    metric: str | None = None
+    target: float | None = None
 
     @model_validator(mode="after")
     def _something_given(self) -> Stop:
-        if self.test_accuracy is None and self.for_ != 1:
-            raise ValueError("'for' only beside 'test_accuracy'")
+        if self.test_accuracy is not None and self.target is not None:
+            raise ValueError("'test_accuracy' or 'target', not both")
+        if self.test_accuracy is None and self.target is None and self.for_ != 1:
+            raise ValueError("'for' only beside 'test_accuracy' or 'target'")
+        if self.target is not None and self.metric is None:
+            raise ValueError("'metric', which is to reach it, beside 'target'")
+        if self.metric is not None and self.target is None and self.patience is None:
+            raise ValueError("'target' or 'patience' beside 'metric'")
         return self
+
+    @property
+    def by_scores(self) -> str:
+        """The first key that ends a run by its scores, "" if none does."""
+        return next((key for key in ("test_accuracy", "target", "patience") if getattr(self, key) is not None), "")
 
 
 PERIOD = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,8})?)\s*(s|min|h)")

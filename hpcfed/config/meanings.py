@@ -86,7 +86,8 @@ MEANINGS = {
         "`brier`, `dice`, `mae`, `rmse`, `r2`, `concordance`; and your own, "
         '`{top3: "module:function", kappa: {whole: "module:function", better: higher}}`:'
         " functions (output, target) → (sum, count) of a batch (`sum`), or → a number of all samples (`whole`); "
-        "`better: higher` or `lower` lets `study` and `sweep` choose by it; recorded as `test_auroc`, `test_top3`"
+        "`better: higher` or `lower` lets `study` and `sweep` choose by it, and `stop` end by it; recorded as "
+        "`test_auroc`, `test_top3`"
     ),
     "evaluate.clients": (
         "`{every: 0, models: [global]}`: the measures of `evaluate` on each client's own samples, a row a client "
@@ -94,7 +95,10 @@ MEANINGS = {
         "fine-tuned]` measures clients' last models too (kept with `model: client-average`), and the "
         "global one after `fine_tune: {steps: 5, lr: 0.01, batch_size: 50}`"
     ),
-    "stop": ("`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early"),
+    "stop": (
+        "`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early; `{metric: auroc, target: "
+        "0.9, patience: 20}`: by one of `evaluate.metrics`, `accuracy` or `loss` on the test set"
+    ),
     "checkpoint": (
         "`{every: 10min, keep: 2}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped "
         "early. The run goes on from it, on any number of ranks. `keep: spaced` keeps ten a decade of rounds, "

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
-from hpcfed.config.limits import Section
+from hpcfed.config.limits import Section, Stop
 from hpcfed.config.observer import REFERENCE, Reference
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, nearest
 
 NAME = r"^[A-Za-z][\w-]*$"
 CLASSES, LABELS, NUMBERS, TIMES = "one label a sample", "several labels a sample", "numbers", "event times"
@@ -58,12 +58,14 @@ BY_HAND = ("calibration-error", "brier", "concordance")
 
 
 DIRECTIONS = ("higher", "lower")
+WITH_ACCURACY = ("classification", "multi-label", "next-token")
+"""Tasks that have an accuracy."""
 
 
 class OwnMetric(Section):
     """The user's metric: a function of a batch, `sum`, or of all samples, `whole`; and which values are better.
 
-    Without `better` nothing chooses by it.
+    Without `better` nothing chooses or stops by it.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"whole", "sum", "better"})
@@ -198,3 +200,26 @@ def check_metrics(metrics: Mapping[str, Metric], task: str, num_classes: int | N
             raise InputError(what, got=f"a {task} federation", remedy=remedy)
         if metric not in BY_HAND and find_spec("sklearn") is None:
             raise InputError(f"evaluate.metrics: {metric} needs scikit-learn", remedy="pip install scikit-learn")
+
+
+def check_stop(stop: Stop, metrics: Mapping[str, Metric], task: str) -> None:
+    """Refuse to stop by a metric that is not evaluated, or whose better direction is unknown.
+
+    Raises:
+        InputError: naming it.
+    """
+    name = stop.metric
+    always = ["loss", *(["accuracy"] if task in WITH_ACCURACY else [])]
+    if name is None or name in always:
+        return
+    if name == "accuracy":
+        remedy = f"use {' or '.join(['loss', *metrics])}"
+        raise InputError("stop.metric: no accuracy is evaluated", got=f"a {task} federation", remedy=remedy)
+    if name not in metrics:
+        remedy = "add it to evaluate.metrics" if name in BUILT_IN else nearest(name, [*always, *metrics])
+        raise InputError(f"stop.metric: {name!r} is not evaluated", remedy=remedy)
+    if is_matrix(metrics[name]):
+        raise InputError(f"stop.metric: {name!r} is a matrix", expected="a metric that is a number")
+    if larger_is_better(metrics[name]) is None:
+        remedy = f"add better: {' or '.join(DIRECTIONS)} to it in evaluate.metrics"
+        raise InputError(f"stop.metric: {name!r} has no direction", remedy=remedy)

@@ -388,6 +388,6 @@ class Recipe(Section):
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")
         if self.precision != "float32" and self.dtype != "float32":
             raise ValueError("'dtype: float32' beside 'precision'")
-        if self.evaluate.every == 0 and (self.stop.test_accuracy or self.stop.patience):
+        if self.evaluate.every == 0 and self.stop.by_scores:
             raise ValueError("'evaluate.every' of at least 1 beside 'stop'")
         return self

@@ -6,7 +6,7 @@ from hpcfed import algorithms, models
 from hpcfed.algorithms._compatibility import check_parts, check_product
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
-from hpcfed.config.metrics import check_metrics
+from hpcfed.config.metrics import check_metrics, check_stop
 from hpcfed.config.portable import check_portable
 from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.federation import Federation
@@ -47,6 +47,7 @@ def _resolve(recipe: Recipe) -> Recipe:
         if federation.task == "survival" and recipe.loss.factory is None:
             recipe = recipe.model_copy(update={"local": _local_work(asked, method, spec, couples=True)})
         check_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes)
+        check_stop(recipe.stop, recipe.evaluate.metrics, federation.task)
         if recipe.data_content not in (None, federation.content):
             raise InputError(
                 "data_content", where=str(recipe.data), expected=recipe.data_content, got=federation.content or "none"

@@ -100,7 +100,7 @@ def training_amount(recipe: Recipe, sizes: np.ndarray) -> TrainingAmount:
         raise InputError(
             "cohort.schedule in a study", expected="a size or fraction of the sites", remedy="leave it out"
         )
-    if any(value is not None for value in (recipe.stop.test_accuracy, recipe.stop.patience, recipe.stop.max_hours)):
+    if recipe.stop.by_scores or recipe.stop.max_hours is not None:
         what = "stop in a study: runs of other lengths are no fair comparison"
         raise InputError(what, remedy="leave it out, or override it: stop={}")
     local = recipe.local

@@ -100,8 +100,7 @@ class Contributed:
 
 
 def _stops_by_scores(coalitions: Coalitions) -> bool:
-    stop = coalitions.base.recipe.stop
-    return stop.test_accuracy is not None or stop.patience is not None
+    return bool(coalitions.base.recipe.stop.by_scores)
 
 
 def _over(coalitions: Coalitions) -> str:

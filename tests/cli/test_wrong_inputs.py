@@ -127,6 +127,15 @@ MORE: Mapping[str, Wrong] = {
         RUN + 'parameters.frozen=["head.*"]', ("parameters.frozen", "'head.*' matches no parameter")
     ),
     "alias-of-a-key": Wrong(RUN + 'stop={"test_loss":1}', ("'stop.test_loss'; known: for, max_hours, ",)),
+    "stop-by-what-is-not-evaluated": Wrong(
+        RUN + 'stop={"metric":"auroc","patience":3}', ("stop.metric: 'auroc' is not evaluated; add it to",)
+    ),
+    "stop-at-a-target-of-nothing": Wrong(
+        RUN + "stop.target=0.9", ("stop: expected 'metric', which is to reach it, beside 'target'",)
+    ),
+    "stop-without-an-evaluation": Wrong(
+        RUN + 'evaluate.every=0 stop={"metric":"loss","target":0.9}', ("'evaluate.every' of at least 1 beside 'stop'",)
+    ),
     "entry-of-a-list": Wrong(
         RUN + 'loss={"weights":[1,1,1,1,-1]}', ("loss.weights.4: expected greater than 0, got -1",)
     ),

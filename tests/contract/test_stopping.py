@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 import hpcfed
+from hpcfed.checkpoint.layout import StoppingState
 from hpcfed.config.limits import Stop
-from hpcfed.errors import Stopped
+from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.metrics import WITH_ACCURACY, a_metric, check_stop
+from hpcfed.errors import InputError, Stopped
+from hpcfed.models.losses import ACCURACY
 from hpcfed.stopping import Stopping
 from tests.mpi.recipes import small, write_small
+from tests.mpi.test_same_result import left_by
 
 
 def scores(test_loss: float | None = None, test_accuracy: float | None = None) -> dict[str, float | None]:
@@ -106,6 +114,189 @@ def test_what_was_reached_counts_for_the_same_target_only():
     for ends in (False, True):  # it was reached in the last evaluation before
         longer.add(scores(test_loss=1.0, test_accuracy=0.5))
         assert (longer.reason is not None) == ends
+
+
+METRICS = {
+    name: a_metric(metric)
+    for name, metric in {
+        "auroc": "auroc",
+        "brier": "brier",
+        "own": {"whole": "mine:own", "better": "lower"},
+        "silent": "mine:own",
+        "cm": "confusion-matrix",
+    }.items()
+}
+EMPTY = dict.fromkeys((f"test_{name}" for name in METRICS), None)
+
+
+def saved(stopping: Stopping) -> dict[str, Any]:
+    """The state as a checkpoint's manifest has it."""
+    progress = json.loads(json.dumps(stopping.progress()))
+    StoppingState.model_validate(progress)
+    return progress
+
+
+def ends_after(
+    rule: Mapping[str, Any],
+    values: list[dict[str, Any]],
+    cut: int = 0,
+    before: Mapping[str, Any] = MappingProxyType({}),
+    metrics: Mapping[str, Any] = METRICS,
+) -> int | None:
+    """Return the evaluation, one a round, after which `rule` ends a run that another rule led through the first `cut`
+    ones.
+    """
+    stopping = Stopping(Stop(**(before if cut else rule)), None, METRICS)
+    for round, value in enumerate(values, 1):
+        if round == cut + 1 and cut:
+            stopping = Stopping(Stop(**rule), saved(stopping), metrics)
+            stopping.go_on(cut)
+            if stopping.reason is not None:
+                return cut
+        stopping.add({**scores(test_loss=1.0, test_accuracy=0.5), **EMPTY, **value}, round)
+        if stopping.reason is not None:
+            return round
+    return None
+
+
+def of(name: str, *values: float | None) -> list[dict[str, Any]]:
+    return [{f"test_{name}": value} for value in values]
+
+
+RULES = {
+    "target": ({"metric": "auroc", "target": 0.5}, of("auroc", 0.4, None, math.nan, 0.5), 4),
+    "target-below": ({"metric": "brier", "target": 0.2}, of("brier", 0.9, 0.3, 0.2), 3),
+    "target-in-a-row": (
+        {"metric": "own", "target": -1.0, "for": 2},
+        of("own", -1.0, None, -1.0, math.nan, -2.0, -1.0),
+        6,
+    ),
+    "patience": ({"metric": "auroc", "patience": 2}, of("auroc", 0.5, 0.6, 0.6, 0.5), 4),
+    "patience-below": ({"metric": "brier", "patience": 2}, of("brier", 0.5, 0.6, 0.4, 0.4, 0.5), 5),
+    "undefined-is-no-better": ({"metric": "auroc", "patience": 2}, of("auroc", 0.1, None, math.nan, 0.9), 3),
+    "undefined-at-first": ({"metric": "own", "patience": 3}, of("own", math.nan, None, 5.0, 6.0, 7.0, 8.0), 6),
+    "loss": ({"metric": "loss", "patience": 2}, of("loss", 1.0, 0.9, 0.9, 1.0), 4),
+    "target-of-the-loss": ({"metric": "loss", "target": 0.9}, of("loss", 1.0, 0.9), 2),
+    "accuracy": ({"metric": "accuracy", "patience": 2}, of("accuracy", 0.1, 0.2, 0.2, 0.1), 4),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_by_any_metric_ends_a_run_where_it_was_interrupted_or_not(name):
+    rule, values, ends = RULES[name]
+    assert ends_after(rule, values) == ends
+    assert [ends_after(rule, values, cut, rule) for cut in range(1, ends)] == [ends] * (ends - 1)
+
+
+@pytest.mark.parametrize("name", ["auroc", "accuracy", "loss", "own"])
+def test_a_patience_added_later_knows_the_best_score_of_before(name):
+    sign = -1 if name in ("loss", "own") else 1
+    values = of(name, *(sign * value for value in (0.1, 0.9, 0.2, 0.3, 0.4, 0.5)))
+    rule = {"metric": name, "patience": 3}
+    assert ends_after(rule, values) == 5
+    others = ({}, {"max_hours": 1.0}, {"metric": "brier", "patience": 9}, {"patience": 9})
+    assert [ends_after(rule, values, 3, before) for before in others] == [5] * 4
+    if name == "accuracy":
+        assert ends_after({"patience": 3}, values, 3, {"test_accuracy": 0.95}) == 5
+
+
+def test_the_best_score_of_another_function_does_not_count():
+    values = of("own", 0.1, 0.5, 0.4, 0.4)
+    other = METRICS | {"own": a_metric({"whole": "mine:other", "better": "lower"})}
+    rule = {"metric": "own", "patience": 2}
+    assert ends_after(rule, values, 1, rule) == 3
+    assert ends_after(rule, values, 1, rule, other) is None
+    rule = {"metric": "own", "target": 0.5, "for": 2}
+    assert ends_after(rule, values, 1, rule) == 2
+    assert ends_after(rule, values, 1, rule, other) == 3
+
+
+def test_a_lower_patience_ends_a_run_at_once_if_its_last_round_was_evaluated():
+    values = of("accuracy", 0.9, 0.1, 0.1, 0.1, 0.95)
+    assert [ends_after({"patience": lower}, values, 3, {"patience": 9}) for lower in (1, 2, 3, 4)] == [3, 3, 4, None]
+    before = Stopping(Stop(patience=9))
+    for round, accuracy in enumerate((0.9, 0.1, 0.1), 1):
+        before.add(scores(test_loss=1.0, test_accuracy=accuracy), round)
+    lower = Stopping(Stop(patience=2), saved(before))
+    lower.go_on(4)  # which has no score: a run's last round has
+    assert lower.reason is None
+
+
+def test_a_checkpoint_of_an_earlier_version_keeps_its_best_score():
+    rule = Stop(patience=2)
+    progress = {"rule": rule.model_dump(exclude={"max_hours"}), "reached": 0, "best": 0.9, "since_best": 1}
+    StoppingState.model_validate({**progress, "reason": None})
+    stopping = Stopping(rule, {**progress, "reason": None})
+    stopping.add(scores(test_loss=1.0, test_accuracy=0.8), 7)
+    assert stopping.reason == "stop.patience: no better test accuracy in 2 evaluations"
+    assert "metric" not in progress["rule"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "task", "says"),
+    [
+        ("f1-macro", "classification", "'f1-macro' is not evaluated; add it to evaluate.metrics"),
+        ("test_auroc", "classification", "'test_auroc' is not evaluated; did you mean 'auroc'?"),
+        ("cm", "classification", "'cm' is a matrix: expected a metric that is a number"),
+        ("silent", "classification", "'silent' has no direction; add better: higher or lower to it in"),
+        ("accuracy", "regression", "no accuracy is evaluated: got a regression federation; use loss or auroc"),
+    ],
+)
+def test_a_metric_that_ends_nothing_is_refused(metric, task, says):
+    with pytest.raises(InputError) as refused:
+        check_stop(Stop(metric=metric, patience=2), METRICS, task)
+    assert f"stop.metric: {says}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    for good in ("auroc", "own", "loss"):
+        check_stop(Stop(metric=good, patience=2), METRICS, task)
+
+
+def test_the_tasks_with_an_accuracy_are_those_that_measure_it():
+    assert set(WITH_ACCURACY) == set(ACCURACY)
+
+
+OWN = """
+def wave(output, target):
+    return float((output.double() * 1e3).sum() % 7) if len(target) else 0.0
+"""
+
+
+def test_a_run_by_a_metric_ends_alike_killed_or_not_and_a_lower_patience_at_once(world, shared_tmp, monkeypatch):
+    def write() -> None:
+        write_small(shared_tmp)
+        (shared_tmp / "wave_metric.py").write_text(OWN, encoding="utf-8")
+
+    world.on_root(write)
+    monkeypatch.chdir(shared_tmp)
+    metrics = ["brier", {"wave": {"whole": "wave_metric:wave", "better": "higher"}}]
+    changes = {"rounds": 40, "evaluate": {"metrics": metrics, "batch_size": 64}, "checkpoint": {"every": 1}}
+
+    def run(output: str, **more: Any) -> tuple[Any, str]:
+        result = hpcfed.run(small(output, **changes | more), world=world, quiet=True)
+        return left_by(result), json.loads((result.folder / "result.json").read_text())["stopped"]
+
+    rule = {"metric": "wave", "patience": 3}
+    whole, why = run("whole", stop=rule)
+    assert why == "stop.patience: no better test wave in 3 evaluations"
+    waves = [row["test_wave"] for row in whole[1]]
+    assert [len(waves) - 1 - waves.index(max(waves)), len(waves) < 40] == [3, True]
+    run("killed", stop=rule, rounds=len(waves) - 1)
+    assert run("killed", stop=rule) == (whole, why)
+    run("added", rounds=len(waves) - 1)
+    assert run("added", stop=rule) == (whole, why)
+    run("lowered", rounds=len(waves))
+    assert run("lowered", stop=rule) == (whole, why)
+    goal = whole[1][1]["test_brier"]
+    (_, rows), why = run("target", stop={"metric": "brier", "target": goal})
+    assert [row["test_brier"] <= goal for row in rows] == [False] * (len(rows) - 1) + [True]
+    assert why == f"stop.target: test brier {rows[-1]['test_brier']:.6g} reaches {goal:g}"
+
+
+def test_a_recipe_records_the_new_keys_only_where_they_are_set():
+    recipes = [load_recipe(small("run", stop=stop)) for stop in ({"patience": 3}, {"metric": "loss", "patience": 3})]
+    plain = [to_plain(recipe)["stop"] for recipe in recipes]
+    assert plain[0] == {"test_accuracy": None, "for": 1, "patience": 3, "max_hours": None}
+    assert plain[1] == {**plain[0], "metric": "loss"}
 
 
 def test_seeds_run_one_after_another(world, shared_tmp):

@@ -540,6 +540,7 @@ def test_tables_of_an_earlier_call_are_removed(folder):
         ({"baselines": "pooled,along"}, "no baseline 'along'; did you mean 'alone'?"),
         ({"kind": "k-fold", "splits": 40}, "site 'west' is too small"),
         ({"overrides": ["stop={patience: 3}"]}, "stop in a study"),
+        ({"overrides": ["stop={metric: loss, target: 0.1}"]}, "stop in a study"),
         ({"overrides": ["cohort={schedule: [[0]]}"]}, "cohort.schedule in a study"),
         (
             {"overrides": ["cohort.without=[west]"]},
