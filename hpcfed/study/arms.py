@@ -201,8 +201,9 @@ def _plain(content: Content, arm: Arm, amount: TrainingAmount, shared: Content, 
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
     cohort: Content = {"schedule": schedule}
     others = [k for k, site in enumerate(clients) if site != arm.site]
-    if arm.site is not None and others and content["loss"].get("weights") == "balanced":
-        cohort["without"] = {"clients": others, "evaluate": "all"}  # weights of its own classes, in training alone
+    estimates = content["loss"].get("weights") == "balanced" or content["evaluate"].get("statistics") == "training"
+    if arm.site is not None and others and estimates:
+        cohort["without"] = {"clients": others, "evaluate": "all"}  # estimates of its own samples, tests of all sites
     steps = amount.steps * (arm.factor if arm.kind == POOLED else 1)
     local = {**content["local"], "epochs": None, "steps": steps}
     if arm.kind == TRAVELLING and arm.factor > 1:

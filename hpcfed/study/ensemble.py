@@ -34,7 +34,7 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
         InputError: a model of its runs cannot be read.
     """
     arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
-    modules = [load(study.run_folder(arm, split, seed)).module for arm in arms]
+    modules = [load(study.run_folder(arm, split, seed)).evaluated for arm in arms]
     tests, task = test_samples(study, split), study.samples.dataset.task
     outputs = {site: _mean_output(modules, x, task) for site, (x, _) in tests.items()}
     measured = {site: _measure(study, (outputs[site], tests[site][1])) for site in outputs}

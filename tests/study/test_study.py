@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
@@ -62,6 +63,7 @@ def made(tmp_path_factory) -> Path:
     return done(planned(folder, splits=2, seeds=[3]))
 
 
+NETS = str(Path(__file__).parents[1] / "mpi")
 A4 = 718
 """Width of a page's text in CSS pixels, with the browser's margins."""
 
@@ -275,6 +277,31 @@ def test_a_site_alone_weighs_classes_by_its_own_samples(folder):
         assert (again.folder / "model.safetensors").read_bytes() == (
             unit.recipe.output / "model.safetensors"
         ).read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:.*the model is code")
+def test_a_site_alone_has_the_statistics_of_its_own_samples(folder):
+    """``evaluate.statistics: training``, by hand; other arms have those of all sites. Ensembles are of these models."""
+    model = {"factory": "nets:mlp", "args": {"inputs": 4, "outputs": 2}}
+    evaluate, parameters = {"statistics": "training", "metrics": ["auroc"]}, {"buffers": "averaged"}
+    recipe(folder, rounds=1, model=model, python_path=[NETS], parameters=parameters, evaluate=evaluate)
+    study = planned(folder, "fedavg", splits=1, baselines="pooled,alone,ensemble")
+    place = done(study)
+    with h5py.File(place / "data/split-0.sites.h5") as file:
+        ends, x = file["train/offsets"][:], torch.tensor(file["train/x"][:])
+        test_x, test_y = torch.tensor(file["test/x"][: file["test/offsets"][1]]), file["test/y"][:]
+    shares = []
+    for unit in study.plan().units:
+        alone, name = unit.recipe.name.startswith("alone"), unit.recipe.name
+        own = slice(*ends[int(name[-1]) :][:2]) if alone else slice(None)
+        evaluated = hpcfed.load(unit.recipe.output).evaluated
+        with torch.no_grad():
+            hidden = evaluated[1](x[own])
+            shares += [evaluated(test_x).softmax(1)] * alone
+        torch.testing.assert_close(evaluated[2].running_mean, hidden.mean(0), rtol=1e-4, atol=1e-5)
+    auroc = roc_auc_score(test_y[: len(test_x)], torch.stack(shares).mean(0)[:, 1])
+    values = {(row["arm"], row["site"]): row["auroc"] for row in table(place / "tables/values.csv")}
+    assert float(values["ensemble", "north"]) == pytest.approx(auroc)
 
 
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):
