@@ -84,6 +84,7 @@ def train(
                 facts = environment(world, parts.model.vector.device, recipe.reduction, recipe.bits)
                 facts |= {"method": parts.method.name, "data": data}
                 facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
+                facts |= {"evaluated_samples": evaluator.num_samples}
                 facts |= without_facts(recipe, parts.federation)
                 world.on_root(lambda: folder.write("environment.json", facts))
                 for remark in remarks(recipe, parts):

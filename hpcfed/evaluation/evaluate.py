@@ -96,6 +96,13 @@ class Evaluator:
             self._statistics = TrainingStatistics(*where, section.batch_size, measures.begin)
 
     @property
+    def num_samples(self) -> dict[str, int]:
+        """The number of samples that scores count: of the test set, without test sets measured apart, and to train."""
+        offsets = self._federation.test_offsets
+        held = self._federation.num_test if offsets is None else int(np.diff(offsets)[self._counted].sum())
+        return {"test": held, "train": int(self._sizes.sum())}
+
+    @property
     def nothing(self) -> dict[str, Value]:
         """Scores of a round that is not evaluated, all None."""
         return self._scores({}, {}) | (dict.fromkeys([APART]) if self._apart else {})

@@ -95,12 +95,34 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
     if they do not. They do where only one counts the data of a client (``cohort.without``).
     """
     left_out = ours.left_out(column) != theirs.left_out(column)
-    counts = ours.num_samples(column), theirs.num_samples(column)
-    if not left_out and (None in counts or counts[0] == counts[1]):
+    if not _differ([ours, theirs], column):
         return ""
-    part = "test" if column.startswith("test_") else "training"
+    part = _part(column)
     remedy = "; hpcfed without --evaluate all measures on the same ones" if left_out else ""
     return f"its {part} samples are {_samples(theirs, column)}, the baseline's {_samples(ours, column)}{remedy}"
+
+
+def samples_note(groups: Sequence[Group], column: str) -> str:
+    """Return a sentence on the samples that each group's scores are of, ``Test samples differ: 74 for FedAvg; …``;
+    "" if all are of as many, of the same clients.
+    """
+    if not _differ([group.runs[0] for group in groups], column):
+        return ""
+    labels: dict[str, list[str]] = {}
+    for group in groups:
+        labels.setdefault(_samples(group.runs[0], column), []).append(group.label)
+    said = "; ".join(f"{samples} for {', '.join(own)}" for samples, own in labels.items())
+    return f"{_part(column).capitalize()} samples differ: {said}."
+
+
+def _differ(runs: Sequence[Run], column: str) -> bool:
+    """Whether the samples of a score differ between runs in number, where it is recorded, or in whose they are."""
+    counts = {run.num_samples(column) for run in runs} - {None}
+    return len(counts) > 1 or len({run.left_out(column) for run in runs}) > 1
+
+
+def _part(column: str) -> str:
+    return "test" if column.startswith("test_") else "training"
 
 
 def _samples(run: Run, column: str) -> str:

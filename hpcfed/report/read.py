@@ -80,10 +80,11 @@ class Run:
         return tuple(map(str, clients)) if isinstance(clients, list) else ()
 
     def num_samples(self, column: str) -> int | None:
-        """Return the number of samples of a score, if ``clients.csv`` has it."""
-        if self.clients is None or self.clients.split != column.partition("_")[0]:
-            return None
-        return self.clients.num_samples
+        """Return the number of samples of a score on the test set or the training sets, None if it is not recorded."""
+        part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
+        if isinstance(recorded, Mapping) and isinstance(count := recorded.get(part), int):
+            return count
+        return self.clients.num_samples if self.clients is not None and self.clients.split == part else None
 
     @property
     def own_metrics(self) -> list[str]:

@@ -23,7 +23,7 @@ from hpcfed.report.measure import (
     round_reached,
     spread,
 )
-from hpcfed.report.paired import CONFIDENCE, MeanEstimate, difference, other_samples, pairs, shared_draws
+from hpcfed.report.paired import CONFIDENCE, MeanEstimate, difference, other_samples, pairs, samples_note, shared_draws
 from hpcfed.report.read import Run
 from hpcfed.report.text import (
     count_text,
@@ -57,8 +57,10 @@ def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1
     """One row per group: its status, final and best value of the criterion, and the cost of all its rounds."""
     final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
     header = ("Method", "Seeds", "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
-    note = f"Final and best: means of {window} evaluations in a row." if window > 1 else ""
-    return Table("Results", header, tuple(_result(group, criterion, window) for group in groups), note)
+    notes = [f"Final and best: means of {window} evaluations in a row."] if window > 1 else []
+    if differ := samples_note(groups, criterion.column):
+        notes.append(differ)
+    return Table("Results", header, tuple(_result(group, criterion, window) for group in groups), " ".join(notes))
 
 
 def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
@@ -177,7 +179,16 @@ def clients_table(groups: Sequence[Group]) -> Table | None:
         return None
     header = ("Method", "Model", "Samples", "Round", "Mean", "Deviation", "Worst tenth", "Best tenth")
     note = "All clients count alike. Tenths: means over the tenth of the clients served worst, and best."
+    note += _clients_note(groups)
     return Table("Over clients", header, tuple(rows), note)
+
+
+def _clients_note(groups: Sequence[Group]) -> str:
+    """Return a sentence on the numbers of clients that groups' scores are of; "" if all are of the same ones."""
+    measured = {group.label: run.clients.names for group in groups for run in group.runs if run.clients}
+    if len(set(measured.values())) < 2:
+        return ""
+    return f" Clients differ: {'; '.join(f'{len(names):,} for {label}' for label, names in measured.items())}."
 
 
 def sites_table(groups: Sequence[Group]) -> Table | None:
@@ -191,10 +202,15 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
         columns = [(label, entry[0].measure) for label, entry in measured.items() if entry]
     heads = [name if len(measured) == 1 else f"{label}: {name}" for label, name in columns]
     rows = [
-        (name, every[0].sizes[k], *(_of_client(measured[label], measure, k) for label, measure in columns))
+        (
+            name,
+            " or ".join(dict.fromkeys(clients.sizes[k] for clients in every)),
+            *(_of_client(measured[label], measure, k) for label, measure in columns),
+        )
         for k, name in enumerate(every[0].names)
     ]
-    note = f"Of the last model evaluated, on the clients' {every[0].split} samples; – where undefined."
+    splits = " or ".join(dict.fromkeys(clients.split for clients in every))
+    note = f"Of the last model evaluated, on the clients' {splits} samples; – where undefined."
     return Table("By client", ("Client", "Samples", *heads), tuple(rows), note)
 
 

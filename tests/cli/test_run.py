@@ -150,6 +150,8 @@ def test_the_environment_names_what_the_bits_depend_on(finished):
     assert found["packages"]["torch"]
     assert found["threads_per_rank"] == 1
     assert found["bitwise"] is True
+    with Federation.open(finished[0] / "small.h5") as federation:
+        assert found["evaluated_samples"] == {"test": federation.num_test, "train": federation.num_samples}
 
 
 def test_progress_into_a_file_is_few_plain_lines(finished):

@@ -197,7 +197,12 @@ def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
         training = scores_of(str(found.folder), "train", measure)
         assert training.keys() == {"north", "east"}
         assert last[f"train_{measure}"] == pytest.approx(np.mean([value for value, _ in training.values()]), rel=1e-12)
-    facts = json.loads((found.folder / "environment.json").read_text())["without"]
+    recorded = json.loads((found.folder / "environment.json").read_text())
+    counts = {
+        part: sum(n for _, n in scores_of(str(found.folder), part, "loss").values()) for part in ("test", "train")
+    }
+    assert recorded["evaluated_samples"] == counts
+    facts = recorded["without"]
     assert facts["clients"] == {"2": "Köln/<b>", "3": "west"}
     assert facts["exact"] == "training only"
 

@@ -83,9 +83,40 @@ def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_pa
     ours = "30" if "run" in measured else "those of all clients"
     why = f"without has no difference: its test samples are {theirs}, the baseline's {ours}; hpcfed without --evaluate"
     assert why in found.differences.note
+    of_all = "run, all, common" if "run" not in measured else "run" if len(measured) else ""
+    note = found.results[0].note
+    assert note.startswith(f"Test samples differ: {ours} for {of_all}")
+    assert f"; {theirs} for without" in note
+    assert not compare([run, every, common], targets=[0.55]).results[0].note
     make_report([run, other], tmp_path / "report")
     assert why in (tmp_path / "report/report.html").read_text(encoding="utf-8").replace("&#39;", "'")
     assert not (tmp_path / "report/figures/difference-rounds.png").exists()
+
+
+def test_numbers_of_other_test_samples_stand_under_the_results(accuracies):
+    """Those of another data file: as the run recorded them, whoever measured clients."""
+    folders = [accuracies(name, [0.5, 0.6], change={"rounds": k}) for k, name in enumerate(("few", "many", "unknown"))]
+    for folder, count in zip(folders, (54, 7400), strict=False):
+        facts = json.loads((folder / "environment.json").read_text())
+        (folder / "environment.json").write_text(json.dumps({**facts, "evaluated_samples": {"test": count}}))
+    note = "Test samples differ: 54 for few; 7,400 for many."
+    assert compare(folders[:2]).results[0].note == note
+    assert compare(folders[1:]).results[0].note == ""
+    found = compare([folders[0], folders[0], folders[1]], window=2)
+    assert found.results[0].note == f"Final and best: means of 2 evaluations in a row. {note}"
+    assert found.differences.note == "many has no difference: its test samples are 7,400, the baseline's 54."
+
+
+def test_clients_that_differ_stand_under_their_means(tmp_path):
+    """In number, and whether values by client are of as many samples."""
+    folders = [write_run(tmp_path / name, change={"rounds": k}) for k, name in enumerate(("all", "fewer", "more"))]
+    for folder, clients, each in zip(folders, (3, 2, 3), (5, 5, 6), strict=True):
+        lines = [f"2,{k},global,test,0.5,0.75,{each},site-{k}" for k in range(clients)]
+        text = "\n".join(["round,client,model,split,loss,accuracy,n,name", *lines])
+        (folder / "clients.csv").write_text(f"{text}\n", encoding="utf-8")
+    assert "Clients differ: 3 for all; 2 for fewer." in clients_table(compare(folders[:2]).groups).note
+    assert "Clients differ" not in clients_table(compare(folders[::2]).groups).note
+    assert [row[1] for row in sites_table(compare(folders[::2]).groups).rows] == ["5 or 6"] * 3
 
 
 def without(evaluate: str) -> dict:
