@@ -172,7 +172,9 @@ def is_matrix(metric: Metric) -> bool:
 def undefined(metric: Metric) -> str:
     """Return when a metric has no value, in words."""
     built_in = BUILT_IN.get(metric) if isinstance(metric, str) else None
-    return built_in.undefined if built_in is not None else "its count is 0 or its value is not finite"
+    if built_in is None:
+        return "its count is 0 or its value is not finite"
+    return built_in.undefined or "an output is not finite"
 
 
 def targets_of(task: str, num_classes: int | None) -> str:

@@ -61,7 +61,9 @@ class WholeMetric:
     def cells(self, output: Tensor, target: Tensor) -> np.ndarray:
         """Return the value's numbers, each with 1 if it is defined, (size, 2); zeros if it is not."""
         found = self.function(output, target)
-        return np.zeros((self.size, 2)) if found is None else np.stack([np.ravel(found), np.ones(self.size)], axis=1)
+        if found is None or (self.shape and np.ndim(found) == 0):  # nan: of outputs that are not finite
+            return np.zeros((self.size, 2))
+        return np.stack([np.ravel(found), np.ones(self.size)], axis=1)
 
 
 def whole_metrics(

@@ -159,13 +159,15 @@ def as_rows(target: Tensor, like: Tensor) -> Tensor:
 
 
 def classes_right(output: Tensor, target: Tensor) -> tuple[float, float]:
-    """Return the number of samples whose largest output is the target's, and of all samples."""
+    """Return the number of samples whose largest output is the target's, and of all samples; nan is never right."""
     return int(_classes_right(output, target).sum()), len(target)
 
 
 def _classes_right(output: Tensor, target: Tensor) -> Tensor:
     """Return how many classes of each sample are right, (B,)."""
-    return (output.argmax(1) == target).reshape(len(target), -1).sum(1)
+    predicted = output.argmax(1, keepdim=True)
+    known = ~output.gather(1, predicted).isnan()  # nan counts as the largest output, of whatever class
+    return (known & (predicted == target.unsqueeze(1))).reshape(len(target), -1).sum(1)
 
 
 def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
@@ -175,7 +177,7 @@ def labels_right(output: Tensor, target: Tensor) -> tuple[float, float]:
 
 def _labels_right(output: Tensor, target: Tensor) -> Tensor:
     """Return whether all labels of each sample are right, (B,)."""
-    return ((output > 0) == (target > 0)).all(1)
+    return (((output > 0) == (target > 0)) & ~output.isnan()).all(1)
 
 
 LOSSES: Mapping[str, Callable[[str], Loss]] = {

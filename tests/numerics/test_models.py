@@ -17,8 +17,9 @@ from hpcfed.config.recipe import Augment, LossSection, Model
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
+from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import cross_entropy, labels_right, loss_for
+from hpcfed.models.losses import classes_right, cross_entropy, labels_right, loss_for
 from hpcfed.rng import Purpose, stream
 from hpcfed.setup.model import check_memory
 from tests.federations import write_federation
@@ -137,6 +138,18 @@ def test_losses_have_their_closed_forms():
     alone = loss_for(LossSection(), "regression", []).batch(output[:, :1], labels[:, 0])  # one number, without an axis
     torch.testing.assert_close(alone, 0.5 * ((output - labels)[:, 0] ** 2).mean(), rtol=1e-13, atol=0)
     assert labels_right(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])) == (1, 2)
+
+
+def test_an_output_that_is_no_number_is_never_right():
+    """Of a fine-tuned model that has diverged; nan is the largest for argmax, and not positive."""
+    nan = torch.nan
+    output = torch.tensor([[nan, nan], [nan, 1.0], [1.0, nan], [2.0, 1.0], [1.0, 2.0]])
+    assert classes_right(output, torch.tensor([0, 0, 1, 0, 0])) == (1, 5)
+    assert classes_right(output[..., None].expand(5, 2, 3), torch.zeros(5, 3).long()) == (3, 5)
+    assert labels_right(output, torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1], [1, 1]])) == (2, 5)
+    (matrix,) = whole_metrics({"matrix": "confusion-matrix"}, "classification", 2, []).values()
+    assert not matrix.cells(output, torch.zeros(5)).any()
+    assert matrix.cells(output[3:], torch.zeros(2)).tolist() == [[1, 1], [1, 1], [0, 1], [0, 1]]
 
 
 def test_bytes_are_scaled_and_centred_and_tokens_are_not(world, shared_tmp):
