@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from hpcfed.cite import bibtex
+from hpcfed.cohort import present_in
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.data.federation import Federation
 from hpcfed.data.sites import MOST_SITES, class_names, site_names
+from hpcfed.errors import counted
 from hpcfed.export.formats import private_names
 from hpcfed.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.loaded import LoadedRun
@@ -100,9 +102,13 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
         whose = f" It has the private parts of {_plain(site_names(federation)[client])}."
     elif private := private_names(loaded):
         whose = f" {len(private)} tensors are private to each site and not in the file."
+    present, version = present_in(loaded.recipe, federation.num_clients), loaded.environment.get("hpcfed", __version__)
+    absent = [_plain(site_names(federation)[k]) for k in np.flatnonzero(~present)]
+    without = f", without {_few(absent)}" if absent else ""
+    sites = counted(int(present.sum()), "site")
     return (
-        f"Trained by federated learning on {federation.num_clients:,} sites for {rounds:,} rounds, with hpcfed "
-        f"{__version__}.{whose}"
+        f"Trained by federated learning on {sites} for {counted(rounds, 'round')}{without}, with hpcfed {version}."
+        f"{whose}"
     )
 
 

@@ -143,6 +143,20 @@ def test_a_card_lists_all_formats_of_its_model(folder, capfd):
     assert len(first.splitlines()) < len(card.splitlines())
 
 
+def test_a_later_version_adds_a_format_to_a_card(folder, capfd, monkeypatch):
+    """A card names the version that trained the model, so it is known again; and the sites that took part."""
+    trained(cohort={"without": ["Zürich"]})
+    assert exported(capfd)[0] == 0
+    first = f"Trained by federated learning on 2 sites for 3 rounds, without Zürich, with hpcfed {hpcfed.__version__}."
+    assert first in Path("three.md").read_text().splitlines()
+    monkeypatch.setattr(sys.modules["hpcfed.export.card"], "__version__", "9.9")
+    assert exported(capfd, "--format", "state_dict")[0] == 0
+    card = Path("three.md").read_text()
+    assert first in card.splitlines()
+    assert "three.safetensors" in card
+    assert "three.pt" in card
+
+
 def test_a_card_with_notes_or_of_another_run_stays(folder, capfd):
     trained()
     assert exported(capfd)[0] == 0
