@@ -29,6 +29,8 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{idle}; the result is the same"
     if recipe.cohort.sampling == "bernoulli" and recipe.cohort.size is None and recipe.cohort.fraction is None:
         yield "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part"
+    if parts.model.own and (parts.cohorts.measured & ~parts.cohorts.present).any():
+        yield "clients left out (cohort.without) are measured with the private part of the initial model"
     for facts in without_facts(recipe, parts.federation).values():
         if facts["exact"] == TRAINING_ONLY:
             yield f"without {', '.join(facts['clients'].values())}: {TRAINING_ONLY}: {'; '.join(facts['since'])}"

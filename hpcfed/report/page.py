@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import jinja2
 
 from hpcfed.config.load import dump_yaml
-from hpcfed.errors import visible
+from hpcfed.errors import counted, visible
 from hpcfed.report.group import Group, flatten
 from hpcfed.report.style import DARK, DASHES, LIGHT
 from hpcfed.report.tables import Table
@@ -112,6 +113,10 @@ def warnings(groups: Sequence[Group]) -> list[str]:
             names = [f"{run.folder} (round {run.num_rounds})" for run in group.runs if run.status == status]
             if names:
                 notes.append(f"{group.label}: {status}: {', '.join(names)}. Its last evaluation stands for its end.")
+        if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
+            rounds = counted(sum(run.num_rounds for run in group.runs), "round")
+            whose = _some([f"client {client} in {count:,}" for client, count in sorted(skipped.items())])
+            notes.append(f"{group.label}: updates were left out (on_bad_client: skip), of {rounds}: {whose}.")
         if group.repeats:
             seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
             notes.append(

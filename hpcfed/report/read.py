@@ -6,8 +6,9 @@ A run may still be in progress: its record may end in half a line, and it has no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
-from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds
+from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds, skipped_in
 
 RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
@@ -39,6 +40,7 @@ class Run:
     status: str  # finished, stopped, diverged, failed; unfinished: no result, or one older than the record
     columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
     clients: Clients | None  # the last evaluation of clients, if the recipe asked for it
+    skipped: Mapping[int, int] = field(default_factory=dict)  # client -> rounds that left its update out
 
     @property
     def num_rounds(self) -> int:
@@ -171,7 +173,8 @@ def read_run(folder: Path) -> Run:
     Raises InputError: a file is missing or damaged, or no round is recorded yet.
     """
     recipe = read_recipe(folder / RECIPE)
-    columns = _on_schedule(read_record(folder / RECORD), recipe.get("evaluate"))
+    skipped = Counter[int]()
+    columns = _on_schedule(read_record(folder / RECORD, skipped), recipe.get("evaluate"))
     result = read_json(folder / "result.json")
     return Run(
         folder=folder,
@@ -181,18 +184,27 @@ def read_run(folder: Path) -> Run:
         status=run_status(result, len(columns["gradients"])),
         columns=columns,
         clients=read_clients(folder / CLIENTS),
+        skipped=skipped,
     )
 
 
-def read_record(path: Path) -> dict[str, np.ndarray]:
-    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.run_folder.rounds`).
+def read_record(path: Path, skipped: Counter[int] | None = None) -> dict[str, np.ndarray]:
+    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.run_folder.rounds`); count in `skipped` the
+    rounds that left out a client's update.
 
     Raises InputError naming the line: malformed, out of order, or a value that is no number.
     """
-    columns = columns_of(iterate_rounds(path), path)
+    columns = columns_of(_counted(iterate_rounds(path), Counter() if skipped is None else skipped), path)
     if not columns.rounds:
         raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
     return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
+
+
+def _counted(rows: Iterable[dict[str, Any]], skipped: Counter[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows; count clients that they name as skipped."""
+    for row in rows:
+        skipped.update(skipped_in(row))
+        yield row
 
 
 def _on_schedule(columns: Mapping[str, np.ndarray], evaluate: Any) -> dict[str, np.ndarray]:

@@ -166,6 +166,12 @@ def interval_of(name: str, evaluate: Mapping[str, Any]) -> int:
     return every if isinstance(every, int) and every > 0 else 1
 
 
+def skipped_in(row: Mapping[str, Any]) -> list[int]:
+    """Return the clients whose updates a round left out (``on_bad_client: skip``)."""
+    found = row.get("skipped")
+    return [client for client in found if isinstance(client, int)] if isinstance(found, list) else []
+
+
 def is_own(name: str) -> bool:
     """Whether a column is one of the recipe's metrics (``evaluate.metrics``)."""
     return name.startswith(("test_", "train_")) and name not in METRICS

@@ -17,7 +17,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, parse_json, read_text
 from hpcfed.report.clients import MOST
 from hpcfed.report.read import CLIENTS
-from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 from hpcfed.study.arms import Arm
 from hpcfed.study.plan import Study
 
@@ -35,6 +35,7 @@ class RunResult:
         sites: site → its values after the last round, by model, ``global`` or ``fine-tuned``.
         curves: (model, site, metric) → (round, value) of each evaluation.
         whole: values on all test samples together.
+        skipped: sites whose updates some round left out (``on_bad_client: skip``).
     """
 
     split: int
@@ -42,6 +43,7 @@ class RunResult:
     sites: Mapping[tuple[str, int], Values]
     curves: Mapping[tuple[str, int, str], list[tuple[int, float]]] = field(default_factory=dict)
     whole: Values = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
     record = read_rounds(folder / RECORD)
     evaluated = [row for row in record if row.get("test_loss") is not None or row.get("clients")]
     last = {name.removeprefix("test_"): value for name, value in record[-1].items() if name.startswith("test_")}
+    trainers = study.trainers(split)
+    skipped = frozenset(trainers[client] for row in record for client in skipped_in(row) if not arm.pools)
     out = study.splits.each[split].site
     if out is not None:
         curves = {
@@ -122,9 +126,8 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
             ]
             for metric in last
         }
-        return RunResult(split, seed.model, {(GLOBAL, out): last}, curves, last)
+        return RunResult(split, seed.model, {(GLOBAL, out): last}, curves, last, skipped)
     first = int(arm.pools)  # the pooled file's first client has all training samples
-    trainers = study.trainers(split)
     sites: dict[tuple[str, int], Values] = {}
     curves = {}
     for row in _rows(folder / CLIENTS):
@@ -137,7 +140,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
         for metric, value in values.items():
             if _is_number(value):
                 curves.setdefault((row["model"], site, metric), []).append((int(row["round"]), value))
-    return RunResult(split, seed.model, sites, curves, last)
+    return RunResult(split, seed.model, sites, curves, last, skipped)
 
 
 HEAD = ("round", "client", "model", "split", "n", "name")

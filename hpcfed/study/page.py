@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,12 +83,18 @@ def _full_title(chapter: StudyChapter, table: Table) -> str:
 
 
 def without_results(view: View) -> list[str]:
-    """Return a line on each arm of which runs are missing: means are over the others."""
+    """Return a line on each arm of which runs are missing: means are over the others; and on updates left out."""
     found = []
     for arm in view.study.arms:
         there, all_of = len(view.results.runs[arm.key]), view.results.planned[arm.key]
         if there < all_of:
             found.append(f"{arm.title}: {all_of - there} of {all_of} runs have no result; means are over the others.")
+        skipped = Counter(site for run in view.results.runs[arm.key] for site in run.skipped)
+        if skipped:
+            whose = ", ".join(f"{view.sites[site]} in {count}" for site, count in sorted(skipped.items()))
+            found.append(
+                f"{arm.title}: updates were left out (on_bad_client: skip), of {counted(there, 'run')}: {whose}."
+            )
     return found
 
 

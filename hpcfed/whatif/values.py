@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpcfed.errors import EnvironmentFailure, counted
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import open_file
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 from hpcfed.setup import assemble
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.report import Outcome
@@ -96,7 +98,18 @@ class Contributed:
             said.append("each subset's run ends by its own scores (stop), so that numbers of rounds differ")
         if diverged := sum(row.status == "diverged" for row in self.rows):
             said.append(f"{counted(diverged, 'run')} diverged: values that depend on it are empty")
+        if skipped := self._skipped():
+            whose = ", ".join(f"{own.names[k]} in {counted(count, 'run')}" for k, count in sorted(skipped.items()))
+            said.append(f"updates were left out (on_bad_client: skip): {whose}")
+        if own.base.recipe.parameters.keeps_private and own.own_tests:
+            said.append("clients outside S are measured with the private part of the initial model")
         return said
+
+    def _skipped(self) -> Counter[int]:
+        """Return client → runs of which some round left out its update."""
+        runs = [row.unit.recipe for row in self.rows if row.unit.recipe.on_bad_client == "skip"]
+        records = (read_rounds(recipe.output / RECORD) for recipe in runs if (recipe.output / RECORD).exists())
+        return Counter(k for record in records for k in {k for row in record for k in skipped_in(row)})
 
 
 def _stops_by_scores(coalitions: Coalitions) -> bool:

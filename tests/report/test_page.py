@@ -195,6 +195,17 @@ def test_reader_is_warned(tmp_path):
         assert warning in said
 
 
+def test_updates_that_were_left_out_are_told(tmp_path):
+    """By client, over the runs of a group."""
+    rows = [{**row, "skipped": [2] if row["round"] < 3 else []} for row in make_rows(4, "fedavg", 0)]
+    for seed in (0, 1):
+        write_run(tmp_path / f"bad-{seed}", seed=seed, rows=rows, change={"name": "bad"})
+    found = CliRunner().invoke(command, [str(tmp_path), "--output", str(tmp_path / "report"), "--page-only"])
+    line = "FedAvg: updates were left out (on_bad_client: skip), of 8 rounds: client 2 in 4."
+    assert line in found.output.splitlines()
+    assert line in (tmp_path / "report/report.html").read_text()
+
+
 def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
     rows = make_rows(2, "fedavg", 0)
     for number in range(40):

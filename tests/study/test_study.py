@@ -27,14 +27,14 @@ from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
 from hpcfed.study.measured import RunResult, StudyResults
 from hpcfed.study.measures import StudyMetric, metrics_of
-from hpcfed.study.page import write_results
+from hpcfed.study.page import without_results, write_results
 from hpcfed.study.plan import Study
 from hpcfed.study.rows import rows_of
-from hpcfed.study.session import write_study
+from hpcfed.study.session import run_study, write_study
 from hpcfed.study.tables import differences_table, results_table
 from hpcfed.study.view import View
 from hpcfed.sweep.failures import RunEnding, raise_if_failed
-from hpcfed.sweep.run import run_sweep
+from hpcfed.sweep.run import Redo, run_sweep
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
@@ -302,6 +302,20 @@ def test_a_site_alone_has_the_statistics_of_its_own_samples(folder):
     auroc = roc_auc_score(test_y[: len(test_x)], torch.stack(shares).mean(0)[:, 1])
     values = {(row["arm"], row["site"]): row["auroc"] for row in table(place / "tables/values.csv")}
     assert float(values["ensemble", "north"]) == pytest.approx(auroc)
+
+
+def test_updates_that_were_left_out_are_told(folder):
+    """``on_bad_client: skip``: else the table says nothing of a site that took no part."""
+    with h5py.File(folder / "sites.h5", "a") as file:
+        file["train/x"][-20:] = 3e38
+    recipe(folder, rounds=1, on_bad_client="skip", evaluate={})
+    study = planned(folder, "fedavg,fedexp", splits=2, baselines="pooled", standardize="none")
+    _, remarks, study = run_study(study, World(), None, Redo(), quiet=True)
+    view, _ = write_study(study, study.plan(), [], remarks)
+    what = "updates were left out (on_bad_client: skip), of 2 runs: west in 2."
+    said = [f"{title}: {what}" for title in ("FedAvg", "FedExP")]
+    assert without_results(view)[:2] == said
+    assert said[0] in (study.folder / "study.html").read_text()
 
 
 def test_fewer_rounds_than_sites_leave_some_unvisited(folder):

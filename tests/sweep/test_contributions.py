@@ -212,3 +212,20 @@ def test_what_cannot_be_valued_is_refused(num_clients, changes, options, expecte
     hpcfed.run(prepare(tmp_path, num_clients), ["rounds=1", *changes], quiet=True)
     with pytest.raises(InputError, match=expected):
         plan_coalitions(Contributions(Path("run"), **options))
+
+
+def test_skipped_updates_and_untrained_private_parts_are_told(tmp_path, monkeypatch):
+    """A client whose updates were all left out brings nothing, whatever its data."""
+    monkeypatch.chdir(tmp_path)
+    recipe = {**prepare(tmp_path, 3), "rounds": 1, "on_bad_client": "skip", "parameters": {"private": ["*bias"]}}
+    recipe["model"] = {"name": "linear"}
+    with h5py.File(tmp_path / "sites.h5", "a") as file:
+        file["train/x"][-8:] = 1e200
+    hpcfed.run(recipe, quiet=True)
+    found = compute()
+    assert found.clients[2].left_out.mean == 0
+    assert found.notes[-3:] == [
+        "1 run diverged: values that depend on it are empty",
+        "updates were left out (on_bad_client: skip): site-2 in 3 runs",
+        "clients outside S are measured with the private part of the initial model",
+    ]
