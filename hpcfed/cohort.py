@@ -63,6 +63,7 @@ class Cohorts:
         measured: (N,) bool, whose data count in evaluations.
         mean_size: mean number of samples of the clients present.
         draws: average number of rounds in which a client takes part.
+        never: numbers of the clients present, with samples, that ``cohort.schedule`` has in no round.
 
     Raises:
         InputError: a cohort larger than the federation, or a schedule that does not fit it, or no client is left.
@@ -78,6 +79,7 @@ class Cohorts:
         self.mean_size = float(sizes[self.present].mean())
         self._samples = (sizes[self.present].sum(), sizes.sum()) if weights == "samples" else None
         self._redraws = without is not None and without.cohorts == "redrawn"
+        self.never: list[int] = []
         self._drawn, self.draws = self._sampler()
         self._budgets = self._read_budgets()
 
@@ -143,6 +145,8 @@ class Cohorts:
         if section.schedule is not None:
             schedule = self._schedule(section.schedule)
             members = sum(int(self.present[row].sum()) for row in schedule)
+            filled = np.flatnonzero(self.present & (self._sizes > 0))
+            self.never = np.setdiff1d(filled, [client for row in schedule for client in row]).tolist()
             if not members:
                 remedy = "leave cohort.without out, or choose another schedule"
                 raise InputError("cohort.without: no round of cohort.schedule has a client left", remedy=remedy)

@@ -29,6 +29,11 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{idle}; the result is the same"
     if recipe.cohort.sampling == "bernoulli" and recipe.cohort.size is None and recipe.cohort.fraction is None:
         yield "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part"
+    statistics, weights = recipe.evaluate.statistics == "training", recipe.loss.weights == "balanced"
+    if parts.cohorts.never and (statistics or weights):
+        what = " and ".join(["evaluate.statistics: training"] * statistics + ["loss.weights: balanced"] * weights)
+        clients, leave = counted(len(parts.cohorts.never), "client"), "cohort.without leaves clients out"
+        yield f"{what}: of all samples, also those of {clients} in no round of cohort.schedule; {leave}"
     if parts.model.own and (parts.cohorts.measured & ~parts.cohorts.present).any():
         yield "clients left out (cohort.without) are measured with the private part of the initial model"
     for facts in without_facts(recipe, parts.federation).values():

@@ -18,7 +18,10 @@ from hpcfed.config.load import dump_yaml, load_recipe
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.evaluation.per_client import COLUMNS, NAME
-from hpcfed.setup import resolve
+from hpcfed.ranks.world import World
+from hpcfed.remarks import remarks
+from hpcfed.setup import assemble, resolve
+from tests.federations import blobs, write_federation
 from tests.launch import ROOT, Completed, launch, own_lines
 from tests.mpi.recipes import small, write_recipe, write_small
 from tests.numerics.test_reference import TOLERANCE, cases, flat, recipe_of
@@ -187,6 +190,31 @@ def test_clients_without_samples_are_counted_where_they_count(folder):
         weights: Cohorts(recipe, np.array([4, 0, 2]), weights).without_samples for weights in ("samples", "uniform")
     }
     assert found == {"samples": 0, "uniform": 1}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["cohort={schedule: [[0], [3]]}"], "1 client"),
+        (["cohort={schedule: [[0]]}"], "2 clients"),
+        (["cohort={schedule: [[0]], without: [1]}"], "1 client"),
+        (["cohort={schedule: [[0]], without: {clients: [1, 3], evaluate: all}}"], ""),
+        (["cohort={schedule: [[0], [1], [3]]}"], ""),
+        (["cohort={schedule: [[0]]}", "loss.weights=null"], ""),
+    ],
+)
+def test_weights_of_clients_that_never_take_part_are_told(overrides, said, folder):
+    """Client 2 has no samples."""
+    given = blobs(4)
+    given["clients"][2] = given["clients"][2][0][:0], given["clients"][2][1][:0]
+    write_federation(folder / "four.h5", **given, content="four")
+    usual = [f"data={folder / 'four.h5'}", "loss.weights=balanced"]
+    recipe = resolve(load_recipe(folder / "recipe.yaml", [*usual, *overrides]))
+    parts, _ = assemble(recipe, World())
+    with parts.federation, parts.clients:
+        found = [line for line in remarks(recipe, parts) if "in no round of cohort.schedule" in line]
+    what = f"loss.weights: balanced: of all samples, also those of {said} in no round of cohort.schedule"
+    assert found == [f"{what}; cohort.without leaves clients out"] * bool(said)
 
 
 def test_a_finished_run_without_its_model_is_not_called_finished(folder):
