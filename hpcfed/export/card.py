@@ -23,7 +23,7 @@ from hpcfed.errors import counted
 from hpcfed.export.formats import private_names
 from hpcfed.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.loaded import LoadedRun
-from hpcfed.report.clients import read_clients
+from hpcfed.report.clients import GLOBAL, read_clients
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
 from hpcfed.run_folder.identity import PLACES
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -186,7 +186,8 @@ def _sites(loaded: LoadedRun, federation: Federation) -> str:
     if measured is None:
         note = "The run measured no site by itself (`evaluate.clients`)."
     else:
-        note = f"Measured on each site's {measured.split} samples after round {measured.round}."
+        note = f"Measured on each site's {measured.split} samples after round {measured.round}"
+        note += "." if measured.model == GLOBAL else f", with its {measured.model} model, which is not in the file."
     return f"{_table(head, rows)}\n\n{note}"
 
 

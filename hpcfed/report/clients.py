@@ -20,6 +20,7 @@ from hpcfed.io.text import Malformed, read_text
 
 PREFERRED_SPLITS = ("test", "train")
 MEASURES = ("accuracy", "loss")
+GLOBAL = "global"
 OTHERS = ("round", "client", "model", "split", "n", "name")
 """Columns that are no measures."""
 MOST = 1 << 34
@@ -54,7 +55,7 @@ class Clients:
     @property
     def model(self) -> str:
         """The main model: the global one, or the first in the file."""
-        return "global" if "global" in self.values else next(iter(self.values))
+        return GLOBAL if GLOBAL in self.values else next(iter(self.values))
 
     @property
     def main(self) -> np.ndarray:

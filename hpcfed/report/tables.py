@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.report.clients import Clients, Fairness
+from hpcfed.report.clients import GLOBAL, Clients, Fairness
 from hpcfed.report.group import ABSENT, Group, differences, flatten, settings
 from hpcfed.report.measure import (
     Criterion,
@@ -192,7 +192,9 @@ def _clients_note(groups: Sequence[Group]) -> str:
 
 
 def sites_table(groups: Sequence[Group]) -> Table | None:
-    """One row per client by name, a column for each group and measure of the global model; None for many clients."""
+    """One row per client by name, a column for each group and measure of its main model, named unless it is the global
+    one; None for many clients.
+    """
     measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
     every = [clients for entry in measured.values() for clients in entry]
     if not every or len({clients.names for clients in every}) > 1 or len(every[0].names) > MOST_SITES:
@@ -200,7 +202,9 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
     columns = [(label, name) for label, entry in measured.items() if entry for name in entry[0].measures]
     if len(columns) > MOST_COLUMNS:
         columns = [(label, entry[0].measure) for label, entry in measured.items() if entry]
-    heads = [name if len(measured) == 1 else f"{label}: {name}" for label, name in columns]
+    models = {label: entry[0].model for label, entry in measured.items() if entry}
+    named = [(label, name if models[label] == GLOBAL else f"{name}, {models[label]}") for label, name in columns]
+    heads = [name if len(measured) == 1 else f"{label}: {name}" for label, name in named]
     rows = [
         (
             name,

@@ -143,6 +143,14 @@ def test_a_card_lists_all_formats_of_its_model(folder, capfd):
     assert len(first.splitlines()) < len(card.splitlines())
 
 
+def test_a_card_says_whose_model_sites_were_measured_with(folder, capfd):
+    clients = {"every": 1, "models": ["fine-tuned"], "fine_tune": {"steps": 2, "lr": 0.1}}
+    hpcfed.run(small("run", name="three", evaluate={"clients": clients}), quiet=True)
+    assert exported(capfd)[0] == 0
+    note = "Measured on each site's test samples after round 3, with its fine-tuned model, which is not in the file."
+    assert note in Path("three.md").read_text().splitlines()
+
+
 def test_a_later_version_adds_a_format_to_a_card(folder, capfd, monkeypatch):
     """A card names the version that trained the model, so it is known again; and the sites that took part."""
     trained(cohort={"without": ["Zürich"]})

@@ -119,6 +119,17 @@ def test_clients_that_differ_stand_under_their_means(tmp_path):
     assert [row[1] for row in sites_table(compare(folders[::2]).groups).rows] == ["5 or 6"] * 3
 
 
+def test_values_by_client_name_another_model_than_the_global_one(tmp_path):
+    """Of a run that measured fine-tuned models alone, beside one of the global model."""
+    folders = [write_run(tmp_path / name, change={"rounds": k}) for k, name in enumerate(("global", "fine-tuned"))]
+    for folder in folders:
+        text = f"round,client,model,split,loss,accuracy,n,name\n2,0,{folder.name},test,0.5,0.75,5,Chur\n"
+        (folder / "clients.csv").write_text(text, encoding="utf-8")
+    heads = sites_table(compare(folders).groups).header
+    assert heads[2:4] == ("global: accuracy", "global: loss")
+    assert heads[4:] == ("fine-tuned: accuracy, fine-tuned", "fine-tuned: loss, fine-tuned")
+
+
 def without(evaluate: str) -> dict:
     """The recipe's ``cohort`` without client 1."""
     return {"cohort": {"size": 10, "without": {"clients": [1], "cohorts": "empty", "evaluate": evaluate}}}
