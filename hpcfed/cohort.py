@@ -131,9 +131,9 @@ class Cohorts:
     def _shares_of_all(self, sizes: np.ndarray, *, everyone: bool) -> np.ndarray:
         """Return q_i, (S,), of members with these samples: over all clients of the federation, or those present.
 
-        p_i is the same of both, up to its last bit. Cohorts with places that stay empty take it from the first, so that
-        a round whose members all stay is the same to the bit; those drawn among the others from the second, as on a
-        federation file that lacks the clients.
+        p_i = q_i / Σ q is the same of both, up to its last bit. ``without.cohorts: empty`` takes q over all clients, so
+        that rounds without the missing ones keep their bits; ``redrawn`` takes it over those present, as a federation
+        file that lacks the others would.
         """
         if self._samples is None:
             return np.full(len(sizes), 1 / (len(self._sizes) if everyone else self._num_present))

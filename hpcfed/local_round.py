@@ -41,7 +41,7 @@ class RoundPlan:
         effective_steps: ‖a_i‖₁ of each member, (S,); None if not asked for, or if the client optimizer has none.
         common_effective_steps: the ‖a‖₁ that all members share, else None.
         factors: multiple of each Δ_i in the averages, (S,); 1 without a normalisation.
-        alike: whether ‖a_i‖₁ is known and the same for all members, and Δ̄ the mean of the Δ_i themselves.
+        alike: True if all members share one known ‖a_i‖₁ and no factor rescales a Δ_i.
         w: the server's model, (d,) in the run's dtype on the device.
         shared: the method's shared state, likewise.
         touched: (N,) bool, clients that have taken part in a round; their state may still be the initial one.
@@ -165,20 +165,19 @@ class Training:
             state = self._parts.clients.get(client) or method.begin(self._parts.initial_w)
             own = private_part(state)
             loss = self._parts.loss_of(client, plan.w, samples, own) if method.loss_at_w else None
-            about = plan.round, plan.lr, info, plan.alike, loss, self._parts.seed
-            context = RoundContext(*about, Purpose.TILT, count)
+            context = RoundContext(plan.round, plan.lr, info, plan.alike, loss, self._parts.seed, Purpose.TILT, count)
             tilt = method.tilt(plan.w, plan.shared, state, context)
             tasks.append(Task(client, samples, tilt, steps[row], guessed[row], info, plan.shared, state, own))
-            members.append((about, state))
+            members.append((context, state))
         names = self._parts.method.reported(plan.alike)
         # lazy: a client may be trained when its result is asked for, and its delta is valid until the next one is
         solved = self._parts.engine.solve(plan.w, tasks, plan.round)
-        for row, ((about, state), local) in enumerate(zip(members, solved, strict=True)):
+        for row, ((context, state), local) in enumerate(zip(members, solved, strict=True)):
             client, place = clients[row], places[row]
             effective_steps = plan.effective_steps[place]
             known = local if effective_steps is None else replace(local, effective_steps=effective_steps)
-            reporting = RoundContext(*about, Purpose.REPORT, count)
-            update = method.report(known, plan.w, plan.shared, state, reporting)
+            context = replace(context, purpose=Purpose.REPORT)
+            update = method.report(known, plan.w, plan.shared, state, context)
             vectors, scalars = checked(self._parts.method.name, update, names, method.scalars, local.delta)
             if local.own:
                 check_own(local.own)
@@ -187,8 +186,8 @@ class Training:
                 scalars = {**scalars, **self._averaged.counts(local.buffers)}
             next_state = None
             if method.stateful:  # before the sum: what fails can then be trained again
-                following = RoundContext(*about, Purpose.NEXT_STATE, count)
-                next_state = method.next_state(update, known, plan.w, plan.shared, state, following)
+                context = replace(context, purpose=Purpose.NEXT_STATE)
+                next_state = method.next_state(update, known, plan.w, plan.shared, state, context)
             added = buffer.add(
                 place,
                 counts[row],

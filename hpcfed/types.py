@@ -87,7 +87,7 @@ class RoundContext:
         round: t, counted from 1.
         lr: η_l of the round.
         client: the client; None at the server.
-        alike: whether ‖a_i‖₁ is the same for all of the cohort, and Δ̄ the mean of the Δ_i themselves; False also where
+        alike: True if all members of the cohort share one known ‖a_i‖₁ and no factor rescales a Δ_i; False also where
             no part of the method uses it.
         loss: the client's f_i(w) over all its samples, for rules with ``loss_at_w``; else None.
         seed, purpose: of `stream`.
@@ -320,8 +320,8 @@ class LocalMethod(Protocol):
     def vectors(self, alike: bool) -> tuple[str, ...]:
         """Return the names of the vectors reported in a round beside Δ_i.
 
-        `alike`: ‖a_i‖₁ is the same for all of the cohort, and no normalisation multiplies Δ_i, so what follows from Δ̄
-        need not be sent.
+        If `alike`, all members share one known ‖a_i‖₁ and no factor rescales a Δ_i: what follows from Δ̄ need not be
+        sent.
         """
         ...
 

@@ -110,7 +110,8 @@ class RoundBuffer:
     ) -> None:
         """Start sums of 0 for a round of S clients that report vectors and scalars of these names, in these units.
 
-        `expected` is how many of them this rank will most likely add.
+        `expected` is the number of updates that this rank is predicted to add: sums subtract their rounding constants
+        in advance.
         """
         layout = tuple(units), [self._kind.words_of(own) for own in units.values()], cohort_size, tuple(scalars)
         if layout == self._layout:

@@ -8,8 +8,8 @@ One Allreduce sums all of it, with three exceptions:
 - Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
   meanwhile; on a CPU pieces gain no time.
 - Sums of more than `LARGE_BYTES` on a CPU go in pieces to save memory: an MPI library may take as much again as it
-  reduces. Their words have memory of their own, which exact sums leave to the float64 that they become, and the next
-  round takes anew.
+  reduces. Each word of an entry is allocated by itself: exact sums overwrite the first with the float64 result, and the
+  next round allocates them again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SumMemory:
             self.parts = list(_split(self._device_memory, shapes))
 
     def _share(self, sum_bytes: int, words: int, *, willing: bool) -> bool:
-        """Let all ranks read so many words of each other's, if the sums in them take enough; return whether they do.
+        """Map the sums of all ranks of the host, `words` long each, if they are large enough; return whether they are.
 
         The same on all ranks: where some have a GPU, those without do not share either.
         """

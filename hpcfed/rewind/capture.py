@@ -22,11 +22,12 @@ from hpcfed.types import LocalResult
 
 @dataclass(frozen=True)
 class Reported:
-    """What a client reported: vectors and scalars by name, averaged buffers among them, Σ of its losses, steps, and the
-    update's hash.
+    """A client's update, as the server receives it.
 
     Attributes:
-        vectors, scalars, loss_sum, steps: of the client.
+        vectors, scalars: by name; averaged buffers are among the vectors.
+        loss_sum: Σ of the losses of its steps.
+        steps: how many it took.
         task: what it had to do: its samples, tilt and steps.
         hash: 64 bits, as in ``update-hashes.bin``.
     """

@@ -10,7 +10,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.files import CERTIFICATE, PRIVATE, SIGNATURE
-from hpcfed.run_folder.rounds import count_rounds, parse_rounds
+from hpcfed.run_folder.rounds import RECORD, count_rounds, parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
@@ -31,7 +31,7 @@ def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = Fal
         InputError: the record has fewer rounds, is damaged, or is another run's.
         OSError: as the system reports it.
     """
-    members = _cut_rounds(folder / "metrics.jsonl", done, state)
+    members = _cut_rounds(folder / RECORD, done, state)
     if update_hashes:
         cut_update_hashes(folder / UPDATE_HASHES, members)
     if (folder / "clients.csv").exists():

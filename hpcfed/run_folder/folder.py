@@ -11,7 +11,7 @@
 
 `fresh` starts anew and keeps our run that is there under previous-N/; files that are not ours stay in place.
 
-Rank 0 alone reads and writes the folder.
+Rank 0 writes all files but the logs of ranks, private parts and records of clients, which each rank writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hpcfed.run_folder.code import FRESH, CodeRecord, references
 from hpcfed.run_folder.cut import cut
 from hpcfed.run_folder.identity import FREE, PLACES, deciding, differences
 from hpcfed.run_folder.lock import FolderLock
-from hpcfed.run_folder.rounds import count_rounds
+from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 
@@ -50,7 +50,7 @@ class RunFolder:
     def __init__(self, path: Path, *, fresh: bool = False):
         self.path, self.fresh = path, fresh
         self.code = CodeRecord(path)
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / RECORD
         self.clients = path / "clients.csv"
         self.update_hashes = path / UPDATE_HASHES
         self._lock = FolderLock(path)

@@ -48,7 +48,7 @@ NUMBERED = re.compile(r"(.+)\.([1-9][0-9]{0,8})", re.DOTALL)
 
 DECIDED = ("finished", "diverged", "refused", "failed", "lost")
 """Final endings: the run is not claimed again."""
-AGAIN = ("refused", "failed", "lost")
+RETRYABLE = ("refused", "failed", "lost")
 """Endings that `--retry` makes claimable again: their cause may lie outside the run."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpcfed.errors import EnvironmentFailure, InputError, counted
-from hpcfed.sweep.claims import AGAIN, Claims
+from hpcfed.sweep.claims import RETRYABLE, Claims
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import stand
 
@@ -38,7 +38,7 @@ def raise_if_failed(plan: Plan, ended: Mapping[str, RunEnding], *, takes_fresh: 
         InputError: all of these were refused: they would be again.
         EnvironmentFailure: some failed or were lost.
     """
-    broken = [unit for unit in plan.units if ended[unit.name].ending in AGAIN]
+    broken = [unit for unit in plan.units if ended[unit.name].ending in RETRYABLE]
     if not broken:
         return
     first = ended[broken[0].name]

@@ -21,7 +21,7 @@ from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
-from hpcfed.sweep.claims import AGAIN, POLL, Claims, Standing
+from hpcfed.sweep.claims import POLL, RETRYABLE, Claims, Standing
 from hpcfed.sweep.plan import Plan, Unit
 from hpcfed.user_code.modules import forget, outdated
 
@@ -90,10 +90,10 @@ def run_sweep(
         world.on_root(lambda: prepare(plan, claims, redo))
         wanted = sorted({unit.recipe.device for unit in plan.units})
         left = world.on_root(lambda: not is_decided(plan, claims))
-        seats: dict[str, DeviceSlot] = {device: take_device_slot(device, world) for device in wanted} if left else {}
+        device_slots = {str(device): take_device_slot(device, world) for device in wanted if left}
         progress = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
         with catch_signals(world) as caught:
-            _pull_all(plan, claims, group, seats, caught, progress, waits=waits)
+            _pull_all(plan, claims, group, device_slots, caught, progress, waits=waits)
             progress.wait_for_others(caught)
         stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
@@ -176,7 +176,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
         write_whole(plan.folder / "sweep.yaml", dump_yaml(about))
         for unit in plan.units:
             decided, ending = standing[unit.name].decided, standing[unit.name].claim.ending
-            if (redo.retry and ending in AGAIN) or (unit.name in anew and decided):
+            if (redo.retry and ending in RETRYABLE) or (unit.name in anew and decided):
                 claims.reopen(unit.name, unit.digest, standing[unit.name])
 
     _files(plan, write)
@@ -245,7 +245,7 @@ class SweepProgress:
         if if_changed and counts == self._shown:
             return
         self._shown = counts
-        others = [f"{counts[kind]} {kind}" for kind in ("diverged", *AGAIN) if counts[kind]]
+        others = [f"{counts[kind]} {kind}" for kind in ("diverged", *RETRYABLE) if counts[kind]]
         line = f"{counts['decided']}/{len(self.plan.units)} runs done" + (f" ({', '.join(others)})" if others else "")
         done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
         if done and rest:
@@ -293,7 +293,7 @@ def _pull_all(
     plan: Plan,
     claims: Claims,
     group: World,
-    seats: Mapping[str, DeviceSlot],
+    device_slots: Mapping[str, DeviceSlot],
     caught: Signals,
     progress: SweepProgress,
     *,
@@ -307,7 +307,7 @@ def _pull_all(
     while (taken := group.on_root(partial(_files, plan, pull))) is not None:
         unit, number = taken
         began = time.monotonic()
-        ending, message = _run(unit, number, claims, group, seats, caught, progress)
+        ending, message = _run(unit, number, claims, group, device_slots, caught, progress)
         if ending == "busy":
             avoided.add(unit.name)
         end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
@@ -345,7 +345,7 @@ def _run(
     number: int,
     claims: Claims,
     group: World,
-    seats: Mapping[str, DeviceSlot],
+    device_slots: Mapping[str, DeviceSlot],
     caught: Signals,
     progress: SweepProgress,
 ) -> tuple[str, str]:
@@ -357,7 +357,7 @@ def _run(
     try:
         with beating, group.united(), _Between(unit, progress, caught, listens=group.is_root) as reporter:
             if not group.on_root(lambda: folder.is_finished(recipe)):
-                train(recipe, folder, reporter, group, seats[recipe.device])
+                train(recipe, folder, reporter, group, device_slots[recipe.device])
     except HpcfedError as error:
         if type(error) not in ENDINGS:  # a defect on another rank
             raise

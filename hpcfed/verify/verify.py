@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import read_mapping
 from hpcfed.trail.beginning import begin_after
 from hpcfed.trail.certificate import Fault
@@ -22,7 +23,6 @@ from hpcfed.verify.faults import data_faults, folder_faults
 
 AGREES, DIFFERS = 0, 1
 """Exit codes; 2 and 4 where verification cannot be done."""
-MODELS = ("model.safetensors", "model-evaluated.safetensors")
 SHOWN = 4
 """Differing columns that are printed."""
 

@@ -49,18 +49,18 @@ TABLES: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[int | None], lis
 @pytest.mark.parametrize("table", TABLES)
 def test_each_rank_takes_its_device(table: str) -> None:
     seen, indices, sharing = TABLES[table]
-    seats = assign([Seen(*row) for row in seen])
-    assert [device_slot.index for device_slot in seats] == indices
-    assert [device_slot.sharing for device_slot in seats] == sharing
+    slots = assign([Seen(*row) for row in seen])
+    assert [device_slot.index for device_slot in slots] == indices
+    assert [device_slot.sharing for device_slot in slots] == sharing
     nodes = Counter(node for node, _ in seen)
-    assert [device_slot.neighbours for device_slot in seats] == [nodes[node] for node, _ in seen]
+    assert [device_slot.neighbours for device_slot in slots] == [nodes[node] for node, _ in seen]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 8, 13])
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 def test_the_load_is_even(num_ranks: int, num_devices: int) -> None:
-    seats = assign([Seen("n1", tuple(f"GPU-{index}" for index in range(num_devices)))] * num_ranks)
-    load = Counter(device_slot.index for device_slot in seats)
+    slots = assign([Seen("n1", tuple(f"GPU-{index}" for index in range(num_devices)))] * num_ranks)
+    load = Counter(device_slot.index for device_slot in slots)
     assert max(load.values()) - min(load[index] for index in range(num_devices)) <= 1
 
 

@@ -170,7 +170,7 @@ class Vectorized:
 
 
 def perceptron_of(module: nn.Module, loss: Loss, matmul: Blas) -> Perceptron | None:
-    """Return a module's `Perceptron`, where it is one and nothing else hangs on it; else None."""
+    """Return a module's `Perceptron`; None for other layers, and for one with hooks, frozen or shared parameters."""
     if loss.inverse_link is None or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
         return None
     parts: list[nn.Module] = []

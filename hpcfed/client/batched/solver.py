@@ -169,8 +169,8 @@ class StackedSolver:
     ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield minibatches of S steps, x (R, S, B, …) and y (R, S, B, …), with the number of the first one.
 
-        Where they are short, or a client has taken all its steps, they hold some samples or zeros. Where a step's lie
-        in a vector register depends on the step alone, not on the group.
+        Rows beyond a minibatch's size, and of clients that have taken all their steps, hold arbitrary samples or zeros.
+        A minibatch's alignment in vector registers depends on its step alone, not on the group.
         """
         steps, width = orders[0].shape
         if not steps:
@@ -259,7 +259,7 @@ def _stack_bytes(device: torch.device) -> int:
 
 
 def _order(task: Task) -> tuple[int, int]:
-    """What clients are stacked by: those that work longest first, and next to each other those of the same size."""
+    """Return the key by which clients are sorted in a stack: most steps first, those of equal size adjacent."""
     return -task.steps, task.samples[1].shape[0]
 
 
