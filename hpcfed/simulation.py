@@ -219,7 +219,9 @@ class Simulation:
         self._buffer.open(units, len(plan.cohort.clients), scalars, expected=own)  # which may wait for other ranks
         started = time.perf_counter()
         states, failure = self._training(plan)
+        self._parts.watchdog.stage(f"round {round}: training, the device's last work")
         self._buffer.settle()  # a GPU has trained only then
+        failure = failure or self._buffer.failure
         trained, packed = time.perf_counter(), self._buffer.seconds["pack"]
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():

@@ -244,7 +244,8 @@ class Evaluator:
         names = ", ".join(self._federation.client_name(k) for k in clients[:FEW])
         more = f" and {len(clients) - FEW} more" if len(clients) > FEW else ""
         whose = f"{len(clients)} of {of} clients ({names}{more})"
-        self._news.append(f"{name} is undefined on the {part} of {whose}, left out of its mean: {why}")
+        outcome = "and so on all" if self.measures.layout.shapes.get(name) else "left out of its mean"
+        self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 
     def news(self) -> Iterator[str]:
         """Yield, once, the lines on undefined measures that are new."""
@@ -303,6 +304,8 @@ class Evaluator:
             if not total.size:
                 continue
             if self.measures.layout.shapes[name]:
+                if len(absent):  # a sum of some clients' counts would look like that of all
+                    continue
                 found[name] = counts(total.sum(axis=1).reshape(self.measures.layout.shapes[name]))
             else:
                 summed = name == "loss" and not self._averages  # then f_i is a sum

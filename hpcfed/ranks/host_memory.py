@@ -9,14 +9,9 @@ import psutil
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
-FILES = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-"""Files of a group's limit and use, and the line of its ``memory.stat`` of file caches in the use.
-
-By the controllers of the hierarchy: "" in version 2 of control groups, "memory" in version 1.
-"""
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+VERSION_2 = ("memory.max", "memory.current", ("active_file", "inactive_file"))
+"""Files of a group's limit and use, and the lines of its ``memory.stat`` of file caches in the use."""
 
 
 def free_memory(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
@@ -32,25 +27,29 @@ def free_memory(groups: Path = GROUPS, own_groups: Path = OWN_GROUPS) -> int:
 def _left_in_groups(groups: Path, own_groups: Path) -> Iterator[int]:
     """Yield what is left of the limit of each group that this process is in, the outer ones included."""
     try:
-        lines = own_groups.read_text().splitlines()
+        lines = own_groups.read_text(errors="surrogateescape").splitlines()
     except OSError:  # another system than Linux
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        mounted = groups / controllers if controllers else groups
-        for folder in (mounted / path.lstrip("/"), *(mounted / path.lstrip("/")).parents):
-            if controllers in FILES and (left := _left_in(folder, *FILES[controllers])) is not None:
+        _, _, hierarchy = line.partition(":")
+        controllers, _, path = hierarchy.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mounted, files = (groups / controllers, VERSION_1) if controllers else (groups, VERSION_2)
+        group = mounted / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if (left := _left_in(folder, *files)) is not None:
                 yield left
             if folder == mounted:
                 break
 
 
-def _left_in(folder: Path, limit_file: str, use_file: str, cached_line: str) -> int | None:
+def _left_in(folder: Path, limit_file: str, use_file: str, cache_lines: tuple[str, ...]) -> int | None:
     """Return a group's limit minus its use, file caches that it would give up aside; None without a limit."""
     try:
-        limit, used = (folder / limit_file).read_text().strip(), int((folder / use_file).read_text())
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
+        limit, used = int((folder / limit_file).read_text()), int((folder / use_file).read_text())
+        lines = [line.split() for line in (folder / "memory.stat").read_text().splitlines()]
+        cached = sum(int(value) for name, value in lines if name in cache_lines)
+    except (OSError, ValueError):  # without a limit it is "max"
         return None
-    cached = sum(int(line.split()[1]) for line in lines if line.startswith(f"{cached_line} "))
-    return int(limit) - (used - cached) if limit.isdecimal() else None
+    return limit - (used - cached)

@@ -76,6 +76,8 @@ class DistributedSum:
         """
         from torch import distributed
 
+        if self._world.size == 1:  # a group of one would keep this process from joining a larger one
+            return
         try:
             if self._through_host is None:
                 self._through_host = not self._is_joined()
@@ -104,7 +106,7 @@ class DistributedSum:
         if all(group == members for group in joined):
             return True
         if self._world.is_root:
-            log.warning("gpu_reduce: these ranks have joined a group of other ranks before: sums pass through the host")
+            log.warning("gpu_reduce: torch.distributed has a group of other ranks already: sums pass through the host")
         return False
 
     def _join(self) -> None:

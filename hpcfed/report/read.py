@@ -84,7 +84,7 @@ class Run:
     def num_samples(self, column: str) -> int | None:
         """Return the number of samples of a score on the test set or the training sets, None if it is not recorded."""
         part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
-        if isinstance(recorded, Mapping) and isinstance(count := recorded.get(part), int):
+        if isinstance(recorded, Mapping) and type(count := recorded.get(part)) is int:
             return count
         return self.clients.num_samples if self.clients is not None and self.clients.split == part else None
 

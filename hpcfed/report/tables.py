@@ -188,6 +188,8 @@ def _clients_note(groups: Sequence[Group]) -> str:
     measured = {group.label: run.clients.names for group in groups for run in group.runs if run.clients}
     if len(set(measured.values())) < 2:
         return ""
+    if len({len(names) for names in measured.values()}) == 1:
+        return " They are not the same clients in all rows."
     return f" Clients differ: {'; '.join(f'{len(names):,} for {label}' for label, names in measured.items())}."
 
 

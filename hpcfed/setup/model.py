@@ -28,11 +28,13 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
     import torch
 
+    from hpcfed.bits.first_calls import make_first_calls
     from hpcfed.models.attributes import Attributes
     from hpcfed.models.flat import FlatModel
     from hpcfed.models.portable import portable_linear
     from hpcfed.user_code.generators import seed_generators
 
+    make_first_calls()
     outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
     spec = models.spec(recipe.model)
     if spec is not None:

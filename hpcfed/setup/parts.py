@@ -10,7 +10,6 @@ import torch
 from hpcfed import algorithms, models
 from hpcfed.algorithms._evaluated import following_clients, following_iterates
 from hpcfed.bits.arithmetic import arithmetic_of
-from hpcfed.bits.first_calls import make_first_calls
 from hpcfed.client.engine import engine_for, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
 from hpcfed.client.solver import Engine, Stepping
@@ -53,7 +52,6 @@ def parts_of(
     Raises:
         InputError: as `hpcfed.setup.assemble` says.
     """
-    make_first_calls()
     torch.set_num_threads(recipe.threads)
     dtype, device = getattr(torch, recipe.dtype), slot.device
     loss = build_loss(recipe, federation, dtype, device)

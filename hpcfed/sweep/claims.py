@@ -200,6 +200,7 @@ class Claims:
             taken_over = False
             with suppress(OSError):  # the file server may be back for the next touch
                 os.utime(self._path(run, number))
+            with suppress(OSError):
                 successor = self._path(run, number + 1)
                 taken_over = successor.exists() and self._read(successor).ending != "busy"
             if taken_over:

@@ -168,8 +168,9 @@ def test_sums_in_the_devices_memory_are_those_on_the_host(dtype, through, world)
 
 
 def test_sums_are_of_the_ranks_at_hand_whichever_group_the_process_has_joined(world):
-    """All ranks, each alone, and all again: a sweep in groups between two runs on all ranks."""
-    for ranks in (world, world.split(world.size), world):
+    """Each alone, all ranks, in two groups, and all again: sweeps in groups among runs on all ranks."""
+    groups = world.split(min(2, world.size))
+    for ranks in (world.split(world.size), world, groups, world):
         ones = torch.ones(3, dtype=torch.int64)
         DistributedSum(ranks, torch.device("cpu"))(ones)
         assert ones.tolist() == [ranks.size] * 3

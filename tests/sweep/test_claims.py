@@ -213,7 +213,7 @@ def test_a_recipe_that_has_changed_is_not_done(tmp_path):
     assert [claim["ending"] for claim in read_claims(tmp_path)["lr=0.0"]] == ["finished"]
 
 
-def test_a_claim_is_touched_again_after_an_error_of_the_file_server(tmp_path, monkeypatch):
+def test_errors_of_the_file_server_hide_no_successor_of_a_claim(tmp_path, monkeypatch):
     monkeypatch.setattr("hpcfed.sweep.claims.BEAT", 0.02)
     exists, failed, said = Path.exists, threading.Event(), threading.Event()
 
@@ -223,9 +223,13 @@ def test_a_claim_is_touched_again_after_an_error_of_the_file_server(tmp_path, mo
             raise OSError(errno.ESTALE, "Stale file handle", str(path))
         return exists(path, **options)
 
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
     claims = Claims(tmp_path, "slow")
     number = claims.take("lr=0.0", "digest", stand(claims))
     monkeypatch.setattr(Path, "exists", stale_once)
+    monkeypatch.setattr("hpcfed.sweep.claims.os.utime", refused)
     with claims.held("lr=0.0", number, lambda code, message: said.set()):
         assert failed.wait(30)
         (tmp_path / "claims" / "lr=0.0.2").write_text("")
