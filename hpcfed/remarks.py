@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from hpcfed import models
 from hpcfed.config.limits import Checkpoint
 from hpcfed.config.recipe import Recipe
@@ -69,21 +67,13 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield "local.augment.crop_probability has no effect without crop"
 
 
-def _counted_tests(parts: Parts) -> int:
-    """Return the number of test samples that scores count."""
-    federation = parts.federation
-    if federation.test_offsets is None:
-        return federation.num_test
-    return int(np.diff(federation.test_offsets)[parts.cohorts.measured].sum())
-
-
 def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
     section, federation = recipe.evaluate, parts.federation
     if section.every and not federation.num_test:
         yield "no test loss or accuracy, since the federation has no test set"
         if recipe.stop.by_scores:
             yield f"stop.{recipe.stop.by_scores} has no effect: the federation has no test set"
-    elif section.every and recipe.stop.by_scores and not _counted_tests(parts):
+    elif section.every and recipe.stop.by_scores and not federation.num_test_of(parts.cohorts.measured):
         yield f"stop.{recipe.stop.by_scores} has no effect: no client that is measured has test samples"
     if not section.clients.every and section.clients.models != ["global"]:
         yield "evaluate.clients: no client is measured, since its every is 0"

@@ -1,4 +1,4 @@
-"""The first call of each of MKL's vector functions, made while a process has one thread.
+"""The first call of each of MKL's vector functions, made for one number, which a single thread computes.
 
 torch computes √, exp and others of whole vectors by MKL's vector functions, a part of the vector in each thread. MKL
 chooses a function's code at its first call. Where the first calls of two threads meet, MKL 2024.2, which torch 2.13

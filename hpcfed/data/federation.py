@@ -192,6 +192,10 @@ class Federation:
         """Return rows start:stop of the test set, x and y, as `client` does."""
         return self._test_x[start:stop], self._test_y[start:stop]
 
+    def num_test_of(self, clients: np.ndarray) -> int:
+        """Return the number of test samples of a mask's clients, (N,) bool; all if the test set is no client's."""
+        return self.num_test if self.test_offsets is None else int(np.diff(self.test_offsets)[clients].sum())
+
     def client_name(self, k: int) -> str:
         """Return the name of client k, read singly from the file; its number if the file has no names."""
         with suppress(IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # too short, or damaged

@@ -98,9 +98,7 @@ class Evaluator:
     @property
     def num_samples(self) -> dict[str, int]:
         """The number of samples that scores count: of the test set, without test sets measured apart, and to train."""
-        offsets = self._federation.test_offsets
-        held = self._federation.num_test if offsets is None else int(np.diff(offsets)[self._counted].sum())
-        return {"test": held, "train": int(self._sizes.sum())}
+        return {"test": self._federation.num_test_of(self._counted), "train": int(self._sizes.sum())}
 
     @property
     def nothing(self) -> dict[str, Value]:
