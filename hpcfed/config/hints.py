@@ -10,19 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpcfed import registry
+from hpcfed.config.elsewhere import KEYS, METHODS, letters_of
 from hpcfed.errors import nearest
 
-ELSEWHERE = {
-    "fedopt": "FedOpt is a family: fedadam, fedyogi, fedadagrad and, with momentum alone, fedavgm",
-    "fedavgcm": "FedAvgCM is fedavg with local.momentum=0.9",
-    "localsgd": "local SGD is fedavg",
-    "fedsgd": "one gradient a round is dsgd",
-    "sgd": "one gradient a round is dsgd, several local steps are fedavg",
-    "fedbn": 'FedBN goes with any method: parameters.private=["*bn*"]',
-    "fedper": 'private layers go with any method: parameters.private=["head.*"]',
-    "gel": "GeL goes with any method but dsgd: guess=remaining, with local.momentum, Adam or Yogi",
-}
-"""Names from the literature that are no method here (lower case, letters and digits only) → what to use."""
 OF_CODE = ("model", "algorithm", "loss", "local.step")
 """Keys that may name code, beside every ``factory`` and ``evaluate.metrics``."""
 KEY = ".[key]"
@@ -44,19 +34,19 @@ def spelled_out(key: str, value: Any) -> Any:
 
 
 def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[str]) -> str:
-    """Return a remedy for an unknown key: the places of this key elsewhere, else the section's most similar key."""
+    """Return a remedy for an unknown key: its places elsewhere, its name here, or the most similar key."""
     key = location[-1]
     known = [field.alias or name for name, field in section.model_fields.items()]
     if difflib.get_close_matches(key, known, n=1, cutoff=LIKELY):  # a slip of the pen, not of the place
         return nearest(key, known)
     places = [path for path in _paths(root) if path[-1] == key]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
-    if {"algorithm", "model"} <= root.model_fields.keys():
+    if is_recipe := {"algorithm", "model"} <= root.model_fields.keys():
         entries = _entries().items()
         found += [f"{section}.{key}" for section, kinds in entries if any(key in kind.model_fields for kind in kinds)]
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
-    return nearest(key, known)
+    return (KEYS.get(letters_of(key)) if is_recipe else None) or nearest(key, known)
 
 
 def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None) -> tuple[str, str]:
@@ -92,8 +82,8 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
 
 
 def for_method(name: str, known: Iterable[str]) -> str:
-    """Return a remedy for an unknown method: its entry in `ELSEWHERE`, else a similar name, else all known ones."""
-    said = ELSEWHERE.get("".join(filter(str.isalnum, name.lower())))
+    """Return a remedy for an unknown method: its entry in `METHODS`, else a similar name, else all known ones."""
+    said = METHODS.get(letters_of(name))
     known = sorted(known)
     likely = difflib.get_close_matches(name.lower(), known, n=1, cutoff=LIKELY)
     return said or (nearest(name.lower(), likely) if likely else f"known: {', '.join(known)}")

@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from hpcfed import algorithms
 from hpcfed.cli.schema import of_experiment, of_recipe
+from hpcfed.config import elsewhere
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.meanings import MEANINGS
 from hpcfed.errors import InputError
@@ -97,3 +98,22 @@ def test_the_defaults_in_the_readme_are_the_models():
     for key, default in rows:
         if key != "seed":  # a section, of which one number makes all
             assert described[key]["default"] == parse_yaml(default)
+
+
+def test_names_of_other_programs_are_answered_by_keys_and_methods_that_exist():
+    places = {remedy.split("'")[1] for remedy in elsewhere.KEYS.values() if remedy.startswith("did you mean '")}
+    assert len(places) > 20
+    for place in sorted(places):
+        assert "unknown key" not in _refusal(f"{place}=[]"), place
+    named = {word for remedy in elsewhere.METHODS.values() for word in re.findall(r"\bfed[a-z]+|\bdsgd", remedy)}
+    assert named <= {*algorithms.names()}
+    assert not elsewhere.KEYS.keys() & {key.lower() for key in of_recipe()["properties"]}, "a key of ours is no other's"
+
+
+def _refusal(override: str) -> str:
+    """Return why an override of a recipe is refused, "" if it is not."""
+    try:
+        load_recipe(RECIPES / "demo" / "fedavg.yaml", [override])
+    except InputError as error:
+        return str(error)
+    return ""

@@ -36,6 +36,8 @@ RUN = "run recipe.yaml "
 
 ISSUE: Mapping[str, Wrong] = {
     "unknown-key": Wrong(RUN + "rouns=3", ("'rouns'", "did you mean 'rounds'?")),
+    "other-programs-key": Wrong(RUN + "clients_per_round=3", ("'clients_per_round'", "did you mean 'cohort.size'?")),
+    "key-of-the-launcher": Wrong(RUN + "num_gpus=2", ("'num_gpus'", "the launcher says how many: mpiexec -n")),
     "wrong-type": Wrong(RUN + "rounds=many", ("rounds", "integer", "'many'")),
     "negative-step-size": Wrong(RUN + "local.lr=-0.1", ("local.lr", "greater than 0", "-0.1")),
     "missing-data": Wrong(RUN + "data=absent.h5", ("absent.h5", "no such federation file", "hpcfed prepare")),

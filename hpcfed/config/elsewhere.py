@@ -1,0 +1,57 @@
+"""What papers and other programs call the methods and the keys of a recipe, and the remedy that a message names."""
+
+from __future__ import annotations
+
+METHODS = {
+    "fedopt": "FedOpt is a family: fedadam, fedyogi, fedadagrad and, with momentum alone, fedavgm",
+    "fedavgcm": "FedAvgCM is fedavg with local.momentum=0.9",
+    "localsgd": "local SGD is fedavg",
+    "fedsgd": "one gradient a round is dsgd",
+    "sgd": "one gradient a round is dsgd, several local steps are fedavg",
+    "fedbn": 'FedBN goes with any method: parameters.private=["*bn*"]',
+    "fedper": 'private layers go with any method: parameters.private=["head.*"]',
+    "gel": "GeL goes with any method but dsgd: guess=remaining, with local.momentum, Adam or Yogi",
+}
+"""Names that are no method here (see `letters_of`) → what to use."""
+
+_PLACES = {
+    "algorithm": "aggregation aggregator method strategy",
+    "algorithm.server_lr": "etag globallearningrate globallr serverlearningrate",
+    "checkpoint.every": "checkpointevery checkpointinterval saveevery saveinterval",
+    "cohort.fraction": "clientfraction fractionfit participation participationrate samplerate",
+    "cohort.size": "clientsperround cohortsize numclientsperround",
+    "data": "dataset datasets",
+    "evaluate.every": "evalevery evalinterval evaluateevery testevery",
+    "local.batch_size": "localbatchsize minibatch minibatchsize",
+    "local.clip_norm": "clipgradnorm gradclip gradientclipping maxgradnorm maxnorm",
+    "local.epochs": "clientepochs localepochs numepochs",
+    "local.lr": "clientlearningrate clientlr etal learningrate locallearningrate locallr stepsize",
+    "local.lr_schedule": "lrscheduler scheduler",
+    "local.optimizer": "clientoptimizer localoptimizer",
+    "local.steps": "iterations localiterations localsteps numsteps",
+    "local.weight_decay": "l2 wd",
+    "loss": "criterion lossfn lossfunction",
+    "model": "architecture net network",
+    "observers": "logger loggers mlflow tensorboard wandb",
+    "output": "logdir outdir savedir",
+    "precision": "amp bf16 fp16 mixedprecision",
+    "rounds": "communicationrounds commrounds globalrounds maxrounds",
+    "stop.max_hours": "maxtime timelimit walltime",
+    "stop.patience": "earlystopping",
+}
+_OUTSIDE = {
+    "a method steps at the server, as algorithm=fedadam": "serveroptimizer",
+    "clients are made as data are prepared: hpcfed prepare … --clients N": "clients numclients nclients",
+    "data are partitioned as they are prepared: hpcfed prepare … --partition SCHEME": "partition partitioner split",
+    "the launcher says how many: mpiexec -n 4 hpcfed run …": "gpus nprocs numgpus numworkers processes ranks workers",
+    "the same command goes on from the last checkpoint": "resume resumefrom restart restartfrom",
+}
+KEYS = {word: f"did you mean {key!r}?" for key, words in _PLACES.items() for word in words.split()} | {
+    word: remedy for remedy, words in _OUTSIDE.items() for word in words.split()
+}
+"""Names that are no key here (see `letters_of`) → what to write or do."""
+
+
+def letters_of(name: str) -> str:
+    """Return a name's letters and digits in lower case: spellings that differ in ``-``, ``_`` and capitals alone."""
+    return "".join(filter(str.isalnum, name.lower()))
