@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
+    "--metric",
+    help="What results, targets and differences are of, on the test set: loss, or one of evaluate.metrics. "
+    "Default: accuracy, or the loss of runs without one.",
+)
+@click.option(
     "--target",
     "targets",
     multiple=True,
     type=float,
-    help="Test accuracy (0.9 is 90 %), or loss for runs without one; repeatable. Default: the worst run's best.",
+    help="A value of the metric (0.9 is 90 % of accuracy); repeatable. Default: what even the worst run ended with.",
 )
 @click.option(
     "--window",
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--page-only", is_flag=True, help="Leave out figures/, the PNG and PDF files for a paper.")
 def command(
     runs: tuple[Path, ...],
+    metric: str | None,
     targets: tuple[float, ...],
     window: int,
     baseline: str | None,
@@ -53,7 +59,7 @@ def command(
     from hpcfed.report import compare, write_comparison
     from hpcfed.report.page import left_out, warnings
 
-    comparison = compare(runs, targets, window, baseline)
+    comparison = compare(runs, targets, window, baseline, metric)
     page = write_comparison(comparison, output, figures=not page_only)
     for table in (*comparison.results, comparison.differences):
         if table is not None:

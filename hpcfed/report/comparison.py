@@ -49,12 +49,17 @@ def make_report(
 
 
 def compare(
-    runs: Sequence[Path], targets: Sequence[float] = (), window: int = 1, baseline: str | None = None
+    runs: Sequence[Path],
+    targets: Sequence[float] = (),
+    window: int = 1,
+    baseline: str | None = None,
+    metric: str | None = None,
 ) -> Comparison:
     """Read the run folders and compute the tables.
 
     Values are means of `window` consecutive evaluations; `baseline` is the label of the group that the others are
-    compared with (by default FedAvg, or else the first).
+    compared with (by default FedAvg, or else the first); results, targets and differences are of the test set's
+    `metric` (by default accuracy, or else the loss).
     """
     found, waiting = find_runs([Path(run) for run in runs])
     read = [read_run(folder) for folder in found]
@@ -62,7 +67,7 @@ def compare(
         raise InputError("no run named", remedy="name the output folder of a run")
     groups = group_runs(read)
     reference = choose_baseline(groups, baseline)
-    criterion = choose_criterion(read)
+    criterion = choose_criterion(read, metric)
     goals, note = _goals(groups, criterion, targets, window)
     note += " Runs that did not reach it are counted, but part of no mean."
     if window > 1:
@@ -128,10 +133,10 @@ def _goals(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int
 ) -> tuple[tuple[float, ...], str]:
     """Return the targets, the user's or the default one, and a sentence that says which."""
-    is_accuracy = criterion.column.endswith("accuracy")
+    is_accuracy, is_loss = (criterion.column.endswith(kind) for kind in ("accuracy", "loss"))
     for target in targets:
-        if not math.isfinite(target) or target <= 0 or (is_accuracy and target > 1):
-            expected = "a fraction above 0 and up to 1" if is_accuracy else "a loss above 0"
+        if not math.isfinite(target) or (is_accuracy and not 0 < target <= 1) or (is_loss and target <= 0):
+            expected = "a fraction above 0 and up to 1" if is_accuracy else "a loss above 0" if is_loss else "a number"
             remedy = f"write {target / 100:g} for {target:g} %" if is_accuracy and 1 < target <= 100 else ""
             raise InputError("target", where=criterion.title, expected=expected, got=f"{target:g}", remedy=remedy)
     if targets:

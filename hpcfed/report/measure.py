@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcfed.errors import InputError, nearest
 from hpcfed.report.group import Group
 from hpcfed.report.read import Run
 
@@ -43,11 +44,35 @@ CRITERIA = (
 )
 
 
-def choose_criterion(runs: Iterable[Run]) -> Criterion:
-    """Return the first of `CRITERIA` that any run recorded: regression has no accuracy, some data no test set."""
-    runs = list(runs)
+def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterion:
+    """Return the criterion of a metric on the test set, by its name in recipes.
+
+    Without a name: the first of `CRITERIA` that any run recorded. Regression has no accuracy, some data no test set.
+
+    Raises:
+        InputError: no run has recorded the metric, or its better direction is not known or not the same in all runs.
+    """
+    if metric is not None:
+        return _criterion_of(metric, runs)
     recorded = (item for item in CRITERIA if any(np.isfinite(run.column(item.column)).any() for run in runs))
     return next(recorded, CRITERIA[-1])
+
+
+def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
+    column = f"test_{metric}"
+    known = next((item for item in CRITERIA if item.column == column), None)
+    with_it = [run for run in runs if np.isfinite(run.column(column)).any()]
+    if not with_it:
+        measured = {name for run in runs for name, values in run.columns.items() if np.isfinite(values).any()}
+        names = [name.removeprefix("test_") for name in measured if name.startswith("test_")]
+        raise InputError("metric", expected="one that a run recorded", got=repr(metric), remedy=nearest(metric, names))
+    directions = {run.larger_is_better(metric) for run in with_it}
+    if known is not None:
+        return known
+    if len(directions) > 1 or None in directions:
+        what = "better in two directions" if len(directions) > 1 else "without a better direction"
+        raise InputError(f"metric {metric!r}: {what}", remedy="add better: higher or lower to it in evaluate.metrics")
+    return Criterion(column, f"test {metric}", higher_is_better=bool(directions.pop()))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from hpcfed.config.metrics import a_metric, larger_is_better, listed
 from hpcfed.errors import InputError, shown
 from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
@@ -80,6 +81,13 @@ class Run:
             return ()
         clients = without.get("clients")
         return tuple(map(str, clients)) if isinstance(clients, list) else ()
+
+    def larger_is_better(self, metric: str) -> bool | None:
+        """Return the direction of one of the recipe's own metrics, None if it has none."""
+        try:
+            return larger_is_better(a_metric(listed((self.recipe.get("evaluate") or {}).get("metrics"))[metric]))
+        except (AttributeError, KeyError, TypeError, ValueError):  # a record that was changed by hand
+            return None
 
     def num_samples(self, column: str) -> int | None:
         """Return the number of samples of a score on the test set or the training sets, None if it is not recorded."""

@@ -181,6 +181,48 @@ def test_regression_is_compared_by_loss(accuracies):
     assert comparison.results[1].rows[0][2] == "3"  # the loss falls, and the target is where the run ends
 
 
+def with_metrics(folder, metrics, **values):
+    """Write a run of 3 rounds whose recipe has these metrics, with these test values round by round."""
+    rows = make_rows(3, "fedavg", 0)
+    for name, course in values.items():
+        for row, value in zip(rows, course, strict=True):
+            row[f"test_{name}"] = value
+    return write_run(folder, rows=rows, change={"evaluate": {"every": 1, "metrics": metrics}})
+
+
+def test_results_and_targets_go_by_any_metric_that_the_recipe_names(tmp_path):
+    metrics = {"auroc": "auroc", "rmse": "rmse", "gain": {"whole": "mine:gain", "better": "higher"}}
+    run = with_metrics(tmp_path / "run", metrics, auroc=[0.6, 0.9, 0.8], rmse=[3.0, 1.5, 2.0], gain=[-4.0, -2.0, -3.0])
+    for name, target, final_value, best_value in (
+        ("auroc", 0.85, "0.8", "0.9"),
+        ("rmse", 1.7, "2", "1.5"),
+        ("gain", -2.5, "-3", "-2"),
+    ):
+        comparison = compare([run], [target], metric=name)
+        row = cells(comparison.results[0], "FedAvg")
+        assert (row[f"Final test {name}"], row[f"Best test {name}"]) == (final_value, best_value)
+        assert comparison.results[1].rows[0][1:3] == (f"{target:g}", "2")
+    assert compare([run], metric="loss").criterion == LOSS
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("aurok", "expected one that a run recorded, got 'aurok'; did you mean 'auroc'"),
+        ("silent", "metric 'silent': without a better direction; add better: higher or lower"),
+        ("turned", "metric 'turned': better in two directions"),
+    ],
+)
+def test_a_metric_that_compares_nothing_is_refused(tmp_path, metric, says):
+    def run(name, better):
+        turned = {"whole": "mine:turned", "better": better}
+        metrics = {"auroc": "auroc", "silent": "mine:silent", "turned": turned}
+        return with_metrics(tmp_path / name, metrics, auroc=[0.5] * 3, silent=[1.0] * 3, turned=[1.0] * 3)
+
+    with pytest.raises(InputError, match=says):
+        compare([run("a", "higher"), run("b", "lower")], metric=metric)
+
+
 def test_spread_uses_the_sample_deviation():
     assert spread([1.0, 3.0, math.nan]).std == pytest.approx(math.sqrt(2))
     assert spread([2.0]).std is None
