@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.groups import described, names_of, numbered
-from data_prep.samples import SMALL, Samples
+from data_prep.samples import LARGEST_BYTE, Samples
 from data_prep.split import split
 from data_prep.tables import labels
 from data_prep.tables.missing import DROP, REFUSE, check_way
@@ -242,7 +242,7 @@ def _holds_samples(name: Any) -> bool:
 
 
 def _narrow(labels: np.ndarray, largest: int) -> np.ndarray:
-    return labels.astype(np.uint8) if largest <= SMALL else labels
+    return labels.astype(np.uint8) if largest <= LARGEST_BYTE else labels
 
 
 def channels_last(shape: tuple[int, ...]) -> str:

@@ -16,7 +16,7 @@ from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
 
 BLOCK_SAMPLES, BLOCK_BYTES = 512, 16 << 20
-SMALL = np.iinfo(np.uint8).max
+LARGEST_BYTE = np.iinfo(np.uint8).max
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Samples:
             raise InputError(f"{name}: x", expected="numbers", got=str(x.dtype))
         if self._task == "next-token":
             self._check_labels(f"{name}: x", x)
-            small = self._num_classes is not None and self._num_classes <= SMALL + 1
+            small = self._num_classes is not None and self._num_classes <= LARGEST_BYTE + 1
             return x.astype(np.uint8 if small else np.int32)
         if x.dtype == np.uint8:
             return x

@@ -122,7 +122,7 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._states.release()
+            self._states.end_snapshot()
 
     def awaits(self, written_everywhere: int) -> bool:
         """Whether this rank is rank 0 and has to make valid the checkpoint that all ranks have written."""
@@ -173,7 +173,7 @@ class CheckpointWriter:
             for client in mine:
                 state = snapshot.clients.get(client) or self._initial()
                 self._layout.write(file, client, snapshot.round, state)
-                self._states.let_go(client)
+                self._states.release(client)
             file.flush()
             os.fsync(file)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed.client.solver import Seen, SequentialSolver, Task, start_of
+from hpcfed.client.solver import SequentialSolver, StepCallback, Task, start_of
 from hpcfed.data.cache import Samples
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
@@ -129,11 +129,13 @@ class OwnStepSolver:
         # under autocast a step would keep the casts of parameters that it changes
         self._computing = solver.computing if solver.precision == "tf32" else nullcontext
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
+    def solve(
+        self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
+    ) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
-        return (self._solve(w, task, round, seen) for task in tasks)
+        return (self._solve(w, task, round, on_step) for task in tasks)
 
-    def _solve(self, w: Tensor, task: Task, round: int, seen: Seen | None) -> LocalResult:
+    def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         context, y, losses = StepContext(task, w, round, self._tools), start_of(task.tilt, w).clone(), 0.0
         for batch in self._solver.minibatches(task, round):
             context.step += 1
@@ -141,8 +143,8 @@ class OwnStepSolver:
                 answer = self._function(y, batch, context, **self._args)
             y, loss = self._checked(answer, w)
             losses += loss
-            if seen is not None:
-                seen(task.client, context.step, y)
+            if on_step is not None:
+                on_step(task.client, context.step, y)
         tilts = task.tilt.shift is not None or task.tilt.mu != 0
         if context.step and tilts and not context.asked_for_tilt:
             remedy = "add context.tilt(parameters) to its gradient, or use a method without a tilt, such as fedavg"

@@ -63,7 +63,7 @@ class Task:
     own: State = field(default_factory=dict)
 
 
-Seen = Callable[[int, int, Tensor], None]
+StepCallback = Callable[[int, int, Tensor], None]
 """Called with a client, the number of its step, from 1, and its iterate, (d,), valid during the call. Guessed steps
 count with the last one, which is shown once more after them."""
 
@@ -83,11 +83,13 @@ class Engine(Protocol):
     group_size: int
     placement_counts: bool
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
+    def solve(
+        self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
+    ) -> Iterator[LocalResult]:
         """Train clients from the server's model `w`, (d,) on the model's device; yield the result of each, in order.
 
         A yielded Δ is valid until the next one is asked for. Minibatches, their augmentation, and all that the model
-        draws itself (dropout), come from the streams of (round, client). `seen` is called after each step.
+        draws itself (dropout), come from the streams of (round, client). `on_step` is called after each step.
         """
         ...
 
@@ -161,9 +163,11 @@ class SequentialSolver:
         self._draws = draws
         self._optimizer = optimizer_for(section, model.trained)
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
+    def solve(
+        self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
+    ) -> Iterator[LocalResult]:
         """Train clients one after another; see `Engine`."""
-        return (self._solve(w, task, round, seen) for task in tasks)
+        return (self._solve(w, task, round, on_step) for task in tasks)
 
     def try_step(self, x: Tensor, y: Tensor) -> None:
         """Compute a gradient, and forget it."""
@@ -196,7 +200,7 @@ class SequentialSolver:
             loss.backward()
         return loss.detach()
 
-    def _solve(self, w: Tensor, task: Task, round: int, seen: Seen | None) -> LocalResult:
+    def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         model, tilt = self._model, task.tilt
         lr = self._stepping.lr(round)
         constant = constant_of(tilt, w)
@@ -207,12 +211,12 @@ class SequentialSolver:
             self._begin_gradient(constant, tilt.mu)
             losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
             self._descend(lr, tilt.mu)
-            if seen is not None:
-                seen(task.client, len(losses), model.vector)
+            if on_step is not None:
+                on_step(task.client, len(losses), model.vector)
         if task.guessed:
             self._optimizer.guess(model.trained, lr, task.guessed)
-            if seen is not None:
-                seen(task.client, len(losses), model.vector)
+            if on_step is not None:
+                on_step(task.client, len(losses), model.vector)
         model.check_buffers()
         delta = torch.sub(w, model.vector, out=model.grad)  # which the last step has used
         result = LocalResult(delta, task.steps, _summed(losses), lr)

@@ -103,19 +103,19 @@ class ClientStates:
     def snapshot(self) -> Mapping[int, State]:
         """Return all states by client as they are now; later commits do not change them.
 
-        They are read when they are asked for. A client's place is not used again until `let_go`.
+        They are read when they are asked for. A client's place is not used again until `release`.
         """
         return _Snapshot([(tier, tier.hold()) for tier in self._tiers])
 
-    def let_go(self, client: int) -> None:
+    def release(self, client: int) -> None:
         """Say that the last snapshot's state of a client has been read; from any thread."""
         for tier in self._tiers:
-            tier.let_go(client)
+            tier.release(client)
 
-    def release(self) -> None:
+    def end_snapshot(self) -> None:
         """Let go of all the last snapshot's places."""
         for tier in self._tiers:
-            tier.release()
+            tier.end_snapshot()
 
     def _put(self, level: int, client: int, state: State) -> None:
         for moved in self._tiers[level].put(client, state):
@@ -148,7 +148,7 @@ class _Layout:
 class _Tier(ABC):
     """States by client, least recently used first, each in a place that is used again once its client has left it.
 
-    The place of a state that a snapshot holds comes back with `release`.
+    The place of a state that a snapshot holds comes back with `end_snapshot`.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class _Tier(ABC):
         """Return the state in a place."""
 
     def forget(self, client: int) -> None:
-        """Free a client's place; one that the snapshot holds is freed by `release`."""
+        """Free a client's place; one that the snapshot holds is freed by `end_snapshot`."""
         place = self._places.pop(client, None)
         if place is None:
             return
@@ -194,11 +194,11 @@ class _Tier(ABC):
         self._held.update(self._places)
         return dict(self._places)
 
-    def let_go(self, client: int) -> None:
+    def release(self, client: int) -> None:
         """Stop holding a client's place: the snapshot's copy has been read."""
         self._held.discard(client)
 
-    def release(self) -> None:
+    def end_snapshot(self) -> None:
         """End the snapshot: free the places that only it held."""
         self._held.clear()
         self._spare += self._superseded

@@ -14,7 +14,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.accelerators import upload
 
-SMALL = 1 << 16
+SMALL_FILE = 1 << 16
 """Most bytes in the file of a client that is read and prepared together with others, which is faster."""
 
 
@@ -68,7 +68,7 @@ class Shards:
     def clients(self, clients: Sequence[int]) -> list[Samples]:
         """Return all samples of each of several clients, (C,), as `client` does; small clients are read together."""
         missing = [k for k in clients if ("train", k) not in self._held]
-        small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= SMALL]
+        small = [k for k in missing if self._federation.sizes[k] * self._sample_bytes <= SMALL_FILE]
         read = self._read_together(small) if small else {}
         return [read[k] if k in read else self.client(k) for k in clients]
 

@@ -27,7 +27,7 @@ log = logging.getLogger("hpcfed")
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankDevices:
     """A rank's row of the table: its node, the names of the devices it sees, in its own numbering, and their kind."""
 
     node: str
@@ -59,7 +59,7 @@ class DeviceSlot:
         return torch.device("cpu") if self.index is None else torch.device(self.kind, self.index)
 
 
-def assign(table: Sequence[Seen]) -> list[DeviceSlot]:
+def assign(table: Sequence[RankDevices]) -> list[DeviceSlot]:
     """Return every rank's device slot from the table of all ranks, (P,).
 
     A rank takes the least taken of the devices it sees. Ranks that see fewer devices choose first, then lower ranks: P
@@ -166,13 +166,13 @@ def fault(error: BaseException, where: str) -> EnvironmentFailure:
     return EnvironmentFailure("the device failed", where=where, got=got, remedy=remedy)
 
 
-def _look(wanted: str, world: World) -> Seen:
+def _look(wanted: str, world: World) -> RankDevices:
     if wanted == "cpu":
-        return Seen(node())
+        return RankDevices(node())
     try:
         for kind in ACCELERATORS if wanted == "auto" else (wanted,):
             if seen := visible_devices(kind):
-                return Seen(node(), seen, kind)
+                return RankDevices(node(), seen, kind)
     except RuntimeError as error:
         raise _unusable(error, world) from None
     if wanted != "auto":
@@ -183,7 +183,7 @@ def _look(wanted: str, world: World) -> Seen:
             got="none that torch sees",
             remedy="set device: cpu, or check the driver and the job's --gpus-per-node",
         )
-    return Seen(node())
+    return RankDevices(node())
 
 
 def _prepare(device_slot: DeviceSlot, world: World) -> None:

@@ -30,7 +30,7 @@ CLEARLY = 4.0
 """Squared standard errors from which an improvement of the fit is significant."""
 ROUNDING = 1e-9
 """Relative tolerance for sums of the same work in different orders of addition."""
-SMALL = 0.25
+SMALL_SHARE = 0.25
 """Share of a rank's fair share up to which members are placed in bulk."""
 FASTEST = 16.0
 """Largest factor by which a rank's estimated speed departs from the average."""
@@ -116,7 +116,7 @@ def spread(
                     chosen[place] = soonest
             loads[:, chosen[place]] = more[:, chosen[place]]
 
-    is_small = alone * takes[chosen] <= SMALL * fair_share
+    is_small = alone * takes[chosen] <= SMALL_SHARE * fair_share
     place_one_by_one(longest_first[~is_small[longest_first]])
     small = longest_first[is_small[longest_first]]
     by_home = small[np.argsort(chosen[small], kind="stable")]

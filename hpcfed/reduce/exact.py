@@ -30,7 +30,7 @@ from hpcfed.reduce.units import RANGE, ROUNDABLE, Units
 BLOCK = 1 << 18  # entries worked on at a time: few calls, and 2 MiB of scratch for any model
 BIAS = 1.5 * 2.0**52
 BIAS_BITS = 0x4338000000000000  # BIAS as an integer
-SMALL = 2.0**ROUNDABLE  # units; half of what the addition can round
+ROUNDABLE_UNITS = 2.0**ROUNDABLE  # units; half of what the addition can round
 
 
 class ExactSum:
@@ -87,7 +87,7 @@ class ExactSum:
             scaled = self._scaled[: piece.numel()].copy_(piece)
             squared += self._arithmetic.squared_norm(scaled)
             scaled.mul_(weight / self._units[0])
-            small = abs(weight) * bound < SMALL * self._units[0]  # false for NaN, too
+            small = abs(weight) * bound < ROUNDABLE_UNITS * self._units[0]  # false for NaN, too
             self._add_block(start, scaled, small, offset if small else offset + 1)
         self._biased += offset + 1
         self._empty = False
@@ -99,7 +99,7 @@ class ExactSum:
         if rows.device.type != "cpu":
             return self._add_rows_async(rows, weights)
         largest = np.maximum(-rows.amin(1).numpy(), rows.amax(1).numpy())  # aminmax takes twenty times as long
-        if not (np.abs(weights) * largest < SMALL * self._units[0]).all():
+        if not (np.abs(weights) * largest < ROUNDABLE_UNITS * self._units[0]).all():
             squares = [self.add(row, weight)[0] for row, weight in zip(rows, weights.tolist(), strict=True)]
             return np.array(squares), largest
         squared = self._arithmetic.squared_norms(rows)

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from hpcfed.client.averaged_buffers import AveragedBuffers
-from hpcfed.client.solver import Engine, Seen, Task
+from hpcfed.client.solver import Engine, StepCallback, Task
 from hpcfed.cohort import members
 from hpcfed.errors import HpcfedError
 from hpcfed.local_round import RoundPlan, Training
@@ -21,7 +21,7 @@ from hpcfed.types import LocalResult
 
 
 @dataclass(frozen=True)
-class Reported:
+class ClientReport:
     """A client's update, as the server receives it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Reported:
     hash: int
 
 
-class _Updates:
+class _ReportKeeper:
     """Takes updates in the place of a round's buffer, and keeps copies."""
 
     is_torn = False
@@ -87,11 +87,11 @@ class SolveProbe(Protocol):
         ...
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
-        """Look at a step; see `hpcfed.client.solver.Seen`."""
+        """Look at a step; see `hpcfed.client.solver.StepCallback`."""
         ...
 
 
-class _Shown:
+class _WatchedEngine:
     """An engine that shows each step, and keeps the tasks that it was given."""
 
     def __init__(self, engine: Engine, watch: SolveProbe | None):
@@ -100,7 +100,9 @@ class _Shown:
         self.placement_counts = engine.placement_counts
         self.tasks: dict[int, Task] = {}
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
+    def solve(
+        self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
+    ) -> Iterator[LocalResult]:
         """Train clients; see `Engine`."""
         for task in tasks:
             self.tasks[task.client] = task
@@ -111,7 +113,7 @@ class _Shown:
 
 def reports_of(
     parts: Parts, plan: RoundPlan, places: Sequence[int], watch: SolveProbe | None = None
-) -> dict[int, Reported]:
+) -> dict[int, ClientReport]:
     """Train the cohort members at some places of a planned round; return what each client reported.
 
     Args:
@@ -126,8 +128,8 @@ def reports_of(
     averaged = AveragedBuffers(parts.model)
     names = (*parts.method.reported(plan.alike), *averaged.entries)
     scalars_of = (*parts.method.local.scalars, *averaged.scalars)
-    updates, shown = _Updates(names, scalars_of), _Shown(parts.engine, watch)
-    training = Training(replace(parts, engine=shown, skips_bad=False), cast(RoundBuffer, updates), averaged)
+    updates, engine = _ReportKeeper(names, scalars_of), _WatchedEngine(parts.engine, watch)
+    training = Training(replace(parts, engine=engine, skips_bad=False), cast(RoundBuffer, updates), averaged)
     own = _whole_groups(places, parts.engine.group_size, len(plan.cohort.clients))
     _, failure = training(_part_of(plan, own))
     if failure is not None:
@@ -136,7 +138,7 @@ def reports_of(
     for place, (vectors, scalars, loss_sum, steps) in updates.kept.items():
         client = int(plan.cohort.clients[own[place]])
         digest = hash_of_update(vectors, names, list(scalars.values()))
-        found[client] = Reported(vectors, scalars, loss_sum, steps, shown.tasks[client], digest)
+        found[client] = ClientReport(vectors, scalars, loss_sum, steps, engine.tasks[client], digest)
     return found
 
 

@@ -20,7 +20,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
-from hpcfed.rewind.capture import Reported, reports_of
+from hpcfed.rewind.capture import ClientReport, reports_of
 from hpcfed.rewind.enter import Entered, entered
 from hpcfed.rng import Purpose, stream
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
@@ -80,7 +80,7 @@ class Replay:
     client: int
     name: str
     w: Tensor
-    reported: Reported
+    reported: ClientReport
     recorded_hash: int | None
     start: int
     parted: int | None
@@ -165,8 +165,8 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
         raise InputError(f"client {number} ({name}) took no part in round {round}", got=got)
     place = clients.index(number)
     steps: list[Step] = []
-    looking = _Looking(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
-    reported = reports_of(parts, plan, [place], looking)[number]
+    meter = _StepMeter(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
+    reported = reports_of(parts, plan, [place], meter)[number]
     sizes = [len(row["cohort"]) for row in run.rows]
     hashes = read_update_hashes(run.folder / UPDATE_HASHES, sizes, round)
     known = None if hashes is None else int(hashes[place])
@@ -186,7 +186,7 @@ def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> R
     )
 
 
-class _Looking:
+class _StepMeter:
     """Measures each step of a client as an engine takes it: the loss and gradient where it began, and the drift.
 
     It has a model of its own, so that the engine computes as always, and draws what the model draws (dropout) from the
@@ -212,7 +212,7 @@ class _Looking:
             self._model.forget()
 
     def __call__(self, client: int, number: int, y: Tensor) -> None:
-        """Measure a step; see `hpcfed.client.solver.Seen`."""
+        """Measure a step; see `hpcfed.client.solver.StepCallback`."""
         if client != self._client:
             return
         drift = float(torch.linalg.vector_norm(y - self._w))

@@ -59,7 +59,7 @@ def test_what_was_committed_comes_back(top, room, node_disk):
 
 @pytest.mark.parametrize("room", [0, 3 * NBYTES, 100 * NBYTES])
 def test_a_snapshot_stays_as_it_was_taken(room, node_disk):
-    """Committed states stay, in memory and on disk, until their release, which removes them."""
+    """Committed states stay, in memory and on disk, until a release, which removes them."""
     with ClientStates("host", CPU, {"device": 0, "host": room}) as states:
         states.commit({client: state(client) for client in range(8)})
         snapshot = states.snapshot()
@@ -68,7 +68,7 @@ def test_a_snapshot_stays_as_it_was_taken(room, node_disk):
         assert sorted(snapshot) == list(range(8))
         for client in range(8):
             assert all(torch.equal(snapshot[client][name], tensor) for name, tensor in state(client).items())
-        states.release()
+        states.end_snapshot()
         states.commit({0: state(300)})
         held = min(8, room // NBYTES)
         assert 8 - held <= places_on(node_disk) <= 2 * 8 + 1
@@ -91,7 +91,7 @@ def test_memory_that_snapshots_held_is_used_again(node_disk):
         seen = set()
         for round in range(20):
             if round % 4 == 0:
-                states.release()
+                states.end_snapshot()
                 states.snapshot()
             for client in range(3):
                 states.commit({client: state(10 * round + client)})
@@ -103,7 +103,7 @@ def test_what_has_been_read_is_not_held(node_disk):
     with ClientStates("disk", CPU, {"device": 0, "host": 0}) as states:
         states.commit({client: state(client) for client in range(3)})
         snapshot = states.snapshot()
-        states.let_go(1)
+        states.release(1)
         states.commit({client: state(100 + client) for client in range(3)})
         assert places_on(node_disk) == 3 + 2
         assert all(torch.equal(snapshot[2][name], tensor) for name, tensor in state(2).items())

@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 
 from hpcfed.errors import InputError
-from hpcfed.ranks.devices import DeviceSlot, Seen, assign, names, take_device_slot, takes_gpu_memory
+from hpcfed.ranks.devices import DeviceSlot, RankDevices, assign, names, take_device_slot, takes_gpu_memory
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.device import DistributedSum, device_sum
@@ -49,7 +49,7 @@ TABLES: dict[str, tuple[list[tuple[str, tuple[str, ...]]], list[int | None], lis
 @pytest.mark.parametrize("table", TABLES)
 def test_each_rank_takes_its_device(table: str) -> None:
     seen, indices, sharing = TABLES[table]
-    slots = assign([Seen(*row) for row in seen])
+    slots = assign([RankDevices(*row) for row in seen])
     assert [device_slot.index for device_slot in slots] == indices
     assert [device_slot.sharing for device_slot in slots] == sharing
     nodes = Counter(node for node, _ in seen)
@@ -59,7 +59,7 @@ def test_each_rank_takes_its_device(table: str) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 3, 8, 13])
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 def test_the_load_is_even(num_ranks: int, num_devices: int) -> None:
-    slots = assign([Seen("n1", tuple(f"GPU-{index}" for index in range(num_devices)))] * num_ranks)
+    slots = assign([RankDevices("n1", tuple(f"GPU-{index}" for index in range(num_devices)))] * num_ranks)
     load = Counter(device_slot.index for device_slot in slots)
     assert max(load.values()) - min(load[index] for index in range(num_devices)) <= 1
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed.ranks.devices import Seen, assign
+from hpcfed.ranks.devices import RankDevices, assign
 from hpcfed.ranks.placement import Placement, homes, spread
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
@@ -61,7 +61,7 @@ def test_placement_learns_from_thousands_of_ranks() -> None:
 def test_each_gpu_of_512_nodes_gets_one_rank(dealt: bool) -> None:
     nodes = np.arange(RANKS) % (RANKS // PER_NODE) if dealt else np.arange(RANKS) // PER_NODE
     gpus = tuple(f"GPU-{index}" for index in range(PER_NODE))
-    slots = assign([Seen(f"n{node}", gpus) for node in nodes])
+    slots = assign([RankDevices(f"n{node}", gpus) for node in nodes])
     assert {(slot.sharing, slot.neighbours) for slot in slots} == {(1, PER_NODE)}
     taken = Counter((int(node), slot.index) for node, slot in zip(nodes, slots, strict=True))
     assert len(taken) == RANKS

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 SIZES = (3, 0, 1, 7, 2, 40)
 CLIENTS = [4, 1, 3, 0, 5]
 LARGE = 5
-"""The client that is not read with the others, where `SMALL` says so."""
+"""The client that is not read with the others, where `SMALL_FILE` says so."""
 
 
 @pytest.fixture(params=["contiguous", "chunked", "big-endian"])
@@ -47,7 +47,7 @@ def path(request, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_together_as_alone(path, access, checked, dtype, monkeypatch):
-    monkeypatch.setattr(shards_module, "SMALL", SIZES[LARGE] * 15)
+    monkeypatch.setattr(shards_module, "SMALL_FILE", SIZES[LARGE] * 15)
     monkeypatch.setattr(federation_format, "LABELS_CHECKED_AT_OPEN", 1000 if checked else 0)
     with Federation.open(path, access) as federation:
         alone, together = (Shards(federation, dtype, CPU, 1 << 20) for _ in range(2))

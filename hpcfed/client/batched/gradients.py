@@ -17,7 +17,7 @@ from hpcfed.models.losses import Loss
 from hpcfed.models.modules import FlatLinear, FlatSequential
 
 LINEAR = (FlatLinear, nn.Linear)
-SMALL = 400
+SMALL_SUM = 400
 """Entries of D below which its sum over samples is taken as a product with ones, one operation in place of three.
 
 Torch computes such a product itself; a larger one is for BLAS, where a client's bits would depend on its group.
@@ -98,7 +98,7 @@ class Perceptron:
         slope, step = self._inverse_link(z).sub_(encoded), -lr * self._share(x.shape[1])
         for layer, incoming, outgoing in self._backward(layers, layers, inputs, slope):
             self._matmul.descend(layer, outgoing, incoming, keep, step)
-            if layer.row is not None and outgoing.shape[1] * outgoing.shape[2] < SMALL:
+            if layer.row is not None and outgoing.shape[1] * outgoing.shape[2] < SMALL_SUM:
                 layer.row.baddbmm_(self._ones_for(outgoing), outgoing, beta=keep, alpha=step)
             elif layer.bias is not None:
                 if keep != 1:

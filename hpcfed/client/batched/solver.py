@@ -18,7 +18,7 @@ from torch import Tensor
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
-from hpcfed.client.solver import Seen, Stepping, Task, constant_of, start_of
+from hpcfed.client.solver import StepCallback, Stepping, Task, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED, Samples
@@ -93,19 +93,23 @@ class StackedSolver:
             self.placement_counts = True
             self.group_size, self.together = (self.together, self.together) if movable else (1, 1)
 
-    def solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> Iterator[LocalResult]:
+    def solve(
+        self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
+    ) -> Iterator[LocalResult]:
         """Train clients, those in a row that share a μ together; see `Engine`."""
         for _, alike in groupby(tasks, key=lambda task: task.tilt.mu):
             row = list(alike)
             for first in range(0, len(row), self.together):
                 try:
-                    yield from self._solve(w, row[first : first + self.together], round, seen)
+                    yield from self._solve(w, row[first : first + self.together], round, on_step)
                 except RuntimeError:  # a device's memory may be full: a smaller group then starts without these
                     self._rooms.clear()
                     raise
 
     @torch.no_grad()
-    def _solve(self, w: Tensor, tasks: Sequence[Task], round: int, seen: Seen | None = None) -> list[LocalResult]:
+    def _solve(
+        self, w: Tensor, tasks: Sequence[Task], round: int, on_step: StepCallback | None = None
+    ) -> list[LocalResult]:
         """Train clients of equal μ; the Δ of each lies in the solver's memory until the next call."""
         lr, mu, size = self._stepping.lr(round), tasks[0].tilt.mu, len(tasks)
         places = sorted(range(size), key=lambda place: _order(tasks[place]))
@@ -118,11 +122,11 @@ class StackedSolver:
         orders, sizes = self._visits(rows, round)
         parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
         batches = self._batches(rows, orders)
-        for first, (x, y) in batches if seen is None else _single(batches):
+        for first, (x, y) in batches if on_step is None else _single(batches):
             last = first + x.shape[1]
             self._descent.take_steps(first, x, y, parts[first:last], losses[:, first:last])
-            if seen is not None:
-                self._show(rows, last, seen)
+            if on_step is not None:
+                self._show(rows, last, on_step)
         self._descent.end()
         deltas = self._model.views(self._delta[:size]).values()
         for start, stack, delta in zip(self._model.views(w).values(), self._descent.parameters, deltas, strict=True):
@@ -141,7 +145,7 @@ class StackedSolver:
                 for stack, view in zip(self._descent.parameters, self._model.views(start).values(), strict=True):
                     stack[row].copy_(view)
 
-    def _show(self, rows: Sequence[Task], step: int, seen: Seen) -> None:
+    def _show(self, rows: Sequence[Task], step: int, on_step: StepCallback) -> None:
         """Show the iterates of the clients that took this step."""
         for row, task in enumerate(rows):
             if step <= task.steps:
@@ -149,7 +153,7 @@ class StackedSolver:
                 views = self._model.views(iterate).values()
                 for view, parameter in zip(views, self._descent.iterate(row), strict=True):
                     view.copy_(parameter)
-                seen(task.client, step, iterate)
+                on_step(task.client, step, iterate)
 
     def _visits(self, rows: Sequence[Task], round: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Return which samples each client's minibatches hold, and how many, (R, most steps); 0 after its last."""
