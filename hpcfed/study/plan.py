@@ -222,6 +222,10 @@ class Study:
             for arm in self.arms:
                 if arm.site is None or arm.site in trainers:
                     recipe = self._unit(arm, 0, 0, self.seeds[0], trainers, self.recipe.data).recipe
+                    if self.leaves_out and recipe.parameters.keeps_private:
+                        what = f"private parts with --kind {SITE_OUT}: the site that is left out has none"
+                        remedy = "leave parameters out of the recipe, or take another --kind"
+                        raise InputError(what, where=arm.title, remedy=remedy)
                     try:
                         build_loss(recipe, federation, torch.float32, torch.device("cpu"))
                     except InputError as error:

@@ -587,6 +587,10 @@ def test_tables_of_an_earlier_call_are_removed(folder):
             {"overrides": ["cohort.without=[west]"]},
             "cohort.without in a study: expected none: all sites train every arm",
         ),
+        (
+            {"kind": "leave-one-site-out", "overrides": ['parameters={private: ["*bias*"]}']},
+            "FedAvg: private parts with --kind leave-one-site-out: the site that is left out has none",
+        ),
         ({"overrides": ["loss=squared"]}, "FedAvg: loss.name 'squared' does not fit a classification federation"),
     ],
 )
