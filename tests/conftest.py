@@ -187,6 +187,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     """
     from hpcfed.cli.main import main
 
+    monkeypatch.delenv("HPCFED_RAW", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a copy of a factory's module is no file of ours
 

@@ -169,6 +169,7 @@ class Measure(Section):
         intervals: whether ± is the 95 % confidence interval of the mean over seeds, instead of their deviation.
         figures: columns of the record to draw against rounds, one figure per case.
         cells: the column in the heat maps of two grids; default: the measured one.
+        choice: whose choice of a grid's values the cases have: the paper's, or, where that states none, its code's.
     """
 
     kind: Literal["rounds", "final", "best", "tuned", "projections", "sites", "classes", "coefficients", "dynamics"]
@@ -181,6 +182,7 @@ class Measure(Section):
     savings: bool = False
     intervals: bool = False
     cells: str = ""
+    choice: Literal["paper", "code"] = "paper"
     figures: list[str] = Field(default_factory=list)
 
 

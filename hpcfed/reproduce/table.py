@@ -46,7 +46,9 @@ def _without_papers(rows: Sequence[Row]) -> list[Row]:
     titles = [
         f"{before}, {title}" if title == "Ratio" else title for before, title in itertools.pairwise(("", *rows[0]))
     ]
-    kept = [place for place, title in enumerate(titles) if not title.startswith(("Paper", "Its score", "Place"))]
+    kept = [
+        place for place, title in enumerate(titles) if not title.startswith(("Paper", "Code", "Its score", "Place"))
+    ]
     return [tuple(row[place] for place in kept) for row in rows]
 
 
@@ -75,10 +77,9 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
     if measure.kind == "tuned":
         last = "in the last evaluation" if measure.last == 1 else f"over the last {measure.last} evaluations"
         what = f"{criterion.title} {last}"
-        words = (
-            f"The grid's best by its mean {what}, {deviation[:-1]}, and the place of the paper's choice in our grid."
-        )
-        return ("Case", "Method", "Best", "Score", "Paper's choice", "Its score", "Place"), words
+        whose = f"{measure.choice}'s choice"
+        words = f"The grid's best by its mean {what}, {deviation[:-1]}, and the place of the {whose} in our grid."
+        return ("Case", "Method", "Best", "Score", whose.capitalize(), "Its score", "Place"), words
     counted = ("Rounds", "Models") if measure.unit == "models" else ("Rounds",)
     words = f"To the first evaluation with this {criterion.title} or better, {deviation}"
     if measure.unit == "models":
