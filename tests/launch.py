@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HPCFED = ("-m", "hpcfed.cli.main")
 
 LEAKED = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "HPCFED_RAW")
-"""What launchers set for their ranks, and a developer for his raw data; no program of a test must take it for its own."""
+"""What launchers set for their ranks, or a developer for raw data; no program of a test may take it for its own."""
 
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
