@@ -31,7 +31,7 @@ from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
-from hpcfed.stopping import Stopping, due_after
+from hpcfed.stopping import Stopping, due_after, has_own_scores, stopping_of
 from hpcfed.trail.certificate import write_certificate
 from hpcfed.trail.left_out import without_facts
 from hpcfed.types import Request
@@ -78,7 +78,11 @@ def train(
             simulation = Simulation(parts)
             checkpoints = Checkpoints(recipe, folder, parts, simulation)
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
+            stopping = stopping_of(recipe, progress.get("stopping"))
+            stopping.refuse_another_model(done, recipe.rounds, str(folder.path))
             data = world.on_root(lambda: folder.claim(recipe, done, simulation.hash if done else None))
+            if has_own_scores(recipe) and world.on_root(lambda: folder.code.since) > done:
+                stopping.forget()  # scores of code that was another
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, recipe.reduction, recipe.bits)
@@ -113,7 +117,7 @@ def train(
                         last=recipe.rounds if last is None else last,
                     )
                     return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
-                    ending.stopped = _rounds(session, progress)
+                    ending.stopped = _rounds(session, stopping)
                 watchdog.stage("end: certificate")
                 world.on_root(lambda: write_certificate(folder, recipe, ending.stopped))
                 watchdog.stage("end")
@@ -136,14 +140,13 @@ class Session:
     last: int
 
 
-def _rounds(session: Session, progress: Mapping[str, Any]) -> str | None:
+def _rounds(session: Session, stopping: Stopping) -> str | None:
     """Run the rounds that remain; return why ``stop`` ended them before the last one, if it did.
 
     Raises:
         Stopped: a signal or the clock ended them, and the same command goes on.
     """
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
-    stopping = Stopping(recipe.stop, progress.get("stopping"), recipe.evaluate.metrics)
     if round < session.last:
         stopping.go_on(round)
     with session.parts.watchdog.rounds():

@@ -85,7 +85,7 @@ def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
 
 def _on_the_end(recipe: Recipe) -> Iterator[str]:
     stop, every, keep = recipe.stop, recipe.evaluate.every, recipe.checkpoint.keep
-    evaluations = -(-recipe.rounds // every) if every else 0
+    evaluations = recipe.rounds // every if every else 0  # by which stop goes; the last round is scored, too
     few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
     if stop.patience is not None and every and stop.patience >= evaluations:
         yield f"stop.patience: {stop.patience} has no effect, with {few}"

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hpcfed.config.limits import Stop
-from hpcfed.config.metrics import Metric, larger_is_better, plain
+from hpcfed.config.metrics import Metric, larger_is_better, plain, references
 from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
 
 RECENT = 10
 """Number of last rounds, the longest of which is the expected time of the next one, without its evaluation."""
@@ -57,12 +58,14 @@ USUAL = ""
 class Stopping:
     """Early stopping by scores: a target and the patience of ``stop``.
 
-    The best scores of all measures are kept, whichever ``stop`` names: a run may go on with another rule.
+    The best scores of all measures are kept, whichever ``stop`` names: a run may go on with another rule. They are of
+    one model (``evaluate.model``): a run that goes on with another one counts from there.
 
     Args:
         rule: the recipe's ``stop``.
         progress: result of `progress` when the run was saved, if it goes on from a checkpoint.
         metrics: the recipe's ``evaluate.metrics``.
+        measured: keys of ``evaluate`` that say which model is scored.
     """
 
     def __init__(
@@ -70,8 +73,9 @@ class Stopping:
         rule: Stop,
         progress: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Metric] = MappingProxyType({}),
+        measured: Mapping[str, str] = MappingProxyType({}),
     ):
-        self._rule, self._metrics = rule, metrics
+        self._rule, self._metrics, self._measured = rule, metrics, dict(measured)
         self._plain_rule = rule.model_dump(exclude={"max_hours"})
         if rule.metric is not None and rule.metric in metrics:
             self._plain_rule["of"] = plain(metrics[rule.metric])
@@ -79,6 +83,9 @@ class Stopping:
         directions = {"loss": False} | {name: larger_is_better(metric) for name, metric in metrics.items()}
         self._larger_is_better = {name: known for name, known in directions.items() if known is not None}
         saved = progress or {}
+        was = saved.get("measured") or self._measured
+        self.changed = {key: value for key, value in was.items() if value != self._measured.get(key)}
+        """What `measured` was when the run was saved, where it is another now."""
         self._marks = {USUAL: Mark(saved.get("best"), saved.get("since_best", 0))}
         for name, mark in saved.get("marks", {}).items():
             if name in self._larger_is_better and mark["of"] == self._plain_metric(name):
@@ -92,6 +99,8 @@ class Stopping:
         self._reached: int = saved.get("reached", 0) if same_target else 0
         self.reason: str | None = saved.get("reason") if before == self._plain_rule else None
         """Why the run has ended; None if it has not."""
+        if self.changed:
+            self.forget()
 
     def progress(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps, as plain JSON."""
@@ -109,7 +118,27 @@ class Stopping:
                 if name != USUAL
             },
             "evaluated": self._evaluated,
+            "measured": self._measured,
         }
+
+    def refuse_another_model(self, done: int, rounds: int, where: str) -> None:
+        """Refuse to go on with a run of `rounds` that has ended, its last scores being of another model than now named.
+
+        Raises:
+            InputError: naming the key of ``evaluate``.
+        """
+        if not self.changed or (done < rounds and self.reason is None):
+            return
+        key, before = next(iter(self.changed.items()))
+        raise InputError(
+            f"evaluate.{key}: the run has ended after round {done}, and its last scores are with {key}: {before}",
+            where=where,
+            remedy=f"set evaluate.{key}={before}, raise rounds, or choose another output",
+        )
+
+    def forget(self) -> None:
+        """Forget all scores, which later ones are not comparable with."""
+        self._marks, self._reached, self._evaluated = {USUAL: Mark()}, 0, 0
 
     def go_on(self, round: int) -> None:
         """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.
@@ -162,6 +191,18 @@ class Stopping:
 
     def _plain_metric(self, name: str) -> Any:
         return plain(self._metrics[name]) if name in self._metrics else None
+
+
+def stopping_of(recipe: Recipe, progress: Mapping[str, Any] | None) -> Stopping:
+    """Return a recipe's early stopping; `progress` as in `Stopping`."""
+    section = recipe.evaluate
+    measured = {"model": section.model, "statistics": section.statistics}
+    return Stopping(recipe.stop, progress, section.metrics, measured)
+
+
+def has_own_scores(recipe: Recipe) -> bool:
+    """Whether code of the user computes scores."""
+    return recipe.loss.factory is not None or any(references(recipe.evaluate.metrics))
 
 
 class TimeLeft:

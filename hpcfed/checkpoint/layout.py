@@ -90,6 +90,7 @@ class StoppingState(_ManifestSection):
     follows: str | None = None
     marks: dict[str, MarkState] = Field(default_factory=dict)
     evaluated: int = 0
+    measured: dict[str, str] = Field(default_factory=dict)
 
 
 class Progress(_ManifestSection):

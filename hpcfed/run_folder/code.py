@@ -117,6 +117,11 @@ class CodeRecord:
         """Whether the file exists; folders of hpcfed 0.1 have none."""
         return self._path.exists()
 
+    @property
+    def since(self) -> int:
+        """The first round of the present code; 1 without a record."""
+        return int(self._read()["since"])
+
     def refuse_changes(self, recipe: Recipe) -> None:
         """Refuse to go on with changed code.
 

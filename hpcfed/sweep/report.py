@@ -39,7 +39,7 @@ class Outcome:
         said = [f"{self.rule}, ± one standard deviation over seeds"]
         if len(self.ranked) > SHOWN:
             said.append(f"{len(self.ranked) - SHOWN} more in summary.csv")
-        return [*said, *remarks(self.plan, self.ranked)]
+        return [*said, *remarks(self.plan, self.ranked, self.rule)]
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:
         labels = [value.label for value in self.plan.points[candidate.point].values]

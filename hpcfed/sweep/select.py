@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpcfed.config.metrics import is_matrix, larger_is_better
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, counted, nearest
 from hpcfed.report.clients import MEASURES
 from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
 from hpcfed.sweep.plan import Plan, Unit
@@ -144,10 +144,15 @@ def _larger_is_better(column: str, recipe: Recipe) -> bool | None:
 
 
 def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
-    """Return the default rule: the last rounds of the first of `USUAL` that any run recorded."""
+    """Return the default rule, of the first of `USUAL` that any run recorded: the mean over the last rounds.
+
+    Of runs that end by their scores it is the last round alone, since a fast one has few rounds, and so poor ones.
+    """
     recorded = {column for rows in records for row in rows[-1:] for column in USUAL if column in row}
     column = next((column for column in USUAL if column in recorded), USUAL[-1])
-    return Rule(column, min(LAST, *(unit.recipe.rounds for unit in plan.units)), column.endswith("accuracy"))
+    by_scores = any(unit.recipe.stop.by_scores for unit in plan.units)
+    last = 1 if by_scores else min(LAST, *(unit.recipe.rounds for unit in plan.units))
+    return Rule(column, last, column.endswith("accuracy"))
 
 
 def read_numbers(path: Path, recipe: Recipe) -> list[dict[str, float]]:
@@ -186,8 +191,8 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
     return ranked + [candidate for candidate in found if not math.isfinite(candidate.mean)]
 
 
-def remarks(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
-    """Return warnings about a selection: ties, a best value at the edge of its grid, missing results."""
+def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
+    """Return warnings about a selection: ties, a best value at the edge of its grid, missing or shorter results."""
     best = [candidate for candidate in ranked if candidate.rank == 1]
     said = []
     if len(best) > 1:
@@ -197,6 +202,10 @@ def remarks(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
         numbers, chosen = grid.numbers, plan.points[best[0].point].values[index].number
         if numbers is not None and chosen is not None and len(numbers) > 2 and chosen in (min(numbers), max(numbers)):
             said.append(f"{grid.key} is best at the edge of its grid, {chosen:g}: a wider one may hold a better value")
+    shortest = min((row.rounds for one in ranked for row in one.rows if row.status == "finished"), default=rule.last)
+    if shortest < rule.last:
+        some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
+        said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
     waiting = sum(row.status not in ("finished", "diverged") for candidate in ranked for row in candidate.rows)
     if waiting:
         said.append(f"{waiting} of {len(plan.units)} runs have no result, which may change the choice")

@@ -241,4 +241,5 @@ def described(branch: BranchPoint, base: Recorded, recipe: Recipe) -> Iterator[s
         yield f"computed from round {branch.first} on: {branch.why}"
     from_where = f"from the state of round {branch.start}" if branch.start else "from w⁰"
     needed = max(total - branch.joined + 1, 0)
-    yield f"rounds computed: {total - branch.start} of {total}, {from_where}; needed: {needed}"
+    at_most = "up to " if recipe.stop.by_scores else ""
+    yield f"rounds computed: {at_most}{total - branch.start} of {total}, {from_where}; needed: {at_most}{needed}"

@@ -209,6 +209,20 @@ def test_a_folder_of_the_first_release_goes_on_with_a_word(folder, command):
     assert recorded(folder / "run")["since"] == 4
 
 
+def test_a_patience_forgets_the_scores_of_other_code(folder, command):
+    """The best score by the old code would end a run whose scores by the new one rise."""
+    (folder / "score.py").write_text("def mine(z, y):\n    return 1000.0, 1\n")
+    write_recipe(folder, evaluate={"every": 1, "metrics": {"mine": {"sum": "score:mine", "better": "higher"}}})
+    asked = ["run", "recipe.yaml", "stop={metric: mine, patience: 2}", "-q"]
+    assert command([*asked, "rounds=2"], folder).returncode == 0
+    (folder / "score.py").write_text("def mine(z, y):\n    mine.n = getattr(mine, 'n', 0) + 1\n    return mine.n, 1\n")
+    done = command([*asked, "rounds=6", "--accept-code"], folder)
+    assert done.returncode == 0, done.stderr
+    values = [json.loads(line)["test_mine"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert values[:2] == [1000.0] * 2
+    assert len(values) == 6
+
+
 def test_a_metric_that_is_new_to_a_finished_run_needs_more_rounds(folder, command):
     write_recipe(folder)
     command(["run", "recipe.yaml", "-q"], folder)

@@ -374,7 +374,7 @@ UNUSED = {
     "lr_schedule has a step size from round 9, after the last of 3 rounds; it is not used": "clip",
     "b: name is given more than once; the last, name=b, holds": "clip",
     "local.clip: linear has no effect without local.clip_norm": "clip",
-    "stop.patience: 2 has no effect, with 2 evaluations in 3 rounds": "clip",
+    "stop.patience: 2 has no effect, with 1 evaluation in 3 rounds": "clip",
     "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0": "clip",
     "dsgd: a round is one step with all samples of a client, whatever else local and budget say": "dsgd",
     "local.momentum: 0.9 has no effect in one step, which starts from none": "dsgd",

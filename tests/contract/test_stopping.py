@@ -222,6 +222,48 @@ def test_a_lower_patience_ends_a_run_at_once_if_its_last_round_was_evaluated():
     assert lower.reason is None
 
 
+def test_scores_of_another_model_are_forgotten():
+    """A run that goes on with another `evaluate.model` counts from there; one that has ended is refused."""
+    rule = Stop(patience=2, test_accuracy=0.95, for_=2)
+    before = Stopping(rule, None, METRICS, {"model": "last", "statistics": "round"})
+    for round, accuracy in enumerate((0.9, 0.1), 1):
+        before.add(scores(test_loss=1.0, test_accuracy=accuracy), round)
+    same, other = (
+        Stopping(rule, saved(before), METRICS, {"model": model, "statistics": "round"})
+        for model in ("last", "last-two")
+    )
+    for stopping in (same, other):
+        stopping.add(scores(test_loss=1.0, test_accuracy=0.5), 3)
+    assert (same.reason is None, other.reason is None) == (False, True)
+    other = Stopping(rule, saved(before), METRICS, {"model": "last-two", "statistics": "round"})
+    other.refuse_another_model(2, 3, "run")
+    with pytest.raises(
+        InputError, match=r"run: evaluate.model: .* after round 2, .* model: last; set evaluate.model=last,"
+    ):
+        other.refuse_another_model(2, 2, "run")
+
+
+@pytest.mark.parametrize(
+    ("stop", "rounds", "before", "now"),
+    [({}, 3, "last-two", "last"), ({"test_accuracy": 1e-9}, 9, "last", "cohort-average")],
+    ids=["done", "stopped"],
+)
+def test_a_run_that_has_ended_keeps_the_model_that_it_measured(stop, rounds, before, now, world, shared_tmp):
+    """Its record's last scores would be of another model than its files'; nothing of it is touched."""
+    world.on_root(lambda: write_small(shared_tmp))
+    recipe = small(shared_tmp / "run", data=str(shared_tmp / "small.h5"), rounds=3, stop=stop)
+
+    def files() -> dict[str, bytes] | None:
+        kept = ("recipe.yaml", "metrics.jsonl", "model.safetensors", "certificate.json")
+        return world.on_root(lambda: {name: (shared_tmp / "run" / name).read_bytes() for name in kept})
+
+    hpcfed.run(recipe, [f"evaluate.model={before}"], world=world, quiet=True)
+    there = files()
+    with pytest.raises(InputError, match=f"evaluate.model: the run has ended after round .* with model: {before}"):
+        hpcfed.run(recipe, [f"rounds={rounds}", f"evaluate.model={now}"], world=world, quiet=True)
+    assert files() == there
+
+
 def test_a_checkpoint_of_an_earlier_version_keeps_its_best_score():
     rule = Stop(patience=2)
     progress = {"rule": rule.model_dump(exclude={"max_hours"}), "reached": 0, "best": 0.9, "since_best": 1}

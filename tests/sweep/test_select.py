@@ -79,29 +79,52 @@ def test_what_diverged_on_any_seed_has_no_rank(plan):
     standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
     seed_1 = next(unit for unit in plan.units_of(3) if unit.seed == "1")
     standing[seed_1.name] = Standing(1, Claim(ending="diverged", recipe=seed_1.digest))
-    best, _, _ = ranked(plan, "train_accuracy:last10", standing)
+    best, _, rule = ranked(plan, "train_accuracy:last10", standing)
     assert best[0].point == 2
     assert [(one.point, one.rank, one.status) for one in best[-2:]] == [
         (3, None, "1 of 2 diverged"),
         (5, None, "refused"),
     ]
-    assert "2 of 12 runs have no result" in remarks(plan, best)[-1]
+    assert "2 of 12 runs have no result" in remarks(plan, best, rule)[-1]
 
 
 def test_nothing_is_best_where_all_diverged(plan):
     best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {}, dict.fromkeys(range(6), "diverged")))
     assert {one.rank for one in best} == {None}
-    assert remarks(plan, best) == []
+    assert remarks(plan, best, rule) == []
     assert draw(plan, best, rule) == {}
 
 
 def test_ties_and_edges_are_told(plan):
-    best, _, _ = ranked(plan, "train_accuracy:last10", record(plan, {4: (0.7, 0.7), 5: (0.7, 0.7)}))
+    best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {4: (0.7, 0.7), 5: (0.7, 0.7)}))
     assert [(one.point, one.rank) for one in best[:3]] == [(4, 1), (5, 1), (0, 3)]
-    said = remarks(plan, best)
+    said = remarks(plan, best, rule)
     assert said[0].startswith("tied with local.lr=1, algorithm.server_lr=2: the first")
     assert said[1].startswith("local.lr is best at the edge of its grid, 1:")
     assert len(said) == 2
+
+
+def test_runs_that_end_by_their_scores_are_compared_by_their_last_round(folder, monkeypatch):
+    """The mean over a fast run's few rounds has its poor first ones."""
+    monkeypatch.chdir(folder)
+    stopping = ["rounds=8", "stop.test_accuracy=0.9"]
+    plan = make_plan("recipe.yaml", stopping, parse_grids(["local.lr=0.1,0.3"]), [0], None)
+    standing = {}
+    for unit, accuracies in zip(plan.units, ([0.2, 0.5, 0.8, 0.91], [0.1, 0.7, 0.92]), strict=True):
+        unit.recipe.output.mkdir(parents=True)
+        lines = [json.dumps({"round": n, "test_accuracy": one}) for n, one in enumerate(accuracies, 1)]
+        (unit.recipe.output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        standing[unit.name] = Standing(1, Claim(ending="finished", recipe=unit.digest))
+    rows, rule = read_results(plan, standing, None)
+    best = candidates(plan, rows, rule)
+    assert (str(rule), best[0].point) == ("largest mean test_accuracy over the last round", 1)
+    assert not any("ended after" in said for said in remarks(plan, best, rule))
+    best, _, rule = ranked(plan, "test_accuracy:last8", standing)
+    assert best[0].point == 0
+    said = (
+        "a run ended after 3 rounds, and its mean is over these; --select test_accuracy:last1 compares the last round"
+    )
+    assert said in " ".join(remarks(plan, best, rule))
 
 
 def test_the_direction_of_a_metric_of_ones_own_is_the_recipes(folder, monkeypatch):
