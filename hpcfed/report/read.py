@@ -141,7 +141,7 @@ def run_folders(folder: Path) -> list[Path]:
             return [folder]
         sweeps = [place for place in (folder, folder / "sweep") if (place / SWEEP).is_file()]
         place = sweeps[0] / "runs" if sweeps else folder
-        inside = [run for child in _folders_in(place) for run in ([child] if _is_run(child) else _seeds_in(child))]
+        inside = [run for child in _folders_in(place) for run in _runs_at(child, is_in_sweep=bool(sweeps))]
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(folder)) from error
     if not inside:
@@ -160,6 +160,12 @@ def is_run_folder(folder: Path) -> bool:
 
 def _is_run(folder: Path) -> bool:
     return (folder / RECIPE).is_file()
+
+
+def _runs_at(folder: Path, *, is_in_sweep: bool) -> list[Path]:
+    """Return the run in a folder, or one per seed; in a sweep also both, where seeds were added to a sweep of one."""
+    seeds = _seeds_in(folder) if is_in_sweep or not _is_run(folder) else []
+    return [folder, *seeds] if _is_run(folder) else seeds
 
 
 def _seeds_in(folder: Path) -> list[Path]:

@@ -3,6 +3,9 @@
 files     module → file, path, hash and text: the code of the rounds from `since` on
 since     a round, counted from 1
 before    a list with one entry, `files` and `since`, per accepted change: the code of earlier rounds
+
+``accepted-code.json`` beside it has module → hash of other code that was accepted for a run without rounds to train. It
+is no part of the run, whose ``code.json`` stays.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from hpcfed.io.text import parse_json, read_text
 from hpcfed.ranks.world import World
 from hpcfed.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
 
-NAME = "code.json"
+NAME, ACCEPTED = "code.json", "accepted-code.json"
 FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"
 EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
 
@@ -109,7 +112,7 @@ class CodeRecord:
     """
 
     def __init__(self, folder: Path):
-        self._path = folder / NAME
+        self._path, self._accepted_path = folder / NAME, folder / ACCEPTED
         self._recipe: Recipe | None = None
         self._looked_at = 0
 
@@ -129,7 +132,7 @@ class CodeRecord:
             InputError: naming the files.
         """
         changes = self.changes(recipe)
-        if changes:
+        if changes and self._accepted() != self._present(recipe):
             where = str(self._path.parent)
             raise InputError(f"your code is another than this run's: {changes}", where=where, remedy=EDITED)
 
@@ -154,6 +157,15 @@ class CodeRecord:
                 changed[name] = then.file + (f" differs from line {line}" if line else " differs")
         return changed
 
+    def accept(self, recipe: Recipe) -> None:
+        """Note that the present code is accepted, though no round is trained with it.
+
+        Raises:
+            OSError: as the system reports it.
+        """
+        if self.changes(recipe):
+            write_whole(self._accepted_path, json.dumps(self._present(recipe), indent=1) + "\n")
+
     def write(self, recipe: Recipe, done: int) -> None:
         """Record the code of the rounds after `done`; that of the earlier rounds is kept, too, if it differs.
 
@@ -162,6 +174,7 @@ class CodeRecord:
             OSError: as the system reports it.
         """
         self._recipe, code = recipe, own_code(recipe)
+        self._accepted_path.unlink(missing_ok=True)
         if not done:
             if code:
                 self._write({"files": _plain(code), "since": 1, "before": []})
@@ -192,6 +205,19 @@ class CodeRecord:
         new = {name: source for name, source in own_code(self._recipe).items() if name not in found["files"]}
         if new:
             self._write({**found, "files": found["files"] | _plain(new)})
+
+    def _accepted(self) -> Any:
+        """Return the code that was accepted, None without any."""
+        try:
+            return parse_json(read_text(self._accepted_path))
+        except (OSError, ValueError):
+            return None
+
+    def _present(self, recipe: Recipe) -> dict[str, str]:
+        """Return the recorded modules and those loaded, with the hashes that they have now."""
+        here = own_code(recipe)
+        now = {name: here.get(name) or _now(then, recipe.python_path) for name, then in self._files().items()} | here
+        return {name: source.hash for name, source in sorted(now.items())}
 
     def _files(self) -> dict[str, Source]:
         return {name: Source(**entry) for name, entry in self._read()["files"].items()}

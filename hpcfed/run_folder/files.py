@@ -9,7 +9,7 @@ from typing import Any
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
-from hpcfed.run_folder.code import NAME
+from hpcfed.run_folder.code import ACCEPTED, NAME
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 LOCK, RECIPE = ".lock", "recipe.yaml"
@@ -23,6 +23,7 @@ RECORD = (
     SIGNATURE,
     "environment.json",
     NAME,
+    ACCEPTED,
     "model.safetensors",
     "model-evaluated.safetensors",
     "private",

@@ -71,11 +71,9 @@ class RunFolder:
             return False
         self._refuse_other(found, wanted)
         self.check_code(recipe)
-        same = deciding(found, PLACES) == deciding(wanted, PLACES)
-        result = files.read_mapping(self.path / "result.json")
-        if not same or result.get("status") != "finished":
+        if not self._has_finished(found, wanted):
             return False
-        self._refuse_other_record(result.get("rounds"))
+        self._refuse_other_record(files.read_mapping(self.path / "result.json").get("rounds"))
         self._refuse_lost_model()
         return True
 
@@ -120,7 +118,7 @@ class RunFolder:
         )
 
     def accept_code(self, recipe: Recipe) -> None:
-        """Let the run here go on with the user's present code, and record both.
+        """Let the run here go on with the user's present code, and record both; one that has finished stays as it is.
 
         Raises:
             Busy: it is going on already.
@@ -128,9 +126,13 @@ class RunFolder:
         """
         try:
             if files.has_files(self.path) and self._goes_on():
-                self._refuse_other(files.read_recipe(self.path), to_plain(recipe))
+                found, wanted = files.read_recipe(self.path), to_plain(recipe)
+                self._refuse_other(found, wanted)
                 with self.held(World()):
-                    self.code.write(recipe, self.rounds())
+                    if self._has_finished(found, wanted):
+                        self.code.accept(recipe)
+                    else:
+                        self.code.write(recipe, self.rounds())
         except OSError as error:
             raise files.unusable(self.path, error) from None
 
@@ -204,6 +206,11 @@ class RunFolder:
     def rounds(self) -> int:
         """Return the number of recorded rounds."""
         return count_rounds(self.metrics)
+
+    def _has_finished(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        """Whether the run here has finished all that the `wanted` recipe asks for."""
+        is_finished = files.read_mapping(self.path / "result.json").get("status") == "finished"
+        return is_finished and deciding(found, PLACES) == deciding(wanted, PLACES)
 
     def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         changed = differences(found, wanted, FREE)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -66,7 +65,7 @@ class _OfSplit:
 
 
 Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
-"""Row and metric → site → the metric in each split."""
+"""Row and metric → site → the metric in each split that the tables have a value of; a resample's is a mean over all."""
 
 
 @dataclass
@@ -124,7 +123,8 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
         for start, times in _draws(view.study, site, count):
             for key, places in measures.items():
                 if site in places:
-                    found[key][site, start : start + len(times)] = _mean([one(times) for one in places[site]])
+                    values = np.mean([one(times) for one in places[site]], axis=0)
+                    found[key][site, start : start + len(times)] = values
             done += len(times)
             progress.update(done, count * sites)
     for metric in metrics:
@@ -148,16 +148,11 @@ def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> M
             for row in view.rows:
                 each = _of_row(study, row, outputs, site)
                 for name, weigh in weighs.items() if each else ():
-                    models = [weigh(output, target) for output in each]
-                    found.setdefault((row.key, name), {}).setdefault(site, []).append(_OfSplit(places, models))
+                    of_split = _OfSplit(places, [weigh(output, target) for output in each])
+                    at_sites = found.setdefault((row.key, name), {})
+                    if np.isfinite(of_split(np.ones((1, len(_tested(study, site))), dtype=int))).all():
+                        at_sites.setdefault(site, []).append(of_split)
     return found
-
-
-def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the means of J arrays (b,), nan left out; nan where all are."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of resamples that no split has a value in
-        return np.nanmean(values, axis=0)
 
 
 def _tested(study: Study, site: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted
+from hpcfed.run_folder import files
 from hpcfed.run_folder.identity import PLACES, identity
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
@@ -90,7 +91,8 @@ def make_plan(
     by_point = []
     for path, point in zip(outputs, configurations, strict=True):
         try:
-            by_point.append(_load(source, [*fixed, f"output={json.dumps(str(path))}"], point))
+            loaded = _load(source, [*fixed, f"output={json.dumps(str(path))}"], point)
+            by_point.append(_where_they_are(loaded, path))
         except InputError as error:
             raise _blame(error, source, fixed, point) from None
     units = [
@@ -103,6 +105,17 @@ def make_plan(
         remedy = "leave the end of the job to its time limit, or to a signal: timeout -s USR1 8h mpirun …"
         raise InputError("stop.max_hours", where=str(source), expected="no such limit in a sweep", remedy=remedy)
     return Plan(first.name, folder, tuple(grids), tuple(configurations), tuple(units))
+
+
+def _where_they_are(recipes: list[Recipe], path: Path) -> list[Recipe]:
+    """Return a configuration's recipes, one a seed; the one whose run is in the folder `path` itself with that output.
+
+    A sweep of one seed has its runs there, and folders of further seeds in it.
+    """
+    if len(recipes) == 1 or not (path / files.RECIPE).is_file():
+        return recipes
+    seed = files.read_recipe(path).get("seed")
+    return [one.model_copy(update={"output": path}) if one.seed.model_dump() == seed else one for one in recipes]
 
 
 def _load(source: str | Path, fixed: Sequence[str], point: Point) -> list[Recipe]:

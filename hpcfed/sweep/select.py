@@ -68,6 +68,7 @@ class Row:
     metrics: Mapping[str, float]
     score: float
     message: str
+    code: str = ""  # the user's files with their hashes
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,9 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     if shortest < rule.last:
         some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
         said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
+    codes = ({row.code for row in one.rows if row.status == "finished"} for one in ranked)
+    if mixed := next((sorted(those) for those in codes if len(those) > 1), None):
+        said.append(f"seeds of one configuration had different code, {' or '.join(mixed)}: see `code` in results.csv")
     waiting = sum(row.status not in ("finished", "diverged") for candidate in ranked for row in candidate.rows)
     if waiting:
         said.append(f"{waiting} of {len(plan.units)} runs have no result, which may change the choice")

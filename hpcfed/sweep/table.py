@@ -9,8 +9,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
+from hpcfed.report.read import read_code
+from hpcfed.run_folder import code
 from hpcfed.run_folder.rounds import RECORD
 from hpcfed.sweep.claims import Standing
 from hpcfed.sweep.plan import Plan
@@ -43,9 +46,17 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
                 metrics=_final(record),
                 score=chosen.score(record) if status == "finished" else math.nan,
                 message=one.claim.message if one.decided else "",
+                code=_code_of(unit.recipe),
             )
         )
     return rows, chosen
+
+
+def _code_of(recipe: Recipe) -> str:
+    """Return the user's files that a run had, with their hashes."""
+    if not code.references(recipe):
+        return ""
+    return "; ".join(f"{file} {digest}" for file, digest in read_code(recipe.output / code.NAME).items())
 
 
 def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -70,6 +81,7 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
             "rule": str(rule),
             "seconds": round(row.seconds, 3),
             "folder": str(row.unit.recipe.output.relative_to(plan.folder)),
+            **({"code": row.code} if any(one.code for one in rows) else {}),
             "message": row.message,
         }
         for row in rows

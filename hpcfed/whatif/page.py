@@ -68,16 +68,18 @@ def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")
     shown = sorted(clients, key=lambda one: -np.nan_to_num(getattr(one, key).mean, nan=-np.inf))[:MOST]
     means = np.array([getattr(one, key).mean for one in shown])
-    halves = np.nan_to_num([getattr(one, key).half_width for one in shown])
+    halves = np.array([getattr(one, key).half_width for one in shown], dtype=float)
+    known = np.isfinite(halves)
     figure, axes = blank(Medium(WIDTH, MARGIN + EACH * len(shown), FONT, legend=False))
     places = np.arange(len(shown))
     axes.barh(places, np.nan_to_num(means), color=LIGHT.groups[0], height=0.62, zorder=2)
-    axes.errorbar(np.nan_to_num(means), places, xerr=halves, fmt="none", color=LIGHT.text, capsize=3, zorder=3)
+    if known.any():
+        axes.errorbar(means[known], places[known], halves[known], 0, "none", color=LIGHT.text, capsize=3, zorder=3)
     axes.axvline(0, color=LIGHT.text, linewidth=0.8)
     axes.set_yticks(places, [one.name.replace("$", r"\$") for one in shown])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     what = f"{title} in {column.replace('_', ' ')}, a gain where positive"
-    axes.set_xlabel(f"{what}\nwhiskers: 95 % interval over {over}" if halves.any() else what)
+    axes.set_xlabel(f"{what}\nwhiskers: 95 % interval over {over}" if known.any() else what)
     files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
     return to_svg(figure, "contributions"), files

@@ -122,7 +122,7 @@ def _over(coalitions: Coalitions) -> str:
     if coalitions.orders:
         return f"Shapley values of {_drawn(coalitions)}, 95 % intervals over them; leave-one-out over {seeds}"
     which = "Shapley values of all subsets" if coalitions.orders is None else "leave-one-out alone"
-    return f"{which}, means and 95 % intervals over {seeds}"
+    return f"{which}, {'means and 95 % intervals over ' if len(coalitions.seeds) > 1 else 'of '}{seeds}"
 
 
 def _drawn(coalitions: Coalitions) -> str:

@@ -93,10 +93,17 @@ def test_accepted_code_goes_on_and_both_are_recorded(folder, command):
     assert (found["since"], found["files"]["late"]["text"]) == (4, "GAIN = 0.5\n")
     (before,) = found["before"]
     assert (before["since"], before["files"]["late"]["text"]) == (1, "GAIN = 1.5\n")
-    (folder / "late.py").write_text("GAIN = 2.5\n")  # of a finished run, too: it is known to be another
+    (folder / "late.py").write_text("GAIN = 2.5\n")  # of a finished run, too, which stays as certified
+    certified = (folder / "run" / "code.json").read_bytes()
     assert command(["run", "recipe.yaml", "rounds=5", "-q", "--accept-code"], folder).returncode == 0
-    assert recorded(folder / "run")["since"] == 6
+    assert (folder / "run" / "code.json").read_bytes() == certified
     assert "finished already" in command(["run", "recipe.yaml", "rounds=5"], folder).stdout
+    (folder / "late.py").write_text("GAIN = 3.5\n")
+    assert command(["run", "recipe.yaml", "rounds=5"], folder).returncode == 2  # that was not accepted
+    (folder / "late.py").write_text("GAIN = 2.5\n")
+    assert command(["run", "recipe.yaml", "rounds=6", "-q"], folder).returncode == 0
+    assert (gains(folder / "run")[-1], recorded(folder / "run")["since"]) == (2.5, 6)
+    assert not (folder / "run" / "accepted-code.json").exists()
 
 
 def test_a_run_without_own_code_leaves_no_record_of_it(folder, command):
@@ -267,6 +274,11 @@ def test_a_sweep_does_not_mix_code(folder, command):
     (folder / "late.py").write_text("GAIN = 2.5\n")
     assert command([*sweep, "--accept-code", "rounds=3"], folder).returncode == 0
     assert [gains(run) for run in runs] == [[0.5, 0.5, 2.5]] * 2
+    edit(folder)
+    mixed = command(["sweep", "recipe.yaml", "--seeds", "3", "--accept-code", "rounds=3"], folder)
+    assert mixed.returncode == 0, mixed.stderr
+    assert "seeds of one configuration had different code" in mixed.stdout
+    assert "late.py" in (folder / "run-sweep" / "results.csv").read_text()
 
 
 def test_an_experiment_does_not_mix_code(folder, command):

@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 import hpcfed
 from hpcfed.ranks.world import World
+from hpcfed.report.read import run_folders
 from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import make_plan
 from hpcfed.sweep.run import run_sweep
@@ -166,6 +167,21 @@ def test_more_values_rounds_and_seeds_may_be_added(swept, folder, command):
     assert endings(swept) == {"finished": 26}
     assert {row["rounds"] for row in read_table(swept / "results.csv")} == {"4"}
     assert all(len(claims) <= 2 for claims in read_claims(swept).values())
+
+
+def test_seeds_may_be_added_to_a_sweep_of_one(folder, command):
+    """Its run is not trained again, and a report shows all of them."""
+    sweep = ["sweep", "recipe.yaml", "--grid", "local.lr=0.1,0.3", "-q"]
+    assert command(sweep, folder).returncode == 0
+    runs = folder / "run-sweep" / "runs"
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("model.safetensors")}
+    done = command([*sweep, "--seeds", "3"], folder)
+    assert done.returncode == 0, done.stderr
+    assert len(list(runs.rglob("model.safetensors"))) == 6
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    assert sorted(path.name for path in run_folders(folder / "run-sweep")) == sorted(
+        ["local.lr=0.1", "local.lr=0.3", *["seed-1", "seed-2"] * 2]
+    )
 
 
 @pytest.mark.parametrize(
