@@ -43,13 +43,16 @@ def compare(runs: Sequence[Path], data: Path | None, code: Path | None, say: Say
         say: prints a line.
 
     Raises:
-        InputError: a folder is no run's, or its record is damaged.
+        InputError: a folder is no run's, or its record is damaged or has no round.
     """
     folders = [run.resolve() for run in runs]
     for folder, run in zip(folders, runs, strict=True):
         if not (folder / RECIPE).is_file():
             raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
     first, second = (read_rounds(folder / RECORD) for folder in folders)
+    for rows, run in ((first, runs[0]), (second, runs[1])):
+        if not rows:
+            raise InputError("a run without rounds: nothing to compare", where=str(run), remedy="train it first")
     for line in _settings(folders):
         say(line)
     models = {read_recipe(folder).get("evaluate", {}).get("model") for folder in folders}

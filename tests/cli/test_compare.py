@@ -124,6 +124,11 @@ def test_the_same_runs_are_the_same(two, command):
     assert (done.returncode, "clients and steps cannot be compared here: " in done.stdout) == (1, True)
     done = command(["compare", "one", "nowhere"], two)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    Path("again/metrics.jsonl").write_bytes(b"")
+    for first, second in (("one", "again"), ("again", "one")):
+        done = command(["compare", first, second], two)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "again: a run without rounds: nothing to compare" in done.stderr
 
 
 def test_runs_that_evaluate_other_models_are_compared_by_their_training(two, command):
