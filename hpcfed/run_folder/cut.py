@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import os
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.files import CERTIFICATE, PRIVATE, SIGNATURE
-from hpcfed.run_folder.rounds import RECORD, count_rounds, parse_rounds
+from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
 OF_THE_END = ("result.json", *MODELS, CERTIFICATE, SIGNATURE)
 """Files that a run leaves when it ends."""
+COLUMNS = b"round,client,model,split,"
+"""Beginning of the header of ``clients.csv``."""
 DIGITS = 18
 """Maximum digits of a round number in ``clients.csv``."""
 
@@ -31,11 +34,13 @@ def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = Fal
         InputError: the record has fewer rounds, is damaged, or is another run's.
         OSError: as the system reports it.
     """
+    clients = folder / "clients.csv"
+    kept = _bytes_of_clients(clients, done) if clients.exists() else None
     members = _cut_rounds(folder / RECORD, done, state)
     if update_hashes:
         cut_update_hashes(folder / UPDATE_HASHES, members)
-    if (folder / "clients.csv").exists():
-        _cut_clients(folder / "clients.csv", done)
+    if kept is not None:
+        os.truncate(clients, kept)
     for name in OF_THE_END:
         (folder / name).unlink(missing_ok=True)
     for entry in (folder / "private").glob("*"):
@@ -67,13 +72,28 @@ def _cut_rounds(path: Path, done: int, state: str | None) -> int:
     return members
 
 
-def _cut_clients(path: Path, done: int) -> None:
-    """Cut ``clients.csv`` after the last row of the `done` rounds; its last row may be incomplete."""
-    with path.open("r+b") as table:
-        kept = len(table.readline())
-        for row in table:
+def _bytes_of_clients(path: Path, done: int) -> int:
+    """Return the bytes of ``clients.csv`` up to the last row of the `done` rounds; its last row may be incomplete.
+
+    Raises:
+        InputError: its header is not a run's, or its text is not UTF-8.
+    """
+    with path.open("rb") as table:
+        header = table.readline()
+        if not header.endswith(b"\n") and (header.startswith(COLUMNS) or COLUMNS.startswith(header)):
+            return 0  # the job was killed while it wrote the header
+        if not header.startswith(COLUMNS) or header.endswith(b"\r\n"):
+            expected, got = f"a header that begins with {COLUMNS.decode()}", shown(header.decode(errors="replace"))
+            raise InputError("not a run's table", where=str(path), expected=expected, got=got, remedy=RESTORE)
+        kept = 0
+        for line, row in enumerate(chain([header], table), start=1):
             round = row.partition(b",")[0]
-            if not (row.endswith(b"\n") and round.isdigit() and len(round) <= DIGITS and int(round) <= done):
+            is_kept = row.endswith(b"\n") and round.isdigit() and len(round) <= DIGITS and int(round) <= done
+            if not is_kept and line > 1:
                 break
+            try:
+                row.decode()
+            except UnicodeDecodeError:
+                raise InputError("not UTF-8 text", where=f"{path}, line {line}", remedy=RESTORE) from None
             kept += len(row)
-        table.truncate(kept)
+    return kept

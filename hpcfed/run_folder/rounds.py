@@ -37,6 +37,7 @@ NUMBERS = (*METRICS, *(f"seconds.{timer}" for timer in TIMERS))
 COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "mean_delta_sq", "seconds.convert",
            "seconds.cpu")  # fmt: skip
 """Columns that a record may have with any method and any data; docs/record.md explains them."""
+RESTORE = "restore the file, or run again in another folder"
 DEEPEST = 8
 """Levels of objects in a round that become columns."""
 
@@ -96,8 +97,7 @@ def parse_rounds(lines: Iterable[bytes], path: Path, first: int = 1) -> Iterator
         try:
             row = parse_json(line.decode())
         except ValueError as error:
-            remedy = "restore the file, or run again in another folder"
-            raise InputError("not JSON", where=where, remedy=remedy) from error
+            raise InputError("not JSON", where=where, remedy=RESTORE) from error
         if not isinstance(row, dict) or row.get("round") != number:
             got = f"round {_shortened(row.get('round'))}" if isinstance(row, dict) else type(row).__name__
             raise InputError("rounds out of order", where=where, expected=f"an object with round {number}", got=got)

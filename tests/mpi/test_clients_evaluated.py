@@ -210,6 +210,26 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     assert (run / "clients.csv").read_bytes() == (folder / "whole" / "clients.csv").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (b"round,client,model,split,loss", b"a;b;c", r"clients\.csv: not a run's table: .* begins with round,client,"),
+        (b"\n", b"\r\n", r"clients\.csv: not a run's table"),
+        (b"2,global,test", b"2,gl\xf6bal,test", r"clients\.csv, line \d+: not UTF-8 text; restore"),
+    ],
+)
+def test_a_table_that_another_program_has_changed_is_refused(old, new, complaint, world, folder):
+    """Before the first round, and the run's files stay as they are."""
+    changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": ALL}}
+    run = stopped(recipe("run", **changes), world, 4)
+    path = run / "clients.csv"
+    world.on_root(lambda: path.write_bytes(path.read_bytes().replace(old, new)) and None)
+    before = world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes()))
+    with pytest.raises(InputError, match=complaint):
+        hpcfed.run(recipe("run", **changes), world=world, quiet=True)
+    assert world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes())) == before
+
+
 def test_it_may_begin_and_end_on_the_way(world, folder):
     """What is evaluated may change when a run goes on."""
     changes = {"rounds": 6, "checkpoint": {"every": 1}}
