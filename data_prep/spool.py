@@ -9,6 +9,7 @@ import numpy as np
 
 from hpcfed.data.content import rows_per_block
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.node import temporary_folder
 
 WHOLE = 255
 
@@ -23,7 +24,8 @@ class Spool:
         self.row_shape, self.dtype = row_shape, np.dtype(dtype)
         self.num_rows = 0
         try:
-            self._file = tempfile.TemporaryFile(prefix="hpcfed-")  # noqa: SIM115 (lives as long as the map of `finish`)
+            # lives as long as the map of `finish`
+            self._file = tempfile.TemporaryFile(prefix="hpcfed-", dir=temporary_folder())  # noqa: SIM115
         except OSError as error:
             raise _full(error) from error
 
@@ -105,6 +107,6 @@ def spooled(images: np.ndarray, dtype: type, rows: np.ndarray | None = None) -> 
 def _full(error: OSError) -> EnvironmentFailure:
     return EnvironmentFailure(
         f"writing a temporary file failed: {error.strerror or error}",
-        where=tempfile.gettempdir(),
+        where=str(temporary_folder()),
         remedy="point $TMPDIR to a larger disk",
     )

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.node import temporary_folder
 from hpcfed.ranks.accelerators import is_full, upload
 from hpcfed.types import State
 
@@ -65,6 +65,15 @@ class ClientStates:
         """Yield the clients that have a state."""
         for tier in self._tiers:
             yield from tier
+
+    def open_disk(self) -> None:
+        """Create the file of states on disk now, where all of them go there: better before a round than after it.
+
+        Raises:
+            EnvironmentFailure: the temporary folder does not exist or cannot be written.
+        """
+        if not self._memories:
+            self._disk.open()
 
     def get(self, client: int) -> State | None:
         """Return a client's state, vectors (d,) on the device; None before its first participation.
@@ -268,13 +277,14 @@ class _Memory(_Tier):
 
 
 class _File(_Tier):
-    """States in one file, in a folder of this rank's own under the node's temporary folder ($TMPDIR)."""
+    """States in one unnamed file of the node's temporary folder ($TMPDIR), which the system removes with the process,
+    however it ends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._layout: _Layout | None = None
-        self._folder: Path | None = None
-        self._file = -1
+        self._file: IO[bytes] | None = None
 
     def put(self, client: int, state: State) -> list[tuple[int, State]]:
         """Write a state to a place that no snapshot holds."""
@@ -283,15 +293,13 @@ class _File(_Tier):
         row, place = torch.empty(self._layout.row_bytes, dtype=torch.uint8), self._free_place()
         for name, part in self._layout.views(row).items():
             part.copy_(state[name])
+        file = self.open()
         try:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="hpcfed-states-"))
-                self._file = os.open(self._folder / "states", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            _write_at(self._file, row.numpy(), place * len(row))
+            _write_at(file, row.numpy(), place * len(row))
         except OSError as error:
             raise EnvironmentFailure(
                 f"the state of client {client} cannot be written",
-                where=str(self._folder or tempfile.gettempdir()),
+                where=str(temporary_folder()),
                 got=str(error),
                 remedy="point TMPDIR to a larger disk of the node",
             ) from error
@@ -302,14 +310,29 @@ class _File(_Tier):
     def read(self, place: int) -> State:
         assert self._layout is not None
         row = torch.empty(self._layout.row_bytes, dtype=torch.uint8)
-        _read_at(self._file, row.numpy(), place * len(row))
+        _read_at(self.open(), row.numpy(), place * len(row))
         return self._layout.views(row)
 
+    def open(self) -> int:
+        """Return the file's descriptor, of a new file at the first call.
+
+        Raises:
+            EnvironmentFailure: the temporary folder does not exist or cannot be written.
+        """
+        if self._file is None:
+            folder = temporary_folder()
+            try:
+                self._file = tempfile.TemporaryFile(prefix="hpcfed-states-", dir=folder)  # noqa: SIM115 (until `clear`)
+            except OSError as error:
+                what, got = "no file for clients' states can be created", error.strerror or str(error)
+                remedy = "point TMPDIR to a folder of the node's disk"
+                raise EnvironmentFailure(what, where=str(folder), got=got, remedy=remedy) from error
+        return self._file.fileno()
+
     def clear(self) -> None:
-        if self._folder is not None:
-            os.close(self._file)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         self._places.clear()
 
 

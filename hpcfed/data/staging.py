@@ -11,6 +11,7 @@ from rich.filesize import decimal
 
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.node import temporary_folder
 from hpcfed.ranks.world import World
 
 STAGE = "stage"
@@ -42,16 +43,21 @@ def open_federation(path: Path, access: str, world: World) -> Federation:
 
 def _copy(path: Path) -> Path:
     """Return a copy of a file in ``$TMPDIR``."""
-    folder = Path(tempfile.gettempdir())
+    folder = temporary_folder()
     try:
-        size, free = path.stat().st_size, shutil.disk_usage(folder).free
+        size = path.stat().st_size
     except OSError as error:
         raise InputError("can't be read", where=str(path), got=error.strerror or str(error)) from error
     remedy = "point $TMPDIR to a larger disk, or set data_access: mmap"
-    if free < size:
-        expected, got = f"{decimal(size)} free for the staged data", decimal(free)
-        raise EnvironmentFailure("not enough space", where=str(folder), expected=expected, got=got, remedy=remedy)
-    descriptor, name = tempfile.mkstemp(prefix="hpcfed-", suffix=".h5")
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < size:
+            expected, got = f"{decimal(size)} free for the staged data", decimal(free)
+            raise EnvironmentFailure("not enough space", where=str(folder), expected=expected, got=got, remedy=remedy)
+        descriptor, name = tempfile.mkstemp(prefix="hpcfed-", suffix=".h5", dir=folder)
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise EnvironmentFailure("cannot hold the staged data", where=str(folder), got=got, remedy=remedy) from error
     os.close(descriptor)
     try:
         shutil.copyfile(path, name)

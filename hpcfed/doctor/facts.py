@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hpcfed.doctor.folders import Folder, examine_folder, temporary_folder
+from hpcfed.doctor.folders import Folder, examine_folder, examine_temporary_folder
 from hpcfed.doctor.launch import LauncherJob, Mpi, find_job, find_launcher, find_mpi
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.accelerators import VISIBLE, accelerator, build
@@ -129,7 +129,7 @@ def _surroundings(described: Mapping[str, Any]) -> dict[str, Any]:
         "launcher": find_launcher(os.environ),
         "job": find_job(os.environ),
         "working": examine_folder(Path()),
-        "temporary": examine_folder(temporary_folder()),
+        "temporary": examine_temporary_folder(),
         "hdf5_locking": os.environ.get("HDF5_USE_FILE_LOCKING"),
         "btl": os.environ.get("OMPI_MCA_btl"),  # noqa: SIM112 (Open MPI writes it so)
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.node import temporary_folder
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Folder:
     locks: bool = True
 
 
-def temporary_folder() -> Path:
-    """Return the folder for temporary files, the first writable one of TMPDIR, /tmp, …, else /tmp."""
-    try:
-        return Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        return Path("/tmp")
+def examine_temporary_folder() -> Folder:
+    """Examine the folder for temporary files, which may be missing."""
+    path = temporary_folder()
+    if not path.is_dir():
+        return Folder(str(path), "unknown", 0, 0, "no such folder", locks=False)
+    return examine_folder(path)
 
 
 def examine_folder(path: Path) -> Folder:

@@ -1,8 +1,10 @@
-"""The node that a process runs on."""
+"""The node that a process runs on, and its folder for temporary files."""
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -12,6 +14,17 @@ _NUMBERING = Path("/proc/self/ns/pid")
 def node() -> str:
     """Return what identifies this node, whatever its name; the same in all of its containers."""
     return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
+
+
+def temporary_folder() -> Path:
+    """Return the folder for temporary files: $TMPDIR, whether or not it exists; if it is not set, the system's.
+
+    Where $TMPDIR cannot be written, `tempfile` takes /tmp without a word, which on many nodes is memory.
+    """
+    try:
+        return Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
+    except FileNotFoundError:  # none can be written
+        return Path("/tmp")
 
 
 def process_space() -> str:

@@ -71,6 +71,8 @@ def parts_of(
     engine = _engine(recipe, federation, method, model, loss)
     placement = _placement(recipe, method, engine, cohorts, federation, world)
     clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
+    if method.local.stateful:
+        clients.open_disk()
     private = PrivateParts(model, clients)
     seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
     measured_loss = build_measured_loss(recipe, federation, dtype, device, loss)

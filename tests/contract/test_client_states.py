@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hpcfed.client.state_store import ClientStates
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.ranks.world import World
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
 from tests.mpi.recipes import small, write_small
@@ -29,13 +31,23 @@ def state(client: int) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def node_disk(tmp_path, monkeypatch) -> Path:
     """The node's temporary folder."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
+
+
+def bytes_on(disk: Path) -> int:
+    """Return the bytes of the files without a name that this process has open on a disk."""
+    assert list(disk.iterdir()) == []
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # of the folder itself
+            found += link.stat().st_size if link.readlink().is_relative_to(disk) else 0
+    return found
 
 
 def places_on(disk: Path) -> int:
     """Return how many states the files of a disk have room for."""
-    return sum(path.stat().st_size for path in disk.rglob("states")) // NBYTES
+    return bytes_on(disk) // NBYTES
 
 
 @pytest.mark.parametrize("top", ["device", "host", "disk"])
@@ -54,7 +66,7 @@ def test_what_was_committed_comes_back(top, room, node_disk):
                 assert all(torch.equal(found[name], tensor) for name, tensor in state(100 * round + client).items())
         held = 0 if top == "disk" else min(8, room // NBYTES)
         assert 8 - held <= places_on(node_disk) <= (9 if held < 8 else 0)
-    assert list(node_disk.iterdir()) == []
+    assert bytes_on(node_disk) == 0
 
 
 @pytest.mark.parametrize("room", [0, 3 * NBYTES, 100 * NBYTES])
@@ -198,10 +210,27 @@ def test_a_full_disk_is_an_environment_failure(node_disk):
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_a_temporary_folder_that_does_not_exist_is_refused(tmp_path, monkeypatch):
+    """Before the first round, where all states or the data go there. /tmp is not used in its place."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    data = write_small(tmp_path)
+    changes = {"data": str(data), "algorithm": {"name": "scaffold"}}
+    recipe = resolve(load_recipe(small(tmp_path / "run", **changes)))
+    for key, value, said in (
+        ("client_state", "disk", "no file for clients' states"),
+        ("data_access", "stage", "staged"),
+    ):
+        with pytest.raises(EnvironmentFailure, match=rf"nowhere: .*{said}.*got No such file.*point \$?TMPDIR to"):
+            assemble(recipe.model_copy(update={key: value}), World())
+    assert len(assemble(recipe, World())[0].clients) == 0
+    with ClientStates("host", CPU, {"device": 0, "host": 0}) as states, pytest.raises(EnvironmentFailure):
+        states.commit({1: state(1)})
+
+
 def test_small_states_are_packed(node_disk):
     """A thousand states of 11 numbers take 64 bytes each, in memory and on disk."""
     with ClientStates("host", CPU, {"device": 0, "host": 500 * 64}) as states:
         for client in range(1000):
             states.commit({client: {"c": torch.full((11,), float(client))}})
-        assert sum(path.stat().st_size for path in node_disk.rglob("states")) == 500 * 64
+        assert bytes_on(node_disk) == 500 * 64
         assert all(states.get(client)["c"].tolist() == [client] * 11 for client in range(1000))

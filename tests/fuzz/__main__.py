@@ -120,7 +120,7 @@ def _child(name: str, place: Path, first: int, count: int) -> None:
             os.dup2(said.fileno(), 2)
             sys.stdout = sys.stderr = said
             os.chdir(place)
-            tempfile.tempdir = str(place)
+            tempfile.tempdir = os.environ["TMPDIR"] = str(place)
             faulthandler.enable(said)
             faulthandler.register(signal.SIGPROF, said, chain=True)  # says where it was
             limit_memory()
