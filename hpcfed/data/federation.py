@@ -39,6 +39,8 @@ MEMBERS = tuple(
     f"{part}/{name}" for part in ("train", "test") for name in ("x", "y", "offsets", "client", "row", "filled", "group")
 )
 REMEDY = "write it with `hpcfed prepare`"
+LOCKED = "file locking flag values don't match"
+"""HDF5's words where this process has a file open with locks."""
 
 EVENTS = "event 0 or 1, and a time of at least 0"
 # Labels of larger files are checked a client at a time, when they are read: reading them all would make opening slow.
@@ -129,6 +131,9 @@ class Federation:
         except PermissionError:
             raise InputError("may not be read", where=str(path), remedy="check its permissions") from None
         except (OSError, ValueError) as error:  # ValueError: not a valid path
+            if LOCKED in str(error):
+                what, remedy = "open in this process already, with locks", "close it, or open it with locking=False"
+                raise InputError(what, where=str(path), remedy=remedy) from error
             truncated = "truncated" in str(error)
             what = "truncated HDF5 file" if truncated else "not an HDF5 file, or damaged"
             remedy = "copy or prepare it again" if truncated else REMEDY

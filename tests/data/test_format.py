@@ -253,6 +253,15 @@ def test_not_a_file_of_ours(tmp_path: Path) -> None:
             Federation.open(tmp_path / name)
 
 
+def test_a_file_that_this_process_has_open_with_locks(tmp_path: Path) -> None:
+    path = write_minimal(tmp_path / "f.h5")
+    said = r"f\.h5: open in this process already, with locks; close it, or open it with locking=False"
+    with h5py.File(path), pytest.raises(InputError, match=said):
+        Federation.open(path)
+    with h5py.File(path, locking=False), Federation.open(path) as federation:
+        assert federation.num_clients
+
+
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.99])
 def test_truncated(tmp_path: Path, share: float) -> None:
     path = write_minimal(tmp_path / "f.h5")
