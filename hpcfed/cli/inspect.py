@@ -30,7 +30,7 @@ from hpcfed.data.sites import (
     mean_differences,
     site_names,
 )
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.console import Console
 
 PIPED_WIDTH = 120
@@ -185,8 +185,15 @@ def _verified(federation: Federation) -> str:
 
 
 def _draw(federation: Federation, labels: Labels | None, picture: Path) -> None:
+    """Draw the picture.
+
+    Raises:
+        InputError: the place cannot be written.
+        EnvironmentFailure: the disk is full or failed.
+    """
     try:
         save_figure(federation, labels, picture)
     except OSError as error:
-        what = f"can't write the picture ({error.strerror})"
-        raise InputError(what, where=str(picture), remedy="choose another place") from error
+        is_place = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError)
+        what, remedy = f"can't write the picture ({error.strerror})", "choose another place"
+        raise (InputError if is_place else EnvironmentFailure)(what, where=str(picture), remedy=remedy) from error

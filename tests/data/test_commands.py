@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +131,17 @@ def test_mistakes_end_in_one_line(tmp_path: Path, command: Command, arguments: s
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_the_machines_failure(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hpcfed.data.picture.write_whole", full)
+    write_federation(tmp_path / "own.h5", {"a": (np.zeros((3, 2), np.float32), np.array([0, 1, 0]))})
+    done = command(["inspect", "own.h5", "--picture", "own.png"], tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "own.png: can't write the picture (No space left on device); choose another place\n" in done.stderr
 
 
 def test_preparation_does_without_torch_and_mpi() -> None:
