@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +14,10 @@ from hpcfed.data.samples import draw_samples, has_pictures, samples_height
 from hpcfed.data.sites import MOST_LABELS, MOST_SITES, Labels, site_names
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.console import short_names
+from hpcfed.io.figure import rendered
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import SubFigure
 
 MAX_TEXT_ROWS, MAX_TEXT_COLUMNS = 100, 60
 MAX_FIGURE_ROWS = 1000
@@ -88,7 +88,7 @@ def save_figure(federation: Federation, labels: Labels | None, path: Path) -> No
     if len(heights) > 2:
         draw_samples(federation, parts[2])
     figure.suptitle(f"{federation.name}: {describe_partition(federation)}", fontsize=10)
-    write_whole(path, _rendered(figure, path.suffix[1:]))
+    write_whole(path, rendered(figure, path.suffix[1:], dpi=150))
 
 
 def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigure) -> None:
@@ -151,12 +151,6 @@ def describe_partition(federation: Federation) -> str:
     """Return the partition in one line, such as ``dirichlet-client, alpha 0.3, seed 0``."""
     rest = [f"{key} {value}" for key, value in federation.partition.items() if key != "scheme"]
     return ", ".join([str(federation.partition.get("scheme", "unknown partition")), *rest])
-
-
-def _rendered(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=150)
-    return buffer.getvalue()
 
 
 def _merge(counts: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

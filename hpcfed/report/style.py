@@ -7,7 +7,6 @@ page's variables, so that it follows the reader's light or dark scheme.
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+
+from hpcfed.io.figure import rendered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,10 +113,8 @@ def to_files(figure: Figure) -> dict[str, bytes]:
     """Return the figure as ``.png`` and ``.pdf``; equal figures give equal bytes."""
     found = {}
     for suffix, metadata in ((".png", {"Software": "hpcfed report"}), (".pdf", {"CreationDate": None})):
-        buffer = io.BytesIO()
         with mpl.rc_context({"pdf.fonttype": 42}):
-            figure.savefig(buffer, format=suffix[1:], dpi=DPI, metadata=metadata)
-        found[suffix] = buffer.getvalue()
+            found[suffix] = rendered(figure, suffix[1:], dpi=DPI, metadata=metadata)
         figure.set_layout_engine("none")  # the second file keeps the layout of the first
     return found
 
@@ -125,10 +124,9 @@ def to_svg(figure: Figure, name: str) -> str:
 
     Its identifiers begin with `name`, so that they are unique on a page.
     """
-    buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawn = ElementTree.fromstring(buffer.getvalue())
+        written = rendered(figure, "svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawn = ElementTree.fromstring(written)
     for parent in list(drawn.iter()):
         for child in list(parent):
             if child.tag.rpartition("}")[2] in ("metadata", "style"):  # a style would apply to the whole page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpcfed.data.picture import FIGURE_TYPES
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.figure import rendered
 from hpcfed.rewind.replay import Replay
 
 if TYPE_CHECKING:
@@ -77,9 +77,8 @@ def draw(replay: Replay, path: Path) -> None:
         axis.set_xlabel("step")
         axis.set_title(label)
     figure.suptitle(f"round {replay.round}, client {replay.client} ({replay.name})")
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:])
+    content = rendered(figure, path.suffix[1:])
     try:
-        write_whole(path, content.getvalue())
+        write_whole(path, content)
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(path), got=str(error)) from error

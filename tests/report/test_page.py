@@ -16,7 +16,7 @@ from hpcfed.report import compare, make_report
 from hpcfed.report.page import _title
 from hpcfed.report.plots import Scene
 from hpcfed.report.sections import ACCURACY, own_metrics
-from hpcfed.report.style import PAPER, to_files
+from hpcfed.report.style import PAPER, blank, to_files, to_svg
 from tests.report.conftest import make_rows, write_clients, write_run
 
 FILES = {
@@ -216,6 +216,16 @@ def test_a_figure_of_many_runs_is_drawn_without_a_warning(tmp_path, recwarn):
     assert to_files(figure)[".png"].startswith(b"\x89PNG")
     assert not recwarn.list
     assert figure.legends[0].texts[-1].get_text() == "and 12 more, which look like these"
+
+
+def test_names_in_letters_that_the_font_lacks_are_drawn_without_a_warning(recwarn):
+    """On the page they stay text."""
+    figure, axes = blank(PAPER)
+    axes.plot([0, 1], label="東京病院")
+    axes.legend()
+    assert "東京病院" in to_svg(figure, "figure")
+    assert to_files(figure)[".png"].startswith(b"\x89PNG")
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("target", ["90", "0", "-1", "nan"])
