@@ -124,7 +124,8 @@ MEANINGS = {
         "`nccl`: from GPU to GPU by NCCL, a rank a GPU"
     ),
     "client_state": (
-        "where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR)"
+        "where clients' states lie between rounds: `device`, then `host` where it is full, then `disk` ($TMPDIR); "
+        "without effect on the result, so a run may go on with another"
     ),
     "placement": (
         "`balanced`: spreads each round's cohort over the ranks by the measured costs of samples, steps and "

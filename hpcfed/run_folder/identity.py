@@ -11,8 +11,12 @@ import xxhash
 from hpcfed.config.load import to_plain
 from hpcfed.config.recipe import Recipe
 
-PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "observers")
-"""Keys for the places of files, how they are read, and observers: they never invalidate a finished run."""
+PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers")
+"""Keys for the places of files and states, how they are read, and observers: they never invalidate a finished run."""
+DIGESTED = {"client_state": "device"}
+"""Keys that decide nothing, but are part of the digests in earlier checkpoints, claims and certificates: all recipes
+count as having these values.
+"""
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 """Keys that may change when a run is continued."""
 
@@ -30,9 +34,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[s
 
 
 def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keys that decide the result, dotted; without the path of the data if its content hash is known."""
+    """Return the keys that decide the result, dotted, and `DIGESTED`; not the data's path if their hash is known."""
     data = ("data",) if recipe.get("data_content") else ()
-    return dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
+    decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
+    return decides | {key: value for key, value in DIGESTED.items() if key in recipe}
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -15,7 +15,7 @@ import hpcfed
 from hpcfed.algorithms.fedavg import ServerStep
 from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.errors import InputError
-from hpcfed.run_folder.identity import PLACES, differences
+from hpcfed.run_folder.identity import PLACES, differences, identity
 from hpcfed.setup import resolve
 from tests.mpi.recipes import write_small
 
@@ -34,6 +34,14 @@ def test_recipes_of_all_methods_are_the_same_today(place):
     for name, changes in RECORDED.items():
         then = RECORDED["fedavg"] | changes
         assert differences(then, to_plain(resolve(load_recipe(then))), PLACES) == [], name
+
+
+def test_digests_in_checkpoints_and_claims_stay_the_same(place):
+    """Wherever clients' states lie."""
+    for client_state in ("device", "disk"):
+        recipe = resolve(load_recipe(RECORDED["fedavg"] | {"client_state": client_state}))
+        assert identity(recipe) == "6d418459fced7c6fe18a3eb8a9ca14d9"
+        assert identity(recipe, PLACES) == "1d192b97a7f71b29e78757c6a1dd8d97"
 
 
 def test_a_methods_new_key_is_recorded_where_it_is_set(place, monkeypatch):

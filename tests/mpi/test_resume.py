@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -99,6 +100,17 @@ def test_a_run_goes_on_with_the_same_bits(variant, together_first, world, folder
     assert checkpoints(folder / "run") == [6, 7]
     assert all(found == whole for found in left)
     assert len(left) == 1 or world.rank > 0
+
+
+@pytest.mark.parametrize(("before", "after"), [("device", "disk"), ("disk", "host")])
+def test_client_states_may_lie_elsewhere_from_a_checkpoint_on(before, after, world, folder):
+    """As after a full disk; and the finished run is finished, wherever they are to lie."""
+    whole = left_by(hpcfed.run(of("scaffold", output="whole"), world=world, quiet=True))
+    stopped(of("scaffold", client_state=before), world)
+    assert left_by(hpcfed.run(of("scaffold", client_state=after), world=world, quiet=True)) == whole
+    world.on_root(lambda: shutil.rmtree(folder / "run" / "checkpoints"))
+    assert left_by(hpcfed.run(of("scaffold", client_state=before), world=world, quiet=True)) == whole
+    assert world.on_root(lambda: (folder / "run" / "checkpoints").exists()) is False
 
 
 @pytest.mark.parametrize("variant", ["scaffold", "fedexp-m"])
