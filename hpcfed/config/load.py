@@ -257,12 +257,24 @@ def _override(content: dict[str, Any], text: str) -> None:
             raise InputError(f"override {text!r}", expected=f"{section!r} to be a section", got=shown(inner))
         place = inner
     try:
-        place[last] = spelled_out(key, parse_yaml(value))
+        given = parse_yaml(value)
     except Malformed as error:
         raise InputError(f"override {shown(text)}", expected="a YAML value after '='", got=str(error)) from None
+    place[last] = {} if given is None and _has_defaults(key) else spelled_out(key, given)
     if comment := _comment(value):
         what, remedy = f"override {shown(text)}", "quote the value, twice for the shell: \"name='try #1'\""
         raise InputError(what, expected="a value without a comment", got=shown(comment), remedy=remedy)
+
+
+def _has_defaults(key: str) -> bool:
+    """Whether a dotted key is a section that may be left out: as an override, null means its defaults."""
+    kind: Any = Recipe
+    for part in key.split("."):
+        field = kind.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return False
+        kind = field.annotation
+    return not field.is_required()
 
 
 def _comment(value: str) -> str:

@@ -331,6 +331,20 @@ def test_a_run_of_the_last_model_has_no_other(folder, monkeypatch):
 
 
 @pytest.mark.one_mpi
+def test_a_section_that_is_null_has_its_defaults(folder):
+    """On the command line, where a recipe's section cannot be left out."""
+    stop = {"test_accuracy": 0.9}
+    changed = {"cohort": {"size": 3}, "seed": 7, "loss": "cross-entropy", "parameters": {"buffers": "averaged"}}
+    changed |= {"evaluate": {"every": 2, "train": {"every": 2}}, "stop": stop, "checkpoint": {"every": 2}}
+    path = write_recipe(folder, "changed.yaml", **changed)
+    plain = load_recipe(write_recipe(folder, "plain.yaml", evaluate=None), ["name=changed"])
+    assert load_recipe(path, [f"{key}=null" for key in changed]) == plain
+    assert load_recipe(path, ["evaluate.train=null"]).evaluate.train.every == 0
+    for key in ("local", "algorithm", "model"):
+        with pytest.raises(InputError, match=f"{key}: expected a mapping of keys, got None"):
+            load_recipe(path, [f"{key}=null"])
+
+
 def test_overrides_are_yaml_and_win(folder, monkeypatch):
     monkeypatch.chdir(folder)
     changes = ["rounds=2", "local.lr=3e-2", "cohort={size: 2}", "evaluate.every=0", "rounds=1"]
