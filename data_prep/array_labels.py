@@ -26,7 +26,8 @@ class ArrayLabels:
         texts, codes = found
         if any(not text.strip() for text in texts):
             raise InputError(f"{what}: a label is empty", remedy="name its class")
-        numbers = np.array([*(self._numbers.setdefault(text, len(self._numbers)) for text in texts), np.nan])[codes]
+        names = map(cells.composed, texts)
+        numbers = np.array([*(self._numbers.setdefault(name, len(self._numbers)) for name in names), np.nan])[codes]
         return numbers if np.isnan(numbers).any() else numbers.astype(np.int64)
 
     def classes(self, positive: str | None) -> labels.Classes:

@@ -34,7 +34,7 @@ def names_of(kept: Sequence[tuple[str, np.ndarray]], groups: Mapping[str, Any]) 
         texts = np.char.decode(own, "utf-8", "replace") if own.dtype.kind == "S" else own.astype(str)
         if (texts == "").any():
             raise InputError(f"groups of {_place(name)}", expected="a name for each sample", got="an empty one")
-        found += texts[mask].tolist()
+        found += map(cells.composed, texts[mask].tolist())
     return found
 
 

@@ -27,7 +27,7 @@ from data_prep.dataset import Dataset
 from data_prep.own import channels_last, gather
 from data_prep.sources import own_arrays, own_images
 from data_prep.sources.files import DataSource, Origin, reading
-from data_prep.tables import labels
+from data_prep.tables import cells, labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import ColumnOptions
 from data_prep.tables.read import TABLES
@@ -74,6 +74,9 @@ def load(
     """
     raw = Path(raw)
     labels.check_positive(positive, task)
+    target, client_column, group, positive = (
+        None if name is None else cells.composed(name) for name in (target, client_column, group, positive)
+    )
     options = ColumnOptions(
         task, target, client_column, group, _listed(categorical), _listed(exclude), missing, positive
     )
@@ -159,7 +162,7 @@ def _pooled(dataset: Dataset) -> Dataset:
 
 
 def _listed(names: str | None) -> tuple[str, ...]:
-    return () if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+    return () if names is None else tuple(cells.composed(name.strip()) for name in names.split(",") if name.strip())
 
 
 def _found(raw: Path, partition: str | None) -> tuple[Files, list[Path], Files]:
@@ -195,12 +198,12 @@ def _named(folder: Path) -> Files:
     """Return name → files, or folder of images, in the order of names."""
     found: Files = {}
     with reading(folder):
-        entries = sorted(folder.iterdir())
+        entries = sorted(folder.iterdir(), key=lambda path: cells.composed(path.name))
     for path in entries:
         ending = _ending(path)
         if path.name.startswith(".") or (not ending and not path.is_dir()):
             continue
-        stem = path.name[: len(path.name) - len(ending)] if ending else path.name
+        stem = cells.composed(path.name[: len(path.name) - len(ending)] if ending else path.name)
         name = PIECE.sub("", stem)
         if name in found and name == stem:
             raise InputError(f"two files of client {name!r}", where=str(folder), remedy="keep one")
@@ -233,7 +236,7 @@ def _reader(
     """Return the reader of a client's samples, the classes if any, provenance, and remarks."""
     if ending in (".npz", ".x.npy"):
         return _array_reader(ending, paths, raw)
-    names = sorted({name for path in paths for name in own_images.class_folders(path)})
+    names = sorted({cells.composed(name) for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
     deep = own_images.check_alike(files)
     doubts = labels.doubts("class", names, numeric=False)

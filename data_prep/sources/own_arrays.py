@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from data_prep.sources.files import unreadable
+from data_prep.tables.cells import composed
 from hpcfed.errors import InputError
 
 MOST_PACKED = 1100
@@ -52,7 +53,7 @@ def groups(path: Path, name: str) -> np.ndarray:
             raise InputError(f"--group {name}", where=str(path), expected=f"{beside.name} beside it", got="none")
         return np.array(read_npy(beside))
     with _damage_in(path), zipfile.ZipFile(path) as archive:
-        members = {Path(info.filename).stem: info for info in archive.infolist()}
+        members = {composed(Path(info.filename).stem): info for info in archive.infolist()}
         if name not in members:
             got = ", ".join(members) or "none"
             raise InputError(f"--group {name}", where=str(path), expected="an array of this name", got=got)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.sources.files import reading, unreadable
+from data_prep.tables.cells import composed
 from hpcfed.errors import InputError, counted
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
@@ -99,7 +100,7 @@ def samples(client: Path, classes: Sequence[str], deep: bool) -> Iterator[Sample
         InputError: a file is no image.
     """
     for path in files(client):
-        yield pixels(path, str(path), deep), classes.index(path.parent.name)
+        yield pixels(path, str(path), deep), classes.index(composed(path.parent.name))
 
 
 def groups(client: Path, pattern: str) -> list[str]:
@@ -117,7 +118,7 @@ def groups(client: Path, pattern: str) -> list[str]:
         raise InputError(f"--group {pattern}", expected=expected, got=str(error)) from None
     found = []
     for path in files(client):
-        match = expression.search(path.name)
+        match = expression.search(composed(path.name))
         name = None if match is None else match[min(1, expression.groups)]
         if not name:
             what = f"--group {pattern}: nothing in the file's name fits"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,11 @@ class NoNumber(Exception):
     def __init__(self, row: int, text: str):
         super().__init__(text)
         self.row, self.text = row, text
+
+
+def composed(text: str) -> str:
+    """Return a text in Unicode's form NFC, in which é is one character: other systems write it as two."""
+    return unicodedata.normalize("NFC", text)
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
@@ -115,4 +121,4 @@ def _folded(text: str) -> float | str:
     value = number(text, decimal_comma=True)
     if value is not None and abs(value) < EXACT:
         return value
-    return LEADING_ZEROS.sub("", " ".join(text.casefold().split()))
+    return LEADING_ZEROS.sub("", " ".join(composed(text).casefold().split()))

@@ -1,6 +1,6 @@
 """Tables in blocks of rows, read by pyarrow: CSV with any usual separator, and Parquet.
 
-Text is trimmed, and missing cells are nulls, however the file writes them (`MISSING`).
+Text is trimmed and in Unicode's form NFC, and missing cells are nulls, however the file writes them (`MISSING`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.sources.files import reading
+from data_prep.tables import cells
 from hpcfed.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def header(path: Path) -> list[str]:
                 names = list(table.schema_arrow.names)
         else:
             names = _split(_heading(path), separator(path))
-    names = [name.strip() for name in names]
+    names = [cells.composed(name.strip()) for name in names]
     if "" in names:
         remedy = "give it a name, or write the table without its index (pandas: index=False)"
         raise InputError(f"column {names.index('') + 1} has no name", where=str(path), remedy=remedy)
@@ -93,11 +94,11 @@ def separator(path: Path) -> str:
     """Return the separator of a CSV: the one that cuts its header into most cells, and its first row into as many."""
     lines = _first_lines(path)
 
-    def cells(mark: str) -> tuple[bool, int]:
+    def cut_by(mark: str) -> tuple[bool, int]:
         counts = [len(_split(line, mark)) for line in lines]
         return counts[0] > 1 and len(set(counts)) == 1, counts[0]
 
-    return max(SEPARATORS, key=cells)
+    return max(SEPARATORS, key=cut_by)
 
 
 def _split(line: str, mark: str) -> list[str]:
@@ -114,8 +115,8 @@ def blocks(path: Path) -> Iterator[Block]:
     names, start = header(path), 0
     decimal_comma = not _is_parquet(path) and separator(path) == ";"
     for batch in _batches(path, names):
-        cells = {name: _plain(column) for name, column in zip(names, batch.columns, strict=True)}
-        yield Block(path, start, cells, decimal_comma)
+        columns = {name: _plain(column) for name, column in zip(names, batch.columns, strict=True)}
+        yield Block(path, start, columns, decimal_comma)
         start += batch.num_rows
 
 
@@ -128,7 +129,7 @@ def class_names(path: Path, column: str) -> list[str] | None:
     with suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):
         names = json.loads(metadata)["info"]["features"][column]["names"]
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return names
+            return [cells.composed(name) for name in names]
     return None
 
 
@@ -217,7 +218,7 @@ def _first_lines(path: Path) -> list[str]:
 
 
 def _plain(values: pyarrow.Array) -> pyarrow.Array:
-    """Return text trimmed, with nulls for `MISSING`; numbers with nulls for NaN; anything else as it is."""
+    """Return text trimmed and in NFC, with nulls for `MISSING`; numbers with nulls for NaN; anything else as it is."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -227,6 +228,8 @@ def _plain(values: pyarrow.Array) -> pyarrow.Array:
         values = values.cast(pyarrow.string())
     if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
         trimmed = pc.utf8_trim_whitespace(values)
+        if not pc.all(pc.string_is_ascii(trimmed)).as_py():
+            trimmed = pc.utf8_normalize(trimmed, "NFC")
         absent = pc.is_in(trimmed, value_set=_missing(values.type))
         return pc.if_else(absent, pyarrow.scalar(None, values.type), trimmed)
     if pyarrow.types.is_floating(values.type):

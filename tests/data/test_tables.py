@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -356,6 +357,36 @@ def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> 
         write(tmp_path / f"{name}.csv", CELLS)
     (tmp_path / "a.csv").unlink()
     assert "clients 'Site 1' and 'site 1' look like one" in " ".join(own.load(tmp_path).remarks)
+
+
+def test_letters_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
+    """macOS writes é as two characters, other systems as one: file names, headers, cells, options and arrays."""
+    nfc, nfd = "Médecine", unicodedata.normalize("NFD", "Médecine")
+    rows = [("1", "p", nfc, nfc), ("2", "q", "Chir", "Chir")]
+    for form in ("NFC", "NFD"):
+        for name, own_form in (("Évora", form), ("Porto", "NFC")):
+            (tmp_path / form).mkdir(exist_ok=True)
+            lines = [",".join(row) for row in (("âge", "bp", "sex", "outcome"), *rows)]
+            path = tmp_path / form / f"{unicodedata.normalize(own_form, name)}.csv"
+            path.write_text(unicodedata.normalize(own_form, "\n".join(lines)), encoding="utf-8")
+    options = {"group": "bp", "exclude": unicodedata.normalize("NFD", "âge"), "positive": nfd}
+    ours, theirs = (own.load(tmp_path / form, **options) for form in ("NFC", "NFD"))
+    assert ours.remarks == theirs.remarks
+    assert (theirs.clients, theirs.features) == (["Porto", "Évora"], ["sex=Chir", f"sex={nfc}"])
+    assert theirs.source["classes"] == ["Chir", nfc]
+    for name in ("x", "y", "owner", "group"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    (tmp_path / "one.csv").write_text(f"site,age,y\n{nfc},1,0\n{nfd},2,1\n", encoding="utf-8")
+    assert own.load(tmp_path / "one.csv", client_column="site").clients == [nfc]
+    raw = tmp_path / "arrays"
+    raw.mkdir()
+    np.savez(raw / "a.npz", x=np.zeros((3, 2)), y=np.array([nfc, nfd, "Chir"]), g=np.array([nfd, nfc, "Chir"]))
+    arrays = own.load(raw, group="g")
+    assert (arrays.y.tolist(), arrays.group.tolist()) == ([1, 1, 0], [1, 1, 0])
+    for name in (nfc, nfd, "Chir"):
+        (tmp_path / "images" / "a" / name).mkdir(parents=True)
+        Image.new("L", (2, 2)).save(tmp_path / "images" / "a" / name / "1.png")
+    assert sorted(own.load(tmp_path / "images").y.tolist()) == [0, 1, 1]
 
 
 def test_groups_written_in_two_ways(tmp_path: Path) -> None:
