@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from data_prep.dataset import Dataset
 from data_prep.split import Split, left_out
-from data_prep.tables.missing import fill, refuse_emptied
+from data_prep.tables.missing import fill, refuse_emptied, unmeasured
 from data_prep.tables.standardize import standardize
 
 LEFT_OUT = "left out"
@@ -30,4 +30,7 @@ def finish(dataset: Dataset, done: Split, scale: str) -> Dataset:
         before = dataset.source.get(LEFT_OUT)
         source = {**dataset.source, LEFT_OUT: left if before is None else f"{before}; {left}"}
         dataset = replace(dataset, source=source, remarks=(*dataset.remarks, f"left out: {left}"))
-    return standardize(fill(dataset, done.training), done, scale)
+    dataset = fill(dataset, done.training)
+    if line := unmeasured(dataset, done):
+        dataset = replace(dataset, remarks=(*dataset.remarks, line))
+    return standardize(dataset, done, scale)

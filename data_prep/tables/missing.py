@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from data_prep.dataset import Dataset
+from data_prep.split import Split
 from data_prep.spool import Spool
 from data_prep.tables.columns import ColumnOptions, ColumnRoles
 from data_prep.tables.survey import Survey
@@ -127,6 +128,38 @@ def fill(dataset: Dataset, training: np.ndarray) -> Dataset:
     return replace(
         dataset, x=x, test_x=test_x, filled=filled, test_filled=test_filled, fill="", source=source, remarks=remarks
     )
+
+
+def unmeasured(dataset: Dataset, done: Split) -> str:
+    """Return a line on the columns of which a client has no value to train on, but others' alone; "" for none."""
+    if dataset.filled is None:
+        return ""
+    rows = np.flatnonzero(done.training)
+    rows = rows[np.argsort(done.owner[rows], kind="stable")]
+    measured = np.zeros((done.num_clients, dataset.filled.shape[1]), bool)
+    block = rows_per_block(dataset.filled.shape[1:], dataset.filled.dtype)
+    for start in range(0, len(rows), block):
+        part = rows[start : start + block]
+        owner = done.owner[part]
+        starts = np.flatnonzero(np.diff(owner, prepend=-1))
+        measured[owner[starts]] |= np.logical_or.reduceat(dataset.filled[part] == 0, starts, axis=0)
+    measured[np.bincount(done.owner[rows], minlength=done.num_clients) == 0] = True
+    columns = dict(enumerate(dataset.features or map(str, range(dataset.filled.shape[1]))))
+    one_hot = dataset.source["categories"] if dataset.categories else ()
+    for column, (start, end) in zip(one_hot, dataset.categories, strict=True):
+        columns = {k: column if k == start else name for k, name in columns.items() if not start < k < end}
+    names = [str(k) for k in range(done.num_clients)] if done.clients is None else done.clients
+    lacking = [
+        f"{column}: no value at {_few([names[client] for client in np.flatnonzero(~measured[:, k]).tolist()])}"
+        for k, column in columns.items()
+        if not measured[:, k].all()
+    ]
+    more = f"; and {len(lacking) - FEW:,} more columns" if len(lacking) > FEW else ""
+    return f"{'; '.join(lacking[:FEW])}{more}; filled by other clients' values" if lacking else ""
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW:,} more" if len(names) > FEW else "")
 
 
 def _refuse_empty(dataset: Dataset) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -28,6 +28,7 @@ from hpcfed.data.sites import (
     feature_names,
     labels_of,
     mean_differences,
+    missing_shares,
     site_names,
 )
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -67,6 +68,10 @@ def command(file: Path, picture: Path | None, verify: bool) -> None:
                 console.print(line, no_wrap=True, overflow="ignore", crop=False)
         for absence in absences(federation, labels) if labels is not None else ():
             console.print(absence, soft_wrap=True)
+        if 1 < federation.num_clients <= MOST_SITES and (missing := missing_shares(federation)):
+            shares, note = _missing(federation, missing)
+            console.print(shares)
+            console.print(note, soft_wrap=True)
         if 1 < federation.num_clients <= MOST_SITES and (shifts := _shifts(federation)) is not None:
             console.print(shifts[0])
             console.print(shifts[1], soft_wrap=True)
@@ -95,6 +100,25 @@ def _sites(federation: Federation, labels: Labels | None) -> Table:
     return table
 
 
+def _missing(federation: Federation, shares: Mapping[str, np.ndarray]) -> tuple[Table, str]:
+    """Return the table of the columns with most missing values at a site, and a line on it."""
+    table = Table(title="Missing values", title_justify="left", box=None)
+    table.add_column("feature", overflow="fold")
+    for name in site_names(federation):
+        table.add_column(name, justify="right", overflow="fold")
+    for column in sorted(shares, key=lambda column: -shares[column].max())[:FEW]:
+        table.add_row(column, *map(_percent, shares[column].tolist()))
+    more = f"; {len(shares) - FEW:,} more columns have some" if len(shares) > FEW else ""
+    return table, f"of a site's training samples; they have been filled{more}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent; only 0 is –, and only 1 is 100 %."""
+    if 0 < share < 0.01 or 0.99 < share < 1:
+        return "< 1 %" if share < 0.01 else "> 99 %"
+    return f"{100 * share:.0f} %" if share else "–"
+
+
 def _shifts(federation: Federation) -> tuple[Table, str] | None:
     """Return the table of the features that differ most between sites, and a line on it; None if x has no features."""
     found = mean_differences(federation)
@@ -111,10 +135,8 @@ def _shifts(federation: Federation) -> tuple[Table, str] | None:
         cells = (f"{value:+.2f}".replace("-", "−") if np.isfinite(value) else "–" for value in found[:, feature])
         table.add_row(names[feature], *cells)
     large = int((largest >= LARGE).sum())
-    return (
-        table,
-        f"of a site's training samples from all others'; from {LARGE} large: {large} of {len(largest)} features",
-    )
+    line = f"of a site's training samples from all others'; from {LARGE} large: {large} of {len(largest)} features"
+    return table, line if federation.filled("train") is None else f"{line}; filled cells are left out"
 
 
 def _facts(federation: Federation, labels: Labels | None) -> Table:

@@ -77,21 +77,25 @@ def mean_differences(federation: Federation) -> np.ndarray | None:
 
     (mean of the client − mean of the others) / √((variance + variance of the others) / 2), over training samples, in
     the units before the file scaled each client by itself; 0 where both are constant and equal, inf where they differ.
+    Cells that were missing and have been filled are left out; nan where the client, or all others, have no other cell.
     Reference: Austin, "Balance diagnostics for comparing the distribution of baseline covariates", 2009, section 3.
 
     None for samples that are no vectors of numbers.
     """
     if len(federation.feature_shape) != 1 or federation.task == "next-token":
         return None
-    statistics = federation.statistics
+    statistics, filled = federation.statistics, federation.filled("train")
     sums = np.zeros((3, federation.num_clients, federation.feature_shape[0]))
     for k in range(federation.num_clients):
         x = federation.client(k)[0].astype(np.float64)
         if statistics is not None:
             x = x * statistics[1][k] + statistics[0][k]
-        if len(x):
-            mean = x.mean(axis=0)
-            sums[:, k] = np.full(len(mean), len(x)), mean, ((x - mean) ** 2).sum(axis=0)
+        there = (
+            np.ones(x.shape, bool) if filled is None else filled[federation.offsets[k] : federation.offsets[k + 1]] == 0
+        )
+        number = there.sum(axis=0)
+        mean = x.sum(axis=0, where=there) / np.maximum(number, 1)
+        sums[:, k] = number, mean, ((x - mean) ** 2).sum(axis=0, where=there)
     count, mean, square = sums
     with np.errstate(all="ignore"):
         others = np.array([_merged(*np.delete(sums, k, axis=1)) for k in range(federation.num_clients)])
@@ -99,6 +103,23 @@ def mean_differences(federation: Federation) -> np.ndarray | None:
         gap = mean - others[:, 0]
         found = np.where(np.abs(gap) <= 1e-6 * np.abs(mean), 0.0, gap / spread)
     return np.where(count > 0, found, np.nan)
+
+
+def missing_shares(federation: Federation) -> dict[str, np.ndarray]:
+    """Return column → share of each client's training samples in which it was missing and has been filled, (N,).
+
+    Columns without a missing cell are left out.
+    """
+    filled = federation.filled("train")
+    if filled is None or len(federation.feature_shape) != 1:
+        return {}
+    parts = np.split(filled, federation.offsets[1:-1])
+    shares = np.array([part.sum(axis=0) / max(len(part), 1) for part in parts])
+    categories = federation.source.get("categories")
+    one_hot = categories.items() if isinstance(categories, dict) else ()
+    column_of = {f"{c}={level}": c for c, levels in one_hot if isinstance(levels, list) for level in levels}
+    columns = [column_of.get(name, name) for name in feature_names(federation)]
+    return {column: shares[:, k] for k, column in enumerate(columns) if shares[:, k].any()}
 
 
 def _merged(count: np.ndarray, mean: np.ndarray, square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

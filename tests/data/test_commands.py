@@ -185,6 +185,29 @@ def test_sites_are_shown_by_name_with_their_labels_and_shifts(tmp_path: Path) ->
     assert (tmp_path / "own.png").stat().st_size > 10_000
 
 
+def test_what_a_site_never_measured_is_named_and_in_no_difference(tmp_path: Path) -> None:
+    """Site a lacks lab and ward, b one cell of lab: both are filled from others, which makes sites look alike."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    cells = {"a": ["1,,", "3,,"], "b": ["5,7,icu", "7,,icu", "7,9,er"], "c": ["6,3,er", "5,5,icu"]}
+    for site, rows in cells.items():
+        lines = ["age,lab,ward,y", *(f"{row},{k % 2}" for k, row in enumerate(rows))]
+        (raw / f"{site}.csv").write_text("\n".join(lines) + "\n")
+    said = hpcfed("prepare", "own", "--raw", raw, "--missing", "mean", "-o", tmp_path / "own.h5")
+    assert "lab: no value at a; ward: no value at a; filled by other clients' values\n" in said
+    said = hpcfed("inspect", tmp_path / "own.h5")
+    shares, shifts = (said.split(title)[1].splitlines() for title in ("Missing values", "mean differences"))
+    assert [" ".join(line.split()) for line in shares[1:5]] == [
+        "feature a b c", "lab 100 % 33 % –", "ward 100 % – –",
+        "of a site's training samples; they have been filled",
+    ]  # fmt: skip
+    differences = {line.split()[0]: line.split()[1:] for line in shifts[2:6]}
+    assert differences["lab"] == ["–", "+4.00", "−4.00"]  # 7 and 9 against 3 and 5, of variance 1 each
+    assert differences["ward=er"] == ["–", "−0.34", "+0.34"]
+    assert differences["age"][0] != "–"
+    assert said.rstrip().endswith("filled cells are left out")
+
+
 @pytest.mark.parametrize(
     ("names", "shown"),
     [
