@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,13 +62,18 @@ class ColumnRoles:
 
 
 def roles(paths: Sequence[Path], options: ColumnOptions) -> ColumnRoles:
-    """Return the roles of the columns that all tables share.
+    """Return the roles of the columns that all tables share, but for excluded ones.
 
     Raises:
         InputError: tables have different columns, a named column is missing or has two roles, no target was named and
             none is obvious, or no feature is left.
     """
-    first, names = _shared(paths)
+    headers = {path: header(path) for path in paths}
+    known = list(dict.fromkeys(name for names in headers.values() for name in names))
+    if absent := [column for column in options.excluded if column not in known]:
+        raise InputError(f"--exclude: no column {absent[0]!r}", where=str(paths[0]), remedy=_column(absent[0], known))
+    left = {path: [name for name in names if name not in options.excluded] for path, names in headers.items()}
+    first, names = _shared(left)
     targets = _targets(first, names, options)
     named = {
         "--target": targets,
@@ -79,7 +84,7 @@ def roles(paths: Sequence[Path], options: ColumnOptions) -> ColumnRoles:
     taken: dict[str, str] = {}
     for option, columns in (*named.items(), ("--categorical", options.categorical)):
         for column in columns:
-            if column not in names:
+            if column not in known:
                 raise InputError(f"{option}: no column {column!r}", where=str(first), remedy=_column(column, names))
             if column in taken:
                 raise InputError(f"column {column!r} is named by {taken[column]} and {option}", remedy="choose one")
@@ -121,13 +126,15 @@ def _targets(path: Path, names: list[str], options: ColumnOptions) -> tuple[str,
     raise InputError("which column is the target?", where=str(path), got=" and ".join(obvious), remedy=remedy)
 
 
-def _shared(paths: Sequence[Path]) -> tuple[Path, list[str]]:
+def _shared(headers: Mapping[Path, list[str]]) -> tuple[Path, list[str]]:
     """Return the first table with the columns that most tables have, and these columns.
+
+    Args:
+        headers: table → its columns that are not excluded.
 
     Raises:
         InputError: another table has other columns; the message names them.
     """
-    headers = {path: header(path) for path in paths}
     usual = Counter(frozenset(names) for names in headers.values()).most_common(1)[0][0]
     like = [path for path, names in headers.items() if usual == set(names)]
     others = [path for path in headers if path not in like]
@@ -143,5 +150,5 @@ def _shared(paths: Sequence[Path]) -> tuple[Path, list[str]]:
         if names
     )
     also = f" (other columns also in {', '.join(path.name for path in others[1 : FEW + 1])})" if others[1:] else ""
-    remedy = "give all tables the same columns, in any order"
+    remedy = "give all tables the same columns, in any order, or leave columns out by --exclude"
     raise InputError(f"columns differ from those of {beside}: {what}{also}", where=str(path), remedy=remedy)

@@ -271,7 +271,10 @@ def test_no_table_without_rows_is_blamed(tmp_path: Path) -> None:
     ("files", "options", "message"),
     [
         ({"a": CELLS, "b": CELLS, "c": (("age", "bp", "sax", "outcome"), CELLS)}, {},
-         r"c.csv: columns differ from those of a.csv and 1 more: it lacks 'sex'; only it has 'sax'"),
+         r"c.csv: columns differ from those of a.csv and 1 more: it lacks 'sex'; only it has 'sax'.*by --exclude"),
+        ({"a": CELLS, "b": (("age", "fax", "sex", "outcome"), CELLS)}, {"exclude": "fax"}, "it lacks 'bp'$|'bp'; give"),
+        ({"a": CELLS, "b": (("age", "fax", "sex", "outcome"), CELLS)}, {"exclude": "bp"}, "only it has 'fax'"),
+        ({"a": CELLS, "b": (("age", "fax", "sex", "outcome"), CELLS)}, {"exclude": "fux,bp"}, "no column 'fux'; columns"),
         ({"a": (("p", "q", "r", "s"), CELLS)}, {}, "which column is the target.*--target; columns: p, q, r, s"),
         ({"a": (("y", "q", "r", "label"), CELLS)}, {}, "which column is the target.: got y and label"),
         ({"a": CELLS}, {"target": "outcom"}, "--target: no column 'outcom'; did you mean 'outcome'"),
@@ -357,6 +360,13 @@ def test_names_written_in_two_ways(tmp_path: Path, options: dict, said: str) -> 
         write(tmp_path / f"{name}.csv", CELLS)
     (tmp_path / "a.csv").unlink()
     assert "clients 'Site 1' and 'site 1' look like one" in " ".join(own.load(tmp_path).remarks)
+
+
+def test_a_column_of_one_site_can_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", CELLS)
+    write(tmp_path / "b.csv", CELLS, ("age", "bp", "outcome", "sex"))
+    (tmp_path / "b.csv").write_text((tmp_path / "b.csv").read_text().replace("bp", "fax"))
+    assert own.load(tmp_path, exclude="fax, bp").features == ["age", "sex=f", "sex=m"]
 
 
 def test_letters_in_two_unicode_forms_are_one(tmp_path: Path) -> None:
