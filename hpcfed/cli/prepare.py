@@ -69,7 +69,7 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
               "[default: 1 for iid and Dirichlet, else none].")  # fmt: skip
 @click.option(
     "--test-fraction",
-    type=float,
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="Share of its samples that each client keeps for its own test set, in place of the common one.",
 )
 @click.option("--type", type=int,

@@ -122,6 +122,7 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
         ("prepare linear-regression --partition iid --sigma 1 -o OUT", "--sigma has no effect with --sizes equal"),
         ("prepare linear-regression --partition iid --clients 0 -o OUT", "0 is not in the range"),
         ("prepare toy2d --seed -1 -o OUT", "-1 is not in the range"),
+        ("prepare own --raw absent --test-fraction 30 -o OUT", "'--test-fraction': 30.0 is not in the range 0<x<1"),
         ("inspect OUT", "no such federation file"),
         ("inspect . --picture p.gif", "expected .png, .pdf, .svg, got .gif"),
     ],
