@@ -156,7 +156,7 @@ def gather(
         largest = max(largest, tests.largest)
     if absent == "keep" and x.ndim != 2:
         raise InputError(
-            f"missing {missing!r}", expected="x (n, p)", got=f"shape {x.shape[1:]} each", remedy="use drop"
+            f"--missing {missing}", expected="x (n, p)", got=f"shape {x.shape[1:]} each", remedy="use drop"
         )
     if task == "multi-label" and y.ndim != 2:
         raise InputError(f"{name}: y", expected="zeros and ones, a column a label", got=f"shape {y.shape[1:]} each")

@@ -17,6 +17,8 @@ from hpcfed.errors import InputError
 
 BLOCK_SAMPLES, BLOCK_BYTES = 512, 16 << 20
 LARGEST_BYTE = np.iinfo(np.uint8).max
+OF_EVENTS = "1 for an event or 0 for a censored time"
+"""Contents of the first column of survival targets."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ def _check_events(what: str, y: np.ndarray) -> None:
     if got.startswith("time"):
         raise InputError(what, expected=EVENTS, got=got, remedy="leave such a sample out, or mend its time")
     if got:
-        raise InputError(what, expected=EVENTS, got=got, remedy="name the columns event,time in this order")
+        swapped = y.shape[1:] != (2,) or np.isin(y[:, 1], (0, 1)).all()
+        remedy = "name the columns event,time in this order" if swapped else f"write {OF_EVENTS}"
+        raise InputError(what, expected=EVENTS, got=got, remedy=remedy)
 
 
 def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:

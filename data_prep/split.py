@@ -237,7 +237,7 @@ def _check_sizes(owner: np.ndarray, num_clients: int, least: int) -> None:
     sizes = np.bincount(owner, minlength=num_clients)
     if sizes.min() < least:
         expected = f"at least {counted(least, 'sample')} a client"
-        raise InputError("min-samples", expected=expected, got=str(sizes.min()), remedy="ask for fewer clients")
+        raise InputError("--min-samples", expected=expected, got=str(sizes.min()), remedy="ask for fewer clients")
 
 
 def _hold_out(done: Split, fraction: float, seed: int, group: np.ndarray | None) -> Split:
@@ -246,7 +246,7 @@ def _hold_out(done: Split, fraction: float, seed: int, group: np.ndarray | None)
     Groups are held out as a whole, or not at all: nearly as many samples.
     """
     if not 0 < fraction < 1:
-        raise InputError("test-fraction", expected="a number between 0 and 1", got=str(fraction))
+        raise InputError("--test-fraction", expected="a number between 0 and 1", got=str(fraction))
     held = _hold_out_samples(done, fraction, seed) if group is None else _hold_out_groups(done, fraction, seed, group)
     record = {**done.partition, "test_fraction": fraction}
     if done.partition["scheme"] == NATURAL:
@@ -262,7 +262,7 @@ def _hold_out_groups(done: Split, fraction: float, seed: int, group: np.ndarray)
     left = np.bincount(done.owner[owned & ~held], minlength=done.num_clients)
     if not left.all():
         what = f"client {int(left.argmin())}: all its groups would be held out"
-        raise InputError(what, where="test-fraction", remedy="hold out less than half, or leave the client out")
+        raise InputError(what, where="--test-fraction", remedy="hold out less than half, or leave the client out")
     return held
 
 

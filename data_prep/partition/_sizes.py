@@ -30,7 +30,7 @@ def draw(
     """
     enough(num_samples, num_clients, max(min_samples, 1))
     if kind not in SIZES:
-        raise InputError(f"unknown sizes {kind!r}", remedy=nearest(kind, SIZES))
+        raise InputError(f"unknown --sizes {kind!r}", remedy=nearest(kind, SIZES))
     if kind == "equal":
         return num_samples // num_clients + (np.arange(num_clients) < num_samples % num_clients)
     positive("sigma", sigma)
@@ -67,10 +67,10 @@ def enough(num_samples: int, num_clients: int, min_samples: int) -> None:
 
 
 def positive(name: str, value: float) -> None:
-    """Refuse a parameter that is not a positive finite number.
+    """Refuse an option that is not a positive finite number.
 
     Raises:
-        InputError: naming the parameter and its value.
+        InputError: naming the option and its value.
     """
     if not (math.isfinite(value) and value > 0):
-        raise InputError(name, expected="a positive number", got=str(value))
+        raise InputError(f"--{name}", expected="a positive number", got=str(value))

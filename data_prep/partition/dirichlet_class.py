@@ -36,7 +36,7 @@ def assign(
     else:
         raise InputError(
             f"none of {DRAWS} draws gave each of {counted(num_clients, 'client')} {counted(min_samples, 'sample')}",
-            remedy="ask for a larger alpha, fewer clients, or a smaller min-samples",
+            remedy="ask for a larger --alpha, fewer clients, or a smaller --min-samples",
         )
     owner = np.empty(len(labels), np.int64)
     for rows, sizes in zip(classes, counts, strict=True):

@@ -22,7 +22,7 @@ def assign(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, sh
         InputError: fewer than one shard a client, or more shards than samples.
     """
     if shards < 1:
-        raise InputError("shards", expected="at least 1 a client", got=str(shards))
+        raise InputError("--shards", expected="at least 1 a client", got=str(shards))
     enough(len(labels), num_clients, shards)
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

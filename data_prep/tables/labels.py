@@ -72,7 +72,8 @@ def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
         InputError: no cell has a label; labels are fractions; or a label is beyond the class names that a file defines.
     """
     if facts.strange or facts.image:
-        raise InputError(f"target {column!r}", where=str(path), expected="labels", got=facts.strange or "images")
+        where, got = facts.strange_in or str(path), facts.strange or "images"
+        raise InputError(f"target {column!r}", where=where, expected="labels", got=got)
     if not facts.levels:
         raise InputError(f"target {column!r} has no value in any row", where=str(path), remedy="see --target")
     known = class_names(path, column)

@@ -28,7 +28,7 @@ def check_way(missing: str) -> None:
         InputError: naming the nearest.
     """
     if missing not in WAYS:
-        raise InputError(f"missing {missing!r}", expected="refuse, drop, mean or median", remedy=alike(missing, WAYS))
+        raise InputError(f"--missing {missing!r}", expected="refuse, drop, mean or median", remedy=alike(missing, WAYS))
 
 
 def counts(found: Survey, roles: ColumnRoles, features: Sequence[str]) -> dict[str, int]:

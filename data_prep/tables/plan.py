@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.samples import OF_EVENTS
 from data_prep.tables import cells, labels, missing
 from data_prep.tables.columns import ColumnOptions, ColumnRoles, is_identifier, roles
 from data_prep.tables.images import depth
@@ -166,7 +167,7 @@ def plan(paths: Files, options: ColumnOptions, tests: Files = ()) -> TablePlan:
         classes = labels.with_positive(classes, options.positive)
     else:
         for name in columns.targets:
-            _check_numbers(name, found, where)
+            _check_numbers(name, found, where, _expected(columns.targets.index(name), options.task))
     clients = set() if options.client is None else _names("--client", options.client, found, where)
     groups = [] if options.group is None else sorted(_names("--group", options.group, found, where))
     numbers = {name: number for number, name in enumerate(groups)}
@@ -179,12 +180,20 @@ def _names(option: str, name: str, found: Survey, where: Path) -> set[str]:
     facts = found.facts[name]
     if facts.strange or facts.image or not facts.levels:
         got = facts.strange or ("images" if facts.image else "none")
-        raise InputError(f"{option}: column {name!r}", where=str(where), expected="names", got=got)
+        raise InputError(f"{option}: column {name!r}", where=facts.strange_in or str(where), expected="names", got=got)
     return set(facts.levels)
 
 
-def _check_numbers(name: str, found: Survey, where: Path) -> None:
+def _expected(place: int, task: str) -> str:
+    """Return what cells of a target hold; `place` is the target's among several."""
+    if task == "survival" and place == 0:
+        return OF_EVENTS
+    return "0 or 1" if task == "multi-label" else "finite numbers"
+
+
+def _check_numbers(name: str, found: Survey, where: Path, expected: str) -> None:
     facts = found.facts[name]
     if facts.word or facts.strange or facts.image or facts.infinite:
-        place, text = facts.word or (facts.infinite or str(where), facts.strange or "another value")
-        raise InputError(f"target {name!r}", where=place, expected="finite numbers", got=text[:40])
+        elsewhere = facts.infinite or facts.strange_in or str(where)
+        place, text = facts.word or (elsewhere, facts.strange or "another value")
+        raise InputError(f"target {name!r}", where=place, expected=expected, got=text[:40])

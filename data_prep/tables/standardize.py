@@ -45,7 +45,7 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
         InputError: an unknown `how`, tokens, or data that already have normalization constants.
     """
     if how not in WAYS:
-        raise InputError(f"standardize {how!r}", expected="client, pooled or none", remedy=alike(how, WAYS))
+        raise InputError(f"--standardize {how!r}", expected="client, pooled or none", remedy=alike(how, WAYS))
     if how == NONE:
         return dataset
     if dataset.task == "next-token":

@@ -37,7 +37,8 @@ class ColumnFacts:
         commas: files in which a cell has a comma as its decimal point.
         points: file → the first cell there that is a number of thousands or a fraction, where commas are decimal.
         image: whether the column holds images.
-        strange: type of a column that is neither numbers, text nor images; "" for these.
+        strange: type of a column that is neither numbers, text nor images; "" for these. `strange_in` is the first file
+            in which it is that.
         infinite: place of the first number that is not a finite float32; "" for none.
     """
 
@@ -52,6 +53,7 @@ class ColumnFacts:
     points: dict[Path, str] = field(default_factory=dict)
     image: bool = False
     strange: str = ""
+    strange_in: str = ""
     infinite: str = ""
 
 
@@ -137,12 +139,18 @@ def _feature(name: str, facts: ColumnFacts, options: ColumnOptions, where: Path)
     remedy = f"leave it out by --exclude '{name}'"
     chosen = name in options.categorical
     if facts.strange:
-        raise InputError(f"column {name!r}", where=str(where), expected="numbers", got=facts.strange, remedy=remedy)
+        raise InputError(
+            f"column {name!r}", where=facts.strange_in, expected="numbers", got=facts.strange, remedy=remedy
+        )
     if not (facts.number or facts.word or facts.levels):
         raise InputError(f"column {name!r} has no value in any row", where=str(where), remedy=remedy)
     if facts.word and facts.number and not chosen:
         place, text = facts.word
         remedy = f"mend the cell, or take the column for names by --categorical '{name}'"
+        if cells.DECIMAL_COMMA.fullmatch(text):
+            remedy = "write a point for the decimal comma, or separate cells by semicolons"
+        if text.lower() in ("true", "false"):
+            remedy = "write 0 and 1 in all tables"
         raise InputError(f"column {name!r}", where=place, expected="numbers", got=repr(text[:40]), remedy=remedy)
     dates = [text for text in facts.levels if cells.DATE.fullmatch(text)]
     if not chosen and 2 * len(dates) > len(facts.levels):
@@ -179,7 +187,8 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         return
     kind = values.type
     if pyarrow.types.is_nested(kind) or pyarrow.types.is_temporal(kind) or "binary" in str(kind):
-        facts.strange = f"{kind} in {block.path.name}"[:80]
+        if not facts.strange:
+            facts.strange, facts.strange_in = str(kind)[:80], str(block.path)
         return
     if limit is not None:
         _add(facts, cells.distinct(values)[0], block)

@@ -534,7 +534,13 @@ def test_a_client_without_labels_is_not_told_to_fill_them(tmp_path: Path) -> Non
 
 def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
     x = np.ones((2, 3))
-    for y, says in (([[1, 4], [0, -1]], "got time -1"), ([[2, 4], [0, 1]], "got event 2"), ([[1], [0]], "shape")):
+    order, coding = "name the columns event,time in this order", "write 1 for an event or 0 for a censored time"
+    for y, says in (
+        ([[1, 4], [0, -1]], "got time -1"),
+        ([[2, 4], [1, 5]], f"got event 2; {coding}"),
+        ([[4, 1], [5, 0]], f"got event 4; {order}"),
+        ([[1], [0]], f"shape .*{order}"),
+    ):
         with pytest.raises(InputError, match=says):
             hpcfed.write_federation(tmp_path / "s.h5", {"a": (x, np.array(y, float))}, task="survival")
     hpcfed.write_federation(tmp_path / "s.h5", {"a": (x, np.array([[1, 4.0], [0, 0]]))}, task="survival")

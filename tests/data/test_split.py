@@ -149,8 +149,8 @@ def test_the_order_of_samples_decides_nothing(tmp_path: Path) -> None:
         ("natural", 3, {"crop": 5}, "at most the 2 clients of three that have so many samples, got 3"),
         (None, None, {"alpha": 0.3}, "--alpha has no effect with three, which comes split"),
         ("iid", 30, {"min_samples": 2}, "30 clients of at least 2 for 40 samples"),
-        ("shards", 10, {"min_samples": 5}, "min-samples: expected at least 5 samples a client, got 4"),
-        ("iid", 4, {"test_fraction": 1.0}, "test-fraction: expected a number between 0 and 1, got 1.0"),
+        ("shards", 10, {"min_samples": 5}, "--min-samples: expected at least 5 samples a client, got 4"),
+        ("iid", 4, {"test_fraction": 1.0}, "--test-fraction: expected a number between 0 and 1, got 1.0"),
         ("shads", 4, {}, "unknown partition 'shads'; did you mean 'shards'"),
     ],
 )
