@@ -1,4 +1,4 @@
-"""What papers and other programs call the methods and the keys of a recipe, and the remedy that a message names."""
+"""What papers and other programs call the methods, keys and values of a recipe, and the remedy that a message names."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ KEYS = {word: f"did you mean {key!r}?" for key, words in _PLACES.items() for wor
     word: remedy for remedy, words in _OUTSIDE.items() for word in words.split()
 }
 """Names that are no key here (see `letters_of`) → what to write or do."""
+
+VALUES = {"device": {"gpu": "cuda"}}
+"""Key → words that are no value of it here (see `letters_of`) → the value."""
 
 
 def letters_of(name: str) -> str:

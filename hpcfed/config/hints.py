@@ -10,13 +10,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from hpcfed import registry
-from hpcfed.config.elsewhere import KEYS, METHODS, letters_of
-from hpcfed.errors import nearest
+from hpcfed.config.elsewhere import KEYS, METHODS, VALUES, letters_of
+from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
+from hpcfed.errors import alike, nearest
 
 OF_CODE = ("model", "algorithm", "loss", "local.step")
 """Keys that may name code, beside every ``factory`` and ``evaluate.metrics``."""
 KEY = ".[key]"
 """What pydantic appends to the place of a mapping's entry whose key, not its value, is refused."""
+METRICS = "evaluate.metrics."
 LIKELY = 0.8
 """Similarity from which an unknown name counts as a misspelt method rather than another method."""
 
@@ -57,7 +59,7 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         kind: pydantic's type of the error.
         section: class of the section expected there; None for other values.
     """
-    if callable(value) and (path in OF_CODE or path.startswith("evaluate.metrics.") or path.endswith("factory")):
+    if callable(value) and (path in OF_CODE or path.startswith(METRICS) or path.endswith("factory")):
         name = getattr(value, "__qualname__", "")
         named = f"{value.__module__}:{name}" if name.isidentifier() else "module:function"
         return f"{named!r}, the name of a function or a class", "" if name.isidentifier() else "define it by a name"
@@ -67,7 +69,7 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "a whole number from 0, or one each for model, cohort and batches", ""
     if kind == "string_pattern_mismatch" and path == "name":
         return "letters, digits, spaces and . _ -, a letter or digit first", ""
-    if kind == "string_pattern_mismatch" and path.startswith("evaluate.metrics.") and path.endswith(KEY):
+    if kind == "string_pattern_mismatch" and path.startswith(METRICS) and path.endswith(KEY):
         return "a name of letters, digits, _ and -, a letter first", ""
     if path == "local.step" and isinstance(value, int):
         return "'module:function', a step of yours", f"did you mean 'local.steps={value}'?"
@@ -75,10 +77,32 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "'module:function'", "a function of yours, in a file beside the recipe or in a package"
     if path == "loss.weights" and kind == "literal_error":
         return "'balanced', 'balanced-by-site' or a list of numbers, one for each class", ""
+    if path.startswith(METRICS) and kind == "value_error":
+        return "", _for_metric(value)
+    if isinstance(value, str) and (word := VALUES.get(path, {}).get(letters_of(value))):
+        return "", f"did you mean {word!r}?"
     if section is not None and not isinstance(value, Mapping):
         keys = [field.alias or name for name, field in section.model_fields.items()]
         return "a mapping of keys", f"{path}.{keys[0]}=…; its keys: {', '.join(keys)}"
     return "", ""
+
+
+def at_fault(path: str, value: Any) -> tuple[str, Any]:
+    """Return the key and value to name in a message: of a metric with an unknown direction the direction's."""
+    if path.startswith(METRICS) and isinstance(value, Mapping) and value.get("better") not in (None, *DIRECTIONS):
+        return f"{path}.better", value["better"]
+    return path, value
+
+
+def _for_metric(value: Any) -> str:
+    """Return a remedy for what is no metric: the nearest built-in one, or the nearest key of one's own; "" for none."""
+    if isinstance(value, Mapping):
+        keys = ("whole", "sum", "better")
+        unknown = [str(key) for key in value if key not in keys]
+        return alike(unknown[0], keys) if unknown else ""
+    if not isinstance(value, str):
+        return ""
+    return "leave it out: it is measured anyway" if value in ("accuracy", "loss") else alike(value, BUILT_IN)
 
 
 def for_method(name: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from hpcfed.config.hints import KEY, for_key, for_value, section_of, spelled_out
+from hpcfed.config.hints import KEY, at_fault, for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, alike, shown
@@ -159,6 +159,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     first = _of_the_list(first, errors)
     location, found = [str(part) for part in first["loc"] if not str(part).startswith(KINDS)], first["input"]
     dotted, noun = ".".join(location), getattr(kind, "noun", "recipe")
+    dotted, found = at_fault(dotted, found)
     if first["type"] == "extra_forbidden":
         remedy = for_key(kind, _section(kind, location[:-1]), location)
         return InputError(f"unknown key {dotted!r}", where=where, remedy=remedy)

@@ -103,10 +103,10 @@ def a_metric(value: Any) -> Any:
         return value
     keys = dict(value) if isinstance(value, Mapping) else {}
     better = keys.pop("better", None)
+    if better not in (None, *DIRECTIONS):
+        raise ValueError(" or ".join(map(repr, DIRECTIONS)))
     reference = next(iter(keys.values())) if len(keys) == 1 and keys.keys() <= {"whole", "sum"} else None
     if isinstance(reference, str) and re.match(REFERENCE, reference):
-        if better not in (None, *DIRECTIONS):
-            raise ValueError(f"'better: {' or '.join(DIRECTIONS)}'")
         return OwnMetric(**keys, better=better)
     of_own = "{whole: 'module:function'}, {sum: 'module:function'}, each also with 'better', or 'module:function'"
     raise ValueError(f"{', '.join(BUILT_IN)}, {of_own}")

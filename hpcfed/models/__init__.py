@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpcfed import registry
+from hpcfed.config.hints import LIKELY
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Model
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, alike, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +56,8 @@ def spec(section: Model, where: str = "recipe") -> Spec | None:
     if section.factory is not None:
         if section.parameters:
             key = next(iter(section.parameters))
-            raise InputError(f"unknown key 'model.{key}'", where=where, remedy="a factory's arguments go under 'args'")
+            remedy = alike(key, Model.model_fields, LIKELY) or "a factory's arguments go under 'args'"
+            raise InputError(f"unknown key 'model.{key}'", where=where, remedy=remedy)
         return None
     name, known = str(section.name), named()
     if name not in known:

@@ -58,8 +58,9 @@ def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
         found = [group for group in groups if (call(group) or "").lower() == wanted.lower()]
         if len(found) == 1:
             return found[0]
-    labels = [group.label for group in groups]
-    raise InputError("baseline", expected="a method of the report", got=repr(wanted), remedy=nearest(wanted, labels))
+    names = {call(group) for group in groups for call in calls} - {None}
+    expected = "a method of the report, or a run's name, that no other shares"
+    raise InputError("--baseline", expected=expected, got=repr(wanted), remedy=nearest(wanted, map(str, names)))
 
 
 def shared_draws(ours: Run, theirs: Run) -> str:

@@ -116,6 +116,28 @@ MORE: Mapping[str, Wrong] = {
     "key-of-two-sections": Wrong(RUN + "batch_size=5", ("'local.batch_size' or 'evaluate.batch_size'?",)),
     "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
     "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function'", "got 'f1'")),
+    "metric-like-a-built-in-one": Wrong(RUN + "evaluate.metrics=[aucroc]", ("got 'aucroc'; did you mean 'auroc'?",)),
+    "metric-that-is-measured-anyway": Wrong(RUN + "evaluate.metrics=[accuracy]", ("leave it out: it is measured",)),
+    "direction-of-a-metric": Wrong(
+        RUN + 'evaluate.metrics={"r":{"whole":"outputs:recall","better":"highr"}}',
+        ("evaluate.metrics.r.better: expected 'higher' or 'lower', got 'highr'; did you mean 'higher'?",),
+    ),
+    "misspelt-direction": Wrong(
+        RUN + 'evaluate.metrics={"r":{"whole":"outputs:recall","bettr":"higher"}}',
+        ("got the keys whole, bettr; did you mean 'better'?",),
+    ),
+    "misspelt-whole": Wrong(
+        RUN + 'evaluate.metrics={"r":{"hole":"outputs:recall"}}', ("got the keys hole; did you mean 'whole'?",)
+    ),
+    "device-by-another-name": Wrong(
+        RUN + "device=GPU", ("device: expected 'auto', ", "got 'GPU'; did you mean 'cuda'")
+    ),
+    "misspelt-name-beside-a-factory": Wrong(
+        "run factory.yaml model.nme=mlp", ("unknown key 'model.nme'; did you mean 'name'?",)
+    ),
+    "argument-beside-a-factory": Wrong(
+        "run factory.yaml model.hidden=3", ("'model.hidden'; a factory's arguments go under 'args'",)
+    ),
     "two-seeds-for-one": Wrong(RUN + "seed=[0,1]", ("seed: expected one seed, got [0, 1]", "seeds=[0, 1]")),
     "a-family-of-methods": Wrong(
         RUN + "algorithm.name=fedopt", ("'fedopt'", "fedadam, fedyogi, fedadagrad", "fedavgm")

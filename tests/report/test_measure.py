@@ -113,6 +113,8 @@ def test_names_are_labels_where_they_tell_runs_apart(tmp_path, runs, labels):
     assert [group.label for group in groups] == labels
     if runs[0][0] == "pooled":
         assert choose_baseline(groups, "Pooled") is groups[0]
+        with pytest.raises(InputError, match=r"--baseline: .* a run's name.* got 'poold'; did you mean 'pooled'"):
+            choose_baseline(groups, "poold")
 
 
 def test_method_names():
