@@ -30,6 +30,7 @@ from hpcfed.data.sites import (
     mean_differences,
     missing_shares,
     site_names,
+    target_statistics,
 )
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.console import Console
@@ -58,11 +59,12 @@ def command(file: Path, picture: Path | None, verify: bool) -> None:
         labels = labels_of(federation)
         if picture is not None:
             _draw(federation, labels, picture)
-        console.print(_facts(federation, labels))
+        targets = target_statistics(federation)
+        console.print(_facts(federation, labels, targets))
         if verify:
             console.print(_verified(federation))
         if 1 < federation.num_clients <= MOST_SITES:
-            console.print(_sites(federation, labels))
+            console.print(_sites(federation, labels, targets))
         if labels is not None and not _listed(federation, labels):
             for line in text_heat_map(labels.counts, site_names(federation)):
                 console.print(line, no_wrap=True, overflow="ignore", crop=False)
@@ -84,19 +86,19 @@ def _listed(federation: Federation, labels: Labels | None) -> bool:
     return labels is not None and federation.num_clients <= MOST_SITES and len(labels.names) <= MOST_LABELS
 
 
-def _sites(federation: Federation, labels: Labels | None) -> Table:
-    """Return the table of sites: samples, and the share of each label among those to train on."""
+def _sites(federation: Federation, labels: Labels | None, targets: Mapping[str, Sequence[str]]) -> Table:
+    """Return the table of sites: samples, the share of each label among those to train on, statistics of targets."""
     table = Table(title="Sites", title_justify="left", box=None)
     table.add_column("client", overflow="fold")
     tests = None if federation.test_offsets is None else np.diff(federation.test_offsets)
     shown = labels if labels is not None and _listed(federation, labels) else None
-    for name in ("train", *(("test",) if tests is not None else ()), *(shown.names if shown else ())):
+    for name in ("train", *(("test",) if tests is not None else ()), *(shown.names if shown else ()), *targets):
         table.add_column(name, justify="right", overflow="fold")
     for k, name in enumerate(site_names(federation)):
         row = [name, f"{federation.sizes[k]:,}"] + ([] if tests is None else [f"{tests[k]:,}"])
         if shown is not None:
             row += [f"{100 * count / max(federation.sizes[k], 1):.0f} %" if count else "–" for count in shown.counts[k]]
-        table.add_row(*row)
+        table.add_row(*row, *(values[1 + k] for values in targets.values()))
     return table
 
 
@@ -139,7 +141,7 @@ def _shifts(federation: Federation) -> tuple[Table, str] | None:
     return table, line if federation.filled("train") is None else f"{line}; filled cells are left out"
 
 
-def _facts(federation: Federation, labels: Labels | None) -> Table:
+def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, Sequence[str]]) -> Table:
     """Return the table of the file's properties."""
     sizes = federation.sizes
     table = Table(title=f"{federation.name} ({federation.path})", show_header=False, title_justify="left", box=None)
@@ -165,6 +167,8 @@ def _facts(federation: Federation, labels: Labels | None) -> Table:
         table.add_row(
             "per class", (", " if named else " ").join(f"{name} {n:,}" if named else f"{n:,}" for name, n in totals)
         )
+    for name, values in targets.items():
+        table.add_row("target", f"{name}: {values[0]}")
     if federation.features is not None:
         more = f" and {len(federation.features) - FEW} more" if len(federation.features) > FEW else ""
         table.add_row("features", ", ".join(federation.features[:FEW]) + more)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.data.federation import Federation
+from hpcfed.data.federation import OF_NUMBERS, Federation
 
-MOST_SITES, MOST_LABELS = 30, 10
-"""Most clients and labels that are listed one by one."""
+MOST_SITES, MOST_LABELS, MOST_TARGETS = 30, 10, 4
+"""Most clients, labels and numbers of a target that are listed one by one."""
 LARGE = 0.8
 """A standardised mean difference from which a shift is large: Cohen, "Statistical power analysis", 1988."""
 NAMED = 6
@@ -34,6 +34,31 @@ def labels_of(federation: Federation) -> Labels | None:
     targets = (federation.client(k)[1] for k in range(federation.num_clients))
     each = (y if place is None else y[:, place].astype(np.int64) for y in targets)
     return Labels(class_names(federation), np.stack([np.bincount(y, minlength=classes) for y in each]))
+
+
+def target_statistics(federation: Federation) -> dict[str, list[str]]:
+    """Return statistic → its value over all training samples, then over each client's, as text.
+
+    Of regressions mean and standard deviation of each target, of survival the median time, censored ones included; {}
+    for other tasks, and for targets of many numbers. Values by client are left out where clients are many.
+    """
+    if federation.task not in OF_NUMBERS or federation.target_shape not in [
+        (),
+        *((k,) for k in range(1, MOST_TARGETS + 1)),
+    ]:
+        return {}
+    listed = range(federation.num_clients if federation.num_clients <= MOST_SITES else 0)
+    parts = [federation.train()[1], *(federation.client(k)[1] for k in listed)]
+    columns = [part.astype(np.float64).reshape(len(part), -1) for part in parts]
+    if federation.task == "survival":
+        return {"median observed time": [f"{np.median(y[:, 1]):.4g}" if len(y) else "–" for y in columns]}
+    said, width = str(federation.source.get("target", "")), columns[0].shape[1]
+    names = [said or "y"] if width == 1 else said.split(", ")
+    names = names if len(names) == width else [f"y[{k}]" for k in range(width)]
+    return {
+        f"{name}, mean ± std": [f"{y[:, k].mean():.4g} ± {y[:, k].std():.3g}" if len(y) else "–" for y in columns]
+        for k, name in enumerate(names)
+    }
 
 
 def class_names(federation: Federation) -> list[str]:

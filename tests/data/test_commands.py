@@ -54,7 +54,7 @@ def test_prepare_and_inspect_images(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(PNG)
 
 
-def test_prepare_and_inspect_a_regression(tmp_path: Path) -> None:
+def test_prepare_and_inspect_a_regression_and_times(tmp_path: Path) -> None:
     path, picture = tmp_path / "f.h5", tmp_path / "f.svg"
     hpcfed("prepare", "linear-regression", "-o", path)
     with Federation.open(path) as federation:
@@ -64,6 +64,18 @@ def test_prepare_and_inspect_a_regression(tmp_path: Path) -> None:
     shown = hpcfed("inspect", path, "--picture", picture)
     assert "min 30, median 30, max 30" in shown
     assert "classes" not in shown
+    with Federation.open(path) as federation:
+        for y in (federation.train()[1], federation.client(7)[1]):
+            assert f"{y.astype(float).mean():.4g} ± {y.astype(float).std():.3g}" in shown
+    assert "y, mean ± std: " in shown
+    (tmp_path / "raw").mkdir()
+    for name, times in (("a", (1, 2, 9)), ("b", (4, 5))):
+        rows = [f"{k},{k % 2},{time}" for k, time in enumerate(times)]
+        (tmp_path / "raw" / f"{name}.csv").write_text("\n".join(["age,event,time", *rows]))
+    hpcfed("prepare", "own", "--raw", tmp_path / "raw", "--task", "survival", "--target", "event,time", "-o",
+           tmp_path / "s.h5")  # fmt: skip
+    shown = [" ".join(line.split()) for line in hpcfed("inspect", tmp_path / "s.h5").splitlines()]
+    assert {"target median observed time: 4", "a 3 67 % 33 % 2", "b 2 50 % 50 % 4.5"} <= {*shown}
     assert "<svg" in picture.read_text()
 
 

@@ -16,7 +16,7 @@ from data_prep.own import write_federation
 from hpcfed.data.content import content_hash
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import text_heat_map
-from hpcfed.data.sites import absences, labels_of, mean_differences, site_names
+from hpcfed.data.sites import absences, labels_of, mean_differences, missing_shares, site_names, target_statistics
 from tests.fuzz.mutations import SIZES, Rng
 
 LAYOUTS = ("ours", "flat", "ours", "chunked", "ours", "tokens")
@@ -170,6 +170,8 @@ def read_all(path: Path) -> int:
             list(absences(federation, labels))
         if federation.num_clients < 100:
             mean_differences(federation)
+            missing_shares(federation)
+            target_statistics(federation)
     return total
 
 
