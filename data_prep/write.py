@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -25,6 +26,8 @@ from hpcfed.io.atomic import to_disk
 
 # Every array starts on a cache line, so that any library can use its memory map directly.
 ALIGNMENT_BYTES = 64
+# Unicode's categories of control characters and of separators of lines and paragraphs: records have a line a client.
+BREAKS = ("Cc", "Zl", "Zp")
 # Room for the index, the names and HDF5's own structures, beside x, y and row.
 SPARE_BYTES = 1 << 20
 
@@ -168,6 +171,9 @@ def _names(num_clients: int, clients: Sequence[str] | None) -> np.ndarray:
     if clients is None:
         digits = len(str(num_clients - 1))
         clients = [f"client-{k:0{digits}}" for k in range(num_clients)]
+    for name in clients:
+        if any(unicodedata.category(letter) in BREAKS for letter in name):
+            raise InputError(f"client {name!r}", expected="a name in one line", remedy="rename the client")
     names = [name.encode() for name in clients]
     return np.array(names, dtype=h5py.string_dtype("utf-8", max(1, *map(len, names))))
 

@@ -140,6 +140,8 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
         ({"a": [1, 2]}, {}, "client 'a': samples: expected pairs"),
         ({"a": (ROWS, LABELS)}, {"task": "clasification"}, "did you mean 'classification'"),
         ([("a", (ROWS, LABELS)), ("a", (ROWS, LABELS))], {}, "client 'a' is there twice"),
+        ([("a\nb", (ROWS, LABELS))], {}, "client 'a\\\\nb': expected a name in one line"),
+        ([("a\u2028", (ROWS, LABELS))], {}, "expected a name in one line"),
         ({"a": (ROWS[:0], LABELS[:0])}, {}, "no client has a sample"),
         ({"a": (ROWS, LABELS)}, {"test": {"b": (ROWS, LABELS)}}, "a test set of client 'b'"),
     ],
