@@ -78,11 +78,11 @@ def train(
             simulation = Simulation(parts)
             checkpoints = Checkpoints(recipe, folder, parts, simulation)
             done, progress = (0, {}) if folder.fresh else checkpoints.restore(reporter.say)
-            stopping = stopping_of(recipe, progress.get("stopping"))
-            stopping.refuse_another_model(done, recipe.rounds, str(folder.path))
-            data = world.on_root(lambda: folder.claim(recipe, done, simulation.hash if done else None))
-            if has_own_scores(recipe) and world.on_root(lambda: folder.code.since) > done:
-                stopping.forget()  # scores of code that was another
+            last = recipe.rounds if last is None else last
+            stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
+            trains = done < last and stopping.reason is None
+            state = simulation.hash if done else None
+            data = world.on_root(lambda: folder.claim(recipe, done, state, trains=trains))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = environment(world, parts.model.vector.device, recipe.reduction, recipe.bits)
@@ -114,7 +114,7 @@ def train(
                         recorder=recorder,
                         reporter=reporter,
                         observers=observers,
-                        last=recipe.rounds if last is None else last,
+                        last=last,
                     )
                     return_freed_memory()  # of the set-up, whose vectors fit into no hole of the rounds'
                     ending.stopped = _rounds(session, stopping)
@@ -140,6 +140,23 @@ class Session:
     last: int
 
 
+def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved: Mapping[str, Any] | None) -> Stopping:
+    """Return the early stopping of a run that begins, or goes on after `done` rounds with the state that was saved.
+
+    Raises:
+        InputError: the run has ended, and its last scores are of another model.
+    """
+    if saved is not None and not saved.get("measured"):  # by an earlier version
+        saved = {**saved, "measured": world.on_root(folder.measured)}
+    stopping = stopping_of(recipe, saved)
+    if done and has_own_scores(recipe) and world.on_root(lambda: folder.code.is_new(recipe, done)):
+        stopping.forget_end()
+    stopping.refuse_another_model(done, recipe.rounds, str(folder.path))
+    if done < recipe.rounds:
+        stopping.go_on(done)
+    return stopping
+
+
 def _rounds(session: Session, stopping: Stopping) -> str | None:
     """Run the rounds that remain; return why ``stop`` ended them before the last one, if it did.
 
@@ -147,8 +164,6 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
         Stopped: a signal or the clock ended them, and the same command goes on.
     """
     recipe, round, early = session.recipe, session.checkpoints.done, Request.NOTHING
-    if round < session.last:
-        stopping.go_on(round)
     with session.parts.watchdog.rounds():
         while round < session.last and stopping.reason is None and not early:
             round += 1

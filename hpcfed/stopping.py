@@ -130,15 +130,21 @@ class Stopping:
         if not self.changed or (done < rounds and self.reason is None):
             return
         key, before = next(iter(self.changed.items()))
+        more = "raise rounds" if self.reason is None else "change stop"
         raise InputError(
             f"evaluate.{key}: the run has ended after round {done}, and its last scores are with {key}: {before}",
             where=where,
-            remedy=f"set evaluate.{key}={before}, raise rounds, or choose another output",
+            remedy=f"set evaluate.{key}={before}, {more}, or choose another output",
         )
 
     def forget(self) -> None:
         """Forget all scores, which later ones are not comparable with."""
         self._marks, self._reached, self._evaluated = {USUAL: Mark()}, 0, 0
+
+    def forget_end(self) -> None:
+        """Forget all scores, and with them that they have ended the run."""
+        self.forget()
+        self.reason = None
 
     def go_on(self, round: int) -> None:
         """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.

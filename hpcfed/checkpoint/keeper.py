@@ -21,7 +21,7 @@ from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.parts import Parts
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import identity
+from hpcfed.run_folder.identity import identities, identity
 from hpcfed.simulation import Simulation
 from hpcfed.stopping import due_after
 from hpcfed.types import Request
@@ -86,7 +86,7 @@ class Checkpoints:
         """
         names = self._simulation.replicated().keys()
         found = restore.newest(
-            self._folder, identity(self._recipe), names, self._layout, self._parts.placement, self._world, say
+            self._folder, identities(self._recipe), names, self._layout, self._parts.placement, self._world, say
         )
         if found is None:
             return 0, {}

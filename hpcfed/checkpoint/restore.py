@@ -49,7 +49,7 @@ class Restored:
 
 def newest(
     folder: Path,
-    recipe: str,
+    recipes: Collection[str],
     names: Collection[str],
     layout: RecordLayout,
     placement: Placement,
@@ -60,7 +60,7 @@ def newest(
 
     Args:
         folder: ``checkpoints/`` of a run folder.
-        recipe: digest that its manifest must have.
+        recipes: digests of which its manifest must have one.
         names: of the replicated tensors that it must hold.
         layout: of the clients' records.
         placement: the rank of each client in this world.
@@ -74,7 +74,7 @@ def newest(
     for path in world.on_root(lambda: _manifests(folder)):
         try:
             manifest, replicated = _read_on_root(path, world)
-            if manifest.recipe != recipe:
+            if manifest.recipe not in recipes:
                 raise InputError(
                     "the checkpoint is of another recipe", where=str(path), remedy="choose another output, or remove it"
                 )

@@ -4,8 +4,8 @@ files     module → file, path, hash and text: the code of the rounds from `sin
 since     a round, counted from 1
 before    a list with one entry, `files` and `since`, per accepted change: the code of earlier rounds
 
-``accepted-code.json`` beside it has module → hash of other code that was accepted for a run without rounds to train. It
-is no part of the run, whose ``code.json`` stays.
+``accepted-code.json`` beside it has module → hash of other code that was accepted, until a round is trained with it. It
+is no part of the run, which may have no round left.
 """
 
 from __future__ import annotations
@@ -120,10 +120,9 @@ class CodeRecord:
         """Whether the file exists; folders of hpcfed 0.1 have none."""
         return self._path.exists()
 
-    @property
-    def since(self) -> int:
-        """The first round of the present code; 1 without a record."""
-        return int(self._read()["since"])
+    def is_new(self, recipe: Recipe, done: int) -> bool:
+        """Whether the present code is another than that of the `done` rounds."""
+        return bool(self.changes(recipe)) or int(self._read()["since"]) > done
 
     def refuse_changes(self, recipe: Recipe) -> None:
         """Refuse to go on with changed code.
@@ -158,7 +157,7 @@ class CodeRecord:
         return changed
 
     def accept(self, recipe: Recipe) -> None:
-        """Note that the present code is accepted, though no round is trained with it.
+        """Note that the present code is accepted; `write` records it, once a round is trained with it.
 
         Raises:
             OSError: as the system reports it.
@@ -214,9 +213,9 @@ class CodeRecord:
             return None
 
     def _present(self, recipe: Recipe) -> dict[str, str]:
-        """Return the recorded modules and those loaded, with the hashes that they have now."""
+        """Return the recorded modules with the hashes that they have now."""
         here = own_code(recipe)
-        now = {name: here.get(name) or _now(then, recipe.python_path) for name, then in self._files().items()} | here
+        now = {name: here.get(name) or _now(then, recipe.python_path) for name, then in self._files().items()}
         return {name: source.hash for name, source in sorted(now.items())}
 
     def _files(self) -> dict[str, Source]:

@@ -71,9 +71,11 @@ class RunFolder:
             return False
         self._refuse_other(found, wanted)
         self.check_code(recipe)
-        if not self._has_finished(found, wanted):
+        same = deciding(found, PLACES) == deciding(wanted, PLACES)
+        result = files.read_mapping(self.path / "result.json")
+        if not same or result.get("status") != "finished":
             return False
-        self._refuse_other_record(files.read_mapping(self.path / "result.json").get("rounds"))
+        self._refuse_other_record(result.get("rounds"))
         self._refuse_lost_model()
         return True
 
@@ -118,7 +120,7 @@ class RunFolder:
         )
 
     def accept_code(self, recipe: Recipe) -> None:
-        """Let the run here go on with the user's present code, and record both; one that has finished stays as it is.
+        """Let the run here go on with the user's present code; both are recorded with the next round.
 
         Raises:
             Busy: it is going on already.
@@ -126,13 +128,9 @@ class RunFolder:
         """
         try:
             if files.has_files(self.path) and self._goes_on():
-                found, wanted = files.read_recipe(self.path), to_plain(recipe)
-                self._refuse_other(found, wanted)
                 with self.held(World()):
-                    if self._has_finished(found, wanted):
-                        self.code.accept(recipe)
-                    else:
-                        self.code.write(recipe, self.rounds())
+                    self._refuse_other(files.read_recipe(self.path), to_plain(recipe))
+                    self.code.accept(recipe)
         except OSError as error:
             raise files.unusable(self.path, error) from None
 
@@ -152,10 +150,19 @@ class RunFolder:
         except OSError as error:
             raise files.unusable(self.path, error) from None
 
-    def claim(self, recipe: Recipe, done: int, state: str | None = None) -> FileFacts:
+    def measured(self) -> dict[str, str]:
+        """Return the keys of ``evaluate`` that say which model the run here scores; empty without its recipe."""
+        if not (self.path / files.RECIPE).is_file():
+            return {}
+        evaluate = files.read_recipe(self.path).get("evaluate") or {}
+        usual = {"model": "last", "statistics": "round"}
+        return {key: str(evaluate.get(key, value)) for key, value in usual.items()}
+
+    def claim(self, recipe: Recipe, done: int, state: str | None = None, *, trains: bool = True) -> FileFacts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
-        `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have.
+        `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have. If
+        no further round trains, the record of the code stays as it is.
         Returns the facts of the federation file, to be kept in ``environment.json``.
 
         Raises:
@@ -173,7 +180,8 @@ class RunFolder:
                 cut(self.path, done, state, update_hashes=recipe.update_hashes)
             elif self._has_rounds() or self.fresh:
                 files.put_aside(self.path)
-            self.code.write(recipe, done)
+            if trains:
+                self.code.write(recipe, done)
             write_whole(self.path / files.RECIPE, dump_yaml(to_plain(recipe)))
         except OSError as error:
             raise files.unusable(self.path, error) from None
@@ -206,11 +214,6 @@ class RunFolder:
     def rounds(self) -> int:
         """Return the number of recorded rounds."""
         return count_rounds(self.metrics)
-
-    def _has_finished(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-        """Whether the run here has finished all that the `wanted` recipe asks for."""
-        is_finished = files.read_mapping(self.path / "result.json").get("status") == "finished"
-        return is_finished and deciding(found, PLACES) == deciding(wanted, PLACES)
 
     def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         changed = differences(found, wanted, FREE)

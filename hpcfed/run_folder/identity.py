@@ -13,9 +13,9 @@ from hpcfed.config.recipe import Recipe
 
 PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers")
 """Keys for the places of files and states, how they are read, and observers: they never invalidate a finished run."""
-DIGESTED = {"client_state": "device"}
-"""Keys that decide nothing, but are part of the digests in earlier checkpoints, claims and certificates: all recipes
-count as having these values.
+STATE, STATES = "client_state", ("device", "host", "disk")
+"""A key that decides nothing, but is part of all digests, since it was of the earlier ones: as `STATES[0]`, whatever it
+is. Digests of before may have any of its values.
 """
 FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 """Keys that may change when a run is continued."""
@@ -23,7 +23,13 @@ FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
 
 def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
     """Return a digest of the keys that decide the result of a recipe's rounds: all but the `free` ones."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(deciding(to_plain(recipe), free), sort_keys=True).encode())
+    return _digest(deciding(to_plain(recipe), free))
+
+
+def identities(recipe: Recipe) -> tuple[str, ...]:
+    """Return the digests that a checkpoint of a recipe may have: `identity`, and those of before with any `STATES`."""
+    decides = deciding(to_plain(recipe), FREE)
+    return tuple(_digest({**decides, STATE: state}) for state in STATES)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
@@ -34,10 +40,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: tuple[s
 
 
 def deciding(recipe: Mapping[str, Any], free: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keys that decide the result, dotted, and `DIGESTED`; not the data's path if their hash is known."""
+    """Return the keys that decide the result, dotted, and `STATE`; not the data's path if their hash is known."""
     data = ("data",) if recipe.get("data_content") else ()
     decides = dict(_dotted({key: value for key, value in recipe.items() if key not in (*free, *data)}))
-    return decides | {key: value for key, value in DIGESTED.items() if key in recipe}
+    return decides | ({STATE: STATES[0]} if STATE in recipe else {})
+
+
+def _digest(decides: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(decides, sort_keys=True).encode())
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

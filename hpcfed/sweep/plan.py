@@ -112,7 +112,7 @@ def _where_they_are(recipes: list[Recipe], path: Path) -> list[Recipe]:
 
     A sweep of one seed has its runs there, and folders of further seeds in it.
     """
-    if len(recipes) == 1 or not (path / files.RECIPE).is_file():
+    if not (path / files.RECIPE).is_file():
         return recipes
     seed = files.read_recipe(path).get("seed")
     return [one.model_copy(update={"output": path}) if one.seed.model_dump() == seed else one for one in recipes]

@@ -14,7 +14,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcfed.config.metrics import is_matrix, larger_is_better
@@ -68,7 +68,7 @@ class Row:
     metrics: Mapping[str, float]
     score: float
     message: str
-    code: str = ""  # the user's files with their hashes
+    code: Mapping[str, str] = field(default_factory=dict)  # the user's files with their hashes
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,17 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
     return ranked + [candidate for candidate in found if not math.isfinite(candidate.mean)]
 
 
+def _mixed_code(candidate: Candidate) -> str:
+    """Return a file of the user's that differs between a configuration's finished runs, with its hashes; "" if none."""
+    codes = [row.code for row in candidate.rows if row.status == "finished" and row.code]
+    shared = set.intersection(*map(set, codes)) if codes else set()
+    for file in sorted(shared):
+        hashes = dict.fromkeys(code[file] for code in codes)
+        if len(hashes) > 1:
+            return f"{file} {' or '.join(hashes)}"
+    return ""
+
+
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     """Return warnings about a selection: ties, a best value at the edge of its grid, missing or shorter results."""
     best = [candidate for candidate in ranked if candidate.rank == 1]
@@ -207,9 +218,8 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     if shortest < rule.last:
         some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
         said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
-    codes = ({row.code for row in one.rows if row.status == "finished"} for one in ranked)
-    if mixed := next((sorted(those) for those in codes if len(those) > 1), None):
-        said.append(f"seeds of one configuration had different code, {' or '.join(mixed)}: see `code` in results.csv")
+    if mixed := next(filter(None, map(_mixed_code, ranked)), ""):
+        said.append(f"seeds of one configuration had different code, {mixed}: see `code` in results.csv")
     waiting = sum(row.status not in ("finished", "diverged") for candidate in ranked for row in candidate.rows)
     if waiting:
         said.append(f"{waiting} of {len(plan.units)} runs have no result, which may change the choice")

@@ -52,11 +52,9 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
     return rows, chosen
 
 
-def _code_of(recipe: Recipe) -> str:
+def _code_of(recipe: Recipe) -> dict[str, str]:
     """Return the user's files that a run had, with their hashes."""
-    if not code.references(recipe):
-        return ""
-    return "; ".join(f"{file} {digest}" for file, digest in read_code(recipe.output / code.NAME).items())
+    return read_code(recipe.output / code.NAME) if code.references(recipe) else {}
 
 
 def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -81,7 +79,7 @@ def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
             "rule": str(rule),
             "seconds": round(row.seconds, 3),
             "folder": str(row.unit.recipe.output.relative_to(plan.folder)),
-            **({"code": row.code} if any(one.code for one in rows) else {}),
+            **({"code": "; ".join(map(" ".join, row.code.items()))} if any(one.code for one in rows) else {}),
             "message": row.message,
         }
         for row in rows

@@ -32,7 +32,7 @@ from hpcfed.run_folder.code import NAME as CODE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, RECIPE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import PLACES, deciding
+from hpcfed.run_folder.identity import PLACES, STATE, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
@@ -119,6 +119,7 @@ class CertifiedRounds:
 
     Args:
         basis: what the run depends on.
+        state: ``client_state`` in the chain, which decides nothing; certificates of before have the recipe's.
 
     Attributes:
         entries: "hash digest" of each round.
@@ -127,8 +128,8 @@ class CertifiedRounds:
         first_skipped: the first round that skipped a client; None if none did.
     """
 
-    def __init__(self, basis: Mapping[str, Any]):
-        decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE)}
+    def __init__(self, basis: Mapping[str, Any], state: str | None = None):
+        decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE) | ({STATE: state} if state else {})}
         self.entries = list[str]()
         self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self.first_skipped: int | None = None
@@ -207,10 +208,12 @@ def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
 
 def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
-    rounds = CertifiedRounds({key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")})
+    basis = {key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")}
+    rounds, before = CertifiedRounds(basis), CertifiedRounds(basis, certificate["recipe"].get(STATE))
     try:
         for row in iterate_rounds(folder / RECORD):
             rounds.add(row)
+            before.add(row)
     except InputError as damage:
         yield Fault(RECORD, str(damage))
         return
@@ -220,7 +223,7 @@ def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[
     for round, (found, own) in enumerate(zip(entries, recorded, strict=False), start=1):
         if found != own:
             yield Fault(RECORD, f"round {round} was changed: hash and digest {found}, certified {own}")
-    if entries == recorded and rounds.chain != certificate["chain"]:
+    if entries == recorded and certificate["chain"] not in (rounds.chain, before.chain):
         yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
 
 

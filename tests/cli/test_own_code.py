@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import linecache
 import shutil
@@ -83,7 +85,7 @@ def test_edited_code_is_refused_by_its_files_name(folder, command, rounds):
     assert {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()} == before
 
 
-def test_accepted_code_goes_on_and_both_are_recorded(folder, command):
+def test_accepted_code_goes_on_and_both_are_recorded(folder, command, monkeypatch):
     command(["run", "recipe.yaml", "-q"], folder)
     edit(folder)
     done = command(["run", "recipe.yaml", "rounds=5", "-q", "--accept-code"], folder)
@@ -95,9 +97,15 @@ def test_accepted_code_goes_on_and_both_are_recorded(folder, command):
     assert (before["since"], before["files"]["late"]["text"]) == (1, "GAIN = 1.5\n")
     (folder / "late.py").write_text("GAIN = 2.5\n")  # of a finished run, too, which stays as certified
     certified = (folder / "run" / "code.json").read_bytes()
-    assert command(["run", "recipe.yaml", "rounds=5", "-q", "--accept-code"], folder).returncode == 0
-    assert (folder / "run" / "code.json").read_bytes() == certified
-    assert "finished already" in command(["run", "recipe.yaml", "rounds=5"], folder).stdout
+    for free in ([], ["watchdog=1h"]):
+        assert command(["run", "recipe.yaml", "rounds=5", *free, "-q", "--accept-code"], folder).returncode == 0
+        assert (folder / "run" / "code.json").read_bytes() == certified
+    chained = json.loads((folder / "run" / "certificate.json").read_text())["code"]
+    assert chained["late"] == hashlib.sha256(b"GAIN = 0.5\n").hexdigest()
+    (folder / "other.py").write_text("")  # which other processes may have imported
+    monkeypatch.syspath_prepend(folder)
+    importlib.import_module("other")
+    assert "finished already" in command(["run", "recipe.yaml", "rounds=5", "watchdog=1h"], folder).stdout
     (folder / "late.py").write_text("GAIN = 3.5\n")
     assert command(["run", "recipe.yaml", "rounds=5"], folder).returncode == 2  # that was not accepted
     (folder / "late.py").write_text("GAIN = 2.5\n")
@@ -228,6 +236,12 @@ def test_a_patience_forgets_the_scores_of_other_code(folder, command):
     values = [json.loads(line)["test_mine"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert values[:2] == [1000.0] * 2
     assert len(values) == 6
+    (folder / "score.py").write_text("def mine(z, y):\n    return 0.0, 1\n")
+    assert command([*asked, "rounds=9", "--accept-code"], folder).returncode == 0
+    (folder / "score.py").write_text("def mine(z, y):\n    mine.n = getattr(mine, 'n', 0) + 1\n    return mine.n, 1\n")
+    done = command([*asked, "rounds=12", "--accept-code"], folder)  # the other code's patience had ended it
+    assert done.returncode == 0, done.stderr
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 12
 
 
 def test_a_metric_that_is_new_to_a_finished_run_needs_more_rounds(folder, command):

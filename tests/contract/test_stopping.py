@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 import hpcfed
-from hpcfed.checkpoint.layout import StoppingState
+from hpcfed.checkpoint.layout import Manifest, StoppingState
 from hpcfed.config.limits import Stop
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.metrics import WITH_ACCURACY, a_metric, check_stop
@@ -262,6 +263,17 @@ def test_a_run_that_has_ended_keeps_the_model_that_it_measured(stop, rounds, bef
     with pytest.raises(InputError, match=f"evaluate.model: the run has ended after round .* with model: {before}"):
         hpcfed.run(recipe, [f"rounds={rounds}", f"evaluate.model={now}"], world=world, quiet=True)
     assert files() == there
+
+    def as_before() -> None:
+        """Take out of the checkpoint what earlier versions did not write."""
+        for path in (shared_tmp / "run" / "checkpoints").glob("*.json"):
+            manifest = Manifest.read(path)
+            kept = {key: value for key, value in manifest.progress["stopping"].items() if key != "measured"}
+            path.write_text(replace(manifest, progress={**manifest.progress, "stopping": kept}).to_json())
+
+    world.on_root(as_before)
+    with pytest.raises(InputError, match=f"evaluate.model: the run has ended after round .* with model: {before}"):
+        hpcfed.run(recipe, [f"rounds={rounds}", f"evaluate.model={now}"], world=world, quiet=True)
 
 
 def test_a_checkpoint_of_an_earlier_version_keeps_its_best_score():
