@@ -36,19 +36,26 @@ def spelled_out(key: str, value: Any) -> Any:
 
 
 def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[str]) -> str:
-    """Return a remedy for an unknown key: its places elsewhere, its name here, or the most similar key."""
+    """Return a remedy for an unknown key: its places elsewhere, its name here, or the most similar key.
+
+    At the top of a recipe what other programs call so comes first: ``clients`` is their number there.
+    """
     key = location[-1]
     known = [field.alias or name for name, field in section.model_fields.items()]
     if difflib.get_close_matches(key, known, n=1, cutoff=LIKELY):  # a slip of the pen, not of the place
         return nearest(key, known)
+    is_recipe = {"algorithm", "model"} <= root.model_fields.keys()
+    said = KEYS.get(letters_of(key)) if is_recipe else None
+    if said and len(location) == 1:
+        return said
     places = [path for path in _paths(root) if path[-1] == key]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
-    if is_recipe := {"algorithm", "model"} <= root.model_fields.keys():
+    if is_recipe:
         entries = _entries().items()
         found += [f"{section}.{key}" for section, kinds in entries if any(key in kind.model_fields for kind in kinds)]
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
-    return (KEYS.get(letters_of(key)) if is_recipe else None) or nearest(key, known)
+    return said or nearest(key, known)
 
 
 def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.files import CERTIFICATE, PRIVATE, SIGNATURE
-from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, parse_rounds
+from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, iterate_rounds, parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
 
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
@@ -35,7 +35,7 @@ def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = Fal
         OSError: as the system reports it.
     """
     clients = folder / "clients.csv"
-    kept = _bytes_of_clients(clients, done) if clients.exists() else None
+    kept = _bytes_of_clients(clients, folder / RECORD, done) if clients.exists() else None
     members = _cut_rounds(folder / RECORD, done, state)
     if update_hashes:
         cut_update_hashes(folder / UPDATE_HASHES, members)
@@ -72,15 +72,18 @@ def _cut_rounds(path: Path, done: int, state: str | None) -> int:
     return members
 
 
-def _bytes_of_clients(path: Path, done: int) -> int:
+def _bytes_of_clients(path: Path, record: Path, done: int) -> int:
     """Return the bytes of ``clients.csv`` up to the last row of the `done` rounds; its last row may be incomplete.
 
     Raises:
-        InputError: its header is not a run's, or its text is not UTF-8.
+        InputError: its header is not a run's, or its text is not UTF-8; or it holds no row, but the record says that
+            clients were evaluated in these rounds.
     """
     with path.open("rb") as table:
         header = table.readline()
         if not header.endswith(b"\n") and (header.startswith(COLUMNS) or COLUMNS.startswith(header)):
+            if any(row.get("clients") is not None for row in islice(iterate_rounds(record), done)):
+                raise InputError("rows of rounds that evaluated clients are gone", where=str(path), remedy=RESTORE)
             return 0  # the job was killed while it wrote the header
         if not header.startswith(COLUMNS) or header.endswith(b"\r\n"):
             expected, got = f"a header that begins with {COLUMNS.decode()}", shown(header.decode(errors="replace"))

@@ -345,6 +345,7 @@ def test_a_section_that_is_null_has_its_defaults(folder):
             load_recipe(path, [f"{key}=null"])
 
 
+@pytest.mark.one_mpi
 def test_overrides_are_yaml_and_win(folder, monkeypatch):
     monkeypatch.chdir(folder)
     changes = ["rounds=2", "local.lr=3e-2", "cohort={size: 2}", "evaluate.every=0", "rounds=1"]

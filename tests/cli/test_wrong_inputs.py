@@ -114,6 +114,9 @@ MORE: Mapping[str, Wrong] = {
     "model-key-at-the-top": Wrong(RUN + "hidden=[8]", ("'hidden'", "did you mean 'model.hidden'?")),
     "method-key-at-the-top": Wrong(RUN + "server_lr=2", ("'server_lr'", "did you mean 'algorithm.server_lr'?")),
     "key-of-two-sections": Wrong(RUN + "batch_size=5", ("'local.batch_size' or 'evaluate.batch_size'?",)),
+    "clients-at-the-top": Wrong(
+        RUN + "clients=10", ("'clients'", "as data are prepared: hpcfed prepare … --clients N")
+    ),
     "metrics-at-the-top": Wrong(RUN + "metrics.f1=f1", ("'metrics'", "did you mean 'evaluate.metrics'?")),
     "metric-without-module": Wrong(RUN + "evaluate.metrics.f1=f1", ("metrics.f1", "'module:function'", "got 'f1'")),
     "metric-like-a-built-in-one": Wrong(RUN + "evaluate.metrics=[aucroc]", ("got 'aucroc'; did you mean 'auroc'?",)),

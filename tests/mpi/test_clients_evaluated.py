@@ -216,18 +216,31 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
         (b"round,client,model,split,loss", b"a;b;c", r"clients\.csv: not a run's table: .* begins with round,client,"),
         (b"\n", b"\r\n", r"clients\.csv: not a run's table"),
         (b"2,global,test", b"2,gl\xf6bal,test", r"clients\.csv, line \d+: not UTF-8 text; restore"),
+        (None, b"", r"clients\.csv: rows of rounds that evaluated clients are gone; restore"),
+        (None, b"round,client,mo", r"clients\.csv: rows of rounds that evaluated clients are gone; restore"),
     ],
 )
 def test_a_table_that_another_program_has_changed_is_refused(old, new, complaint, world, folder):
-    """Before the first round, and the run's files stay as they are."""
+    """Before the first round, and the run's files stay as they are. Without `old` the table is `new` alone."""
     changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": ALL}}
     run = stopped(recipe("run", **changes), world, 4)
     path = run / "clients.csv"
-    world.on_root(lambda: path.write_bytes(path.read_bytes().replace(old, new)) and None)
+    world.on_root(lambda: path.write_bytes(path.read_bytes().replace(old, new) if old else new) and None)
     before = world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes()))
     with pytest.raises(InputError, match=complaint):
         hpcfed.run(recipe("run", **changes), world=world, quiet=True)
     assert world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes())) == before
+
+
+@pytest.mark.parametrize("header", [b"", b"round,client,mo"])
+def test_a_header_cut_before_any_client_was_evaluated_is_written_again(header, world, folder):
+    """As a job leaves it that was killed in its first evaluation of clients."""
+    changes = {"rounds": 6, "checkpoint": {"every": 2}}
+    often, seldom = ({**EVALUATE, "clients": clients} for clients in ({"every": 1}, {"every": 0}))
+    run = stopped(recipe("run", **changes, evaluate=seldom), world, 2)
+    world.on_root(lambda: (run / "clients.csv").write_bytes(header) and None)
+    hpcfed.run(recipe("run", **changes, evaluate=often), world=world, quiet=True)
+    assert {row["round"] for row in table(run)} == {"3", "4", "5", "6"}
 
 
 def test_it_may_begin_and_end_on_the_way(world, folder):
