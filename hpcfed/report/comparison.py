@@ -133,11 +133,11 @@ def _goals(
     groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int
 ) -> tuple[tuple[float, ...], str]:
     """Return the targets, the user's or the default one, and a sentence that says which."""
-    is_accuracy, is_loss = (criterion.column.endswith(kind) for kind in ("accuracy", "loss"))
+    is_fraction, is_loss = criterion.is_fraction, criterion.is_loss
     for target in targets:
-        if not math.isfinite(target) or (is_accuracy and not 0 < target <= 1) or (is_loss and target <= 0):
-            expected = "a fraction above 0 and up to 1" if is_accuracy else "a loss above 0" if is_loss else "a number"
-            remedy = f"write {target / 100:g} for {target:g} %" if is_accuracy and 1 < target <= 100 else ""
+        if not math.isfinite(target) or (is_fraction and not 0 < target <= 1) or (is_loss and target <= 0):
+            expected = "a fraction above 0 and up to 1" if is_fraction else "a loss above 0" if is_loss else "a number"
+            remedy = f"write {target / 100:g} for {target:g} %" if is_fraction and 1 < target <= 100 else ""
             raise InputError("target", where=criterion.title, expected=expected, got=f"{target:g}", remedy=remedy)
     if targets:
         return tuple(dict.fromkeys(targets)), f"The first evaluated round with this {criterion.title} or better."

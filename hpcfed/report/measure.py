@@ -9,21 +9,63 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any, Literal
 
 import numpy as np
 
+from hpcfed.config.metrics import is_matrix, listed
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.group import Group
 from hpcfed.report.read import Run
 
+Unit = Literal["fraction", "loss", "number"]
+FRACTIONS = ("test_accuracy", "train_accuracy")
+LOSSES = ("test_loss", "train_loss", "local_loss")
+FRACTION = "balanced-accuracy"
+"""The built-in metric that is told in percent, as accuracies are."""
+
+
+def unit_of(column: str, runs: Iterable[Run] = ()) -> Unit:
+    """Return the unit of a column of the runs' records.
+
+    The user's own metrics are numbers, whatever their names. Without a recipe that says what a metric is, it counts as
+    the built-in one of its name.
+    """
+    if column in FRACTIONS or column in LOSSES:
+        return "fraction" if column in FRACTIONS else "loss"
+    name = column.removeprefix("train_") if column.startswith("train_") else column.removeprefix("test_")
+    metrics = [metric for run in runs if (metric := _in_recipe(run, name)) is not None] or [name]
+    return "fraction" if all(metric == FRACTION for metric in metrics) else "number"
+
+
+def _in_recipe(run: Run, name: str) -> Any:
+    """Return a metric as the run's recipe has it in ``evaluate.metrics``, None if it has none of this name."""
+    try:
+        return listed((run.recipe.get("evaluate") or {}).get("metrics"))[name]
+    except (AttributeError, KeyError, TypeError, ValueError):  # none at all, or a record that was changed by hand
+        return None
+
 
 @dataclass(frozen=True)
 class Criterion:
-    """The metric of the targets and of the results table."""
+    """The metric of the targets and of the results table; its unit by default that of its column's name."""
 
     column: str
     title: str
     higher_is_better: bool
+    unit: Unit | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", self.unit or unit_of(self.column))
+
+    @property
+    def is_fraction(self) -> bool:
+        return self.unit == "fraction"
+
+    @property
+    def is_loss(self) -> bool:
+        return self.unit == "loss"
 
     def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
         """Return (E,) bool: whether each of the values (E,) is at the target or better."""
@@ -64,7 +106,11 @@ def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
     with_it = [run for run in runs if np.isfinite(run.column(column)).any()]
     if not with_it:
         measured = {name for run in runs for name, values in run.columns.items() if np.isfinite(values).any()}
-        names = [name.removeprefix("test_") for name in measured if name.startswith("test_")]
+        names = sorted(name.removeprefix("test_") for name in measured if name.startswith("test_"))
+        asked = [given for run in runs if (given := _in_recipe(run, metric)) is not None]
+        if asked:
+            what = "is a matrix, which is not compared" if all(map(is_matrix, asked)) else "has no value in any run"
+            raise InputError(f"metric {metric!r} {what}", remedy=f"use {' or '.join(names)}" if names else "")
         raise InputError("metric", expected="one that a run recorded", got=repr(metric), remedy=nearest(metric, names))
     directions = {run.larger_is_better(metric) for run in with_it}
     if known is not None:
@@ -72,7 +118,7 @@ def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
     if len(directions) > 1 or None in directions:
         what = "better in two directions" if len(directions) > 1 else "without a better direction"
         raise InputError(f"metric {metric!r}: {what}", remedy="add better: higher or lower to it in evaluate.metrics")
-    return Criterion(column, f"test {metric}", higher_is_better=bool(directions.pop()))
+    return Criterion(column, f"test {metric}", bool(directions.pop()), unit_of(column, with_it))
 
 
 @dataclass(frozen=True)
@@ -172,7 +218,8 @@ def reach(group: Group, criterion: Criterion, target: float, window: int = 1) ->
 
 def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
     """Return the worst run's final mean of `window` values, rounded so that all runs reach it: accuracy down to a whole
-    percent, a loss up to two digits. Diverged, failed and unfinished runs count only if there are no others.
+    percent, a loss up to two digits, other metrics to two digits towards the worse. None for accuracies and losses that
+    would be 0. Diverged, failed and unfinished runs count only if there are no others.
     """
     runs = [run for group in groups for run in group.runs]
     finished = [run for run in runs if run.status in ("finished", "stopped")]
@@ -181,12 +228,12 @@ def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 
     if not finals:
         return None
     worst = criterion.worst(finals)
-    if criterion.higher_is_better:
+    if criterion.is_fraction:
         return math.floor(round(worst * 100, 9)) / 100 or None
-    if worst <= 0:
+    if criterion.is_loss and worst <= 0:
         return None
-    unit = 10.0 ** (math.floor(math.log10(worst)) - 1)
-    return float(f"{math.ceil(round(worst / unit, 9)) * unit:.2g}")
+    towards_worse = Context(prec=2, rounding=ROUND_FLOOR if criterion.higher_is_better else ROUND_CEILING)
+    return float(towards_worse.create_decimal(f"{worst:.11g}")) + 0.0  # no -0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from hpcfed.report.clients import from_worst
 from hpcfed.report.group import Group
-from hpcfed.report.measure import Criterion, Curve, curve, mean_seconds
+from hpcfed.report.measure import Criterion, Curve, Unit, curve, mean_seconds, unit_of
 from hpcfed.report.paired import difference_curve, other_samples, pairs
 from hpcfed.report.style import DASHES, LIGHT, Medium, blank
 from hpcfed.run_folder.rounds import PHASES, is_own
@@ -74,7 +74,8 @@ class LinePlot:
             axes.axhline(target, color=LIGHT.text, linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         axes.set_ylabel(self.label)
         _scale_horizontal(axes, self.against)
-        _scale_vertical(axes, curves, self.column)
+        unit = unit_of(self.column, [run for group in scene.groups for run in group.runs])
+        _scale_vertical(axes, curves, self.column, unit)
         _add_legend(figure, axes, medium)
         return figure
 
@@ -122,10 +123,9 @@ class DifferencePlot:
         if not axes.lines:
             return None
         axes.axhline(0, color=LIGHT.text, linewidth=1, zorder=1)
-        is_accuracy = scene.criterion.column.endswith("accuracy")
-        if is_accuracy:
+        if scene.criterion.is_fraction:
             axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: _signed(100 * value)))
-        axes.set_ylabel(f"{scene.criterion.title}, difference" + (" in points" if is_accuracy else ""))
+        axes.set_ylabel(f"{scene.criterion.title}, difference" + (" in points" if scene.criterion.is_fraction else ""))
         _focus(axes)
         _scale_horizontal(axes, "round")
         _add_legend(figure, axes, medium)
@@ -264,12 +264,12 @@ def _scale_horizontal(axes: Axes, against: str) -> None:
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
 
 
-def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str) -> None:
+def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Unit) -> None:
     """Accuracies: leave out the steep first tenth of the rounds; the rest: logarithmic when it spans a decade, but for
     metrics of the user's own that stay in [0, 1]: these are mostly shares. Bands are cut off outside of [0, 1], too.
     """
     values = [part for line in curves for part in (line.mean, *(y for _, y in line.tails)) if len(part)]
-    if column.endswith("accuracy"):
+    if unit == "fraction":
         axes.yaxis.set_major_formatter(PERCENT)
         low = min(part[len(part) // 10 :].min() for part in values)
         high = max(part.max() for part in values)

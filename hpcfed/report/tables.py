@@ -15,6 +15,7 @@ from hpcfed.report.measure import (
     Criterion,
     Reach,
     Spread,
+    Unit,
     best,
     core_hours,
     final,
@@ -22,6 +23,7 @@ from hpcfed.report.measure import (
     reach,
     round_reached,
     spread,
+    unit_of,
 )
 from hpcfed.report.paired import CONFIDENCE, MeanEstimate, difference, other_samples, pairs, samples_note, shared_draws
 from hpcfed.report.read import Run
@@ -131,7 +133,7 @@ def differences_table(
         rows.append((group.label, seeds, *cells))
     if not rows:
         return None
-    unit = ", points" if criterion.column.endswith("accuracy") else ""
+    unit = ", points" if criterion.is_fraction else ""
     goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
     header = ("Method", "Seeds", f"Final {criterion.title}{unit}", *goals)
     if shared:
@@ -201,6 +203,7 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
     every = [clients for entry in measured.values() for clients in entry]
     if not every or len({clients.names for clients in every}) > 1 or len(every[0].names) > MOST_SITES:
         return None
+    runs = {group.label: group.runs for group in groups}
     columns = [(label, name) for label, entry in measured.items() if entry for name in entry[0].measures]
     if len(columns) > MOST_COLUMNS:
         columns = [(label, entry[0].measure) for label, entry in measured.items() if entry]
@@ -211,7 +214,10 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
         (
             name,
             " or ".join(dict.fromkeys(clients.sizes[k] for clients in every)),
-            *(_of_client(measured[label], measure, k) for label, measure in columns),
+            *(
+                _of_client(measured[label], measure, k, unit_of(f"test_{measure}", runs[label]))
+                for label, measure in columns
+            ),
         )
         for k, name in enumerate(every[0].names)
     ]
@@ -220,10 +226,10 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
     return Table("By client", ("Client", "Samples", *heads), tuple(rows), note)
 
 
-def _of_client(measured: Sequence[Clients], measure: str, client: int) -> str:
+def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Unit) -> str:
     """Return a measure of one client over the runs of a group."""
     values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
-    what = Criterion(measure, measure, higher_is_better=True)
+    what = Criterion(measure, measure, True, unit)
     return _cell(
         spread(value for value in values if math.isfinite(value)), lambda one: criterion_text(one, what), len(values)
     )
@@ -232,7 +238,7 @@ def _of_client(measured: Sequence[Clients], measure: str, client: int) -> str:
 def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
     is_accuracy = measured[0].measure == "accuracy"
     found = [Fairness.of(clients.values[model], higher_is_better=is_accuracy) for clients in measured]
-    what = Criterion(measured[0].measure, measured[0].measure, higher_is_better=is_accuracy)
+    what = Criterion(f"test_{measured[0].measure}", measured[0].measure, higher_is_better=is_accuracy)
 
     def cell(name: str) -> str:
         over_runs = spread(getattr(entry, name) for entry in found)

@@ -12,14 +12,14 @@ from hpcfed.report.measure import Criterion, Spread
 
 def criterion_text(value: Spread, criterion: Criterion) -> str:
     """``96.62 ± 0.13 %`` for an accuracy, ``0.1234 ± 0.0021`` for a loss."""
-    if criterion.column.endswith("accuracy"):
+    if criterion.is_fraction:
         return _with_deviation(value, lambda number: f"{100 * number:.2f}") + " %"
     return _with_deviation(value, lambda number: f"{number:.4g}")
 
 
 def difference_text(value: float, criterion: Criterion) -> str:
     """``+0.79`` percentage points for an accuracy, ``−0.0123`` for a loss."""
-    text = f"{100 * value:+.2f}" if criterion.column.endswith("accuracy") else f"{value:+.3g}"
+    text = f"{100 * value:+.2f}" if criterion.is_fraction else f"{value:+.3g}"
     return text.replace("-", "−")
 
 
@@ -34,7 +34,7 @@ def hours_text(value: Spread) -> str:
 
 
 def target_text(target: float, criterion: Criterion) -> str:
-    return f"{100 * target:.6g} %" if criterion.column.endswith("accuracy") else f"{target:.6g}"
+    return f"{100 * target:.6g} %" if criterion.is_fraction else f"{target:.6g}"
 
 
 def rounds_text(value: Spread) -> str:

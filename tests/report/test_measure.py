@@ -23,7 +23,10 @@ from hpcfed.report.measure import (
     spread,
 )
 from hpcfed.report.paired import choose_baseline
+from hpcfed.report.plots import PERCENT, Scene
 from hpcfed.report.read import read_run, read_runs
+from hpcfed.report.sections import own_metrics
+from hpcfed.report.style import PAGE
 from hpcfed.report.tables import recipes_table
 from hpcfed.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
 from tests.report.conftest import make_rows, write_code, write_run
@@ -223,6 +226,62 @@ def test_a_metric_that_compares_nothing_is_refused(tmp_path, metric, says):
 
     with pytest.raises(InputError, match=says):
         compare([run("a", "higher"), run("b", "lower")], metric=metric)
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("table", "metric 'table' is a matrix, which is not compared; use accuracy or loss"),
+        ("auroc", "metric 'auroc' has no value in any run; use accuracy or loss"),
+        ("confusion-matrix", "expected one that a run recorded, got 'confusion-matrix'"),
+    ],
+)
+def test_a_metric_of_the_recipe_that_cannot_be_compared_says_why(tmp_path, metric, says):
+    metrics = {"auroc": "auroc", "table": "confusion-matrix"}
+    run = with_metrics(tmp_path / "run", metrics, auroc=[None] * 3, table=[[[1, 0], [0, 1]]] * 3)
+    with pytest.raises(InputError, match=says):
+        compare([run], metric=metric)
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_what", "values", "target", "words"),
+    [
+        ("top5_accuracy", {"whole": "mine:f", "better": "higher"}, (60, 80), 70, ("80", "70", "")),
+        ("inaccuracy", {"whole": "mine:f", "better": "lower"}, (30, 20), 25, ("20", "25", "")),
+        ("neg_loss", {"whole": "mine:f", "better": "higher"}, (-4, -2), -2.5, ("-2", "-2.5", "")),
+        ("balanced-accuracy", {"whole": "mine:f", "better": "higher"}, (0.6, 0.8), 70, ("0.8", "70", "")),
+        ("balanced-accuracy", "balanced-accuracy", (0.6, 0.8), 0.7, ("80.00 %", "70 %", ", points")),
+        ("balance", "balanced-accuracy", (0.6, 0.8), 0.7, ("80.00 %", "70 %", ", points")),
+    ],
+)
+def test_units_are_the_metrics_and_not_their_names(tmp_path, metric, is_what, values, target, words):
+    rows = [with_metrics(tmp_path / name, {metric: is_what}, **{metric: [*values, values[-1]]}) for name in "ab"]
+    recipe = rows[1] / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("lr: 0.1", "lr: 0.2").replace('"lr": 0.1', '"lr": 0.2'))
+    comparison = compare(rows, [target], metric=metric)
+    results, targets = comparison.results
+    assert results.rows[0][3] == words[0]
+    assert targets.rows[0][1] == words[1]
+    assert comparison.differences.header[2] == f"Final test {metric}{words[2]}"
+    (figure,) = [plot for plot in own_metrics(comparison.runs).plots if plot.column == f"test_{metric}"]
+    scene = Scene(comparison.groups, comparison.criterion, comparison.targets, 1, comparison.baseline)
+    formatter = figure.draw(scene, PAGE).axes[0].yaxis.get_major_formatter()
+    assert (formatter is PERCENT) == words[0].endswith("%")
+
+
+@pytest.mark.parametrize(
+    ("better", "value", "target"),
+    [
+        *(("higher", 0.00456, 0.0045), ("higher", -0.00412, -0.0042), ("higher", -0.004, -0.004)),
+        *(("higher", 73.25, 73.0), ("higher", 0, 0.0), ("lower", 0, 0.0), ("lower", -2.57, -2.5)),
+        *(("lower", 1234, 1300.0), ("lower", 0.3, 0.3), ("lower", 5e-324, 5e-324)),
+    ],
+)
+def test_default_targets_of_ones_own_metrics_are_two_digits_towards_the_worse(tmp_path, better, value, target):
+    run = with_metrics(tmp_path / "run", {"gain": {"whole": "mine:gain", "better": better}}, gain=[None, None, value])
+    comparison = compare([run], metric="gain")
+    assert comparison.targets == (target,)
+    assert comparison.results[1].rows[0][2] == "3"
 
 
 def test_spread_uses_the_sample_deviation():
