@@ -15,7 +15,7 @@ import hpcfed
 from hpcfed.ranks.accelerators import Cuda, is_full, upload
 
 PACKAGE = Path(hpcfed.__file__).parent
-WORDS_OF_USERS = {"config/recipe.py", "cli/bench.py"}
+WORDS_OF_USERS = {"config/recipe.py", "config/elsewhere.py", "cli/bench.py"}
 """Where ``cuda`` is what a user writes."""
 
 DOCUMENTED: dict[str, Any] = {
