@@ -256,7 +256,7 @@ def test_metrics_may_change_when_a_run_goes_on(world, folder):
         ("binary", {"w": {"whole": "own_metrics:gone"}}, ("evaluate.metrics.w", "no function 'gone'")),
         ("binary", {"w": {"whole": "own_metrics:words"}}, ("evaluate.metrics.w: expected a number, got 'high'",)),
         ("binary", {"w": {"whole": "own_metrics:failing"}}, ("evaluate.metrics.w", "own_metrics.py, line", "KeyError")),
-        ("binary", {"w": {"whole": "own_metrics:spread", "better": "up"}}, ("evaluate.metrics.w", "higher or lower")),
+        ("binary", {"w": {"whole": "own_metrics:spread", "better": "up"}}, ("metrics.w.better", "'lower', got 'up'")),
         ("binary", {"w": {"wholly": "own_metrics:words"}}, ("evaluate.metrics.w", "{whole: 'module:function'}")),
     ],
 )
