@@ -39,6 +39,7 @@ _PLACES = {
     "stop.max_hours": "maxtime timelimit walltime",
     "stop.patience": "earlystopping",
 }
+"""Key → names of it elsewhere (see `letters_of`)."""
 _OUTSIDE = {
     "a method steps at the server, as algorithm=fedadam": "serveroptimizer",
     "clients are made as data are prepared: hpcfed prepare … --clients N": "clients numclients nclients",
@@ -46,6 +47,7 @@ _OUTSIDE = {
     "the launcher says how many: mpiexec -n 4 hpcfed run …": "gpus nprocs numgpus numworkers processes ranks workers",
     "the same command goes on from the last checkpoint": "resume resumefrom restart restartfrom",
 }
+"""Remedy → names elsewhere of what is said outside a recipe."""
 KEYS = {word: f"did you mean {key!r}?" for key, words in _PLACES.items() for word in words.split()} | {
     word: remedy for remedy, words in _OUTSIDE.items() for word in words.split()
 }

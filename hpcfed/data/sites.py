@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,10 +43,8 @@ def target_statistics(federation: Federation) -> dict[str, list[str]]:
     Of regressions mean and standard deviation of each target, of survival the median time, censored ones included; {}
     for other tasks, and for targets of many numbers. Values by client are left out where clients are many.
     """
-    if federation.task not in OF_NUMBERS or federation.target_shape not in [
-        (),
-        *((k,) for k in range(1, MOST_TARGETS + 1)),
-    ]:
+    shape = federation.target_shape
+    if federation.task not in OF_NUMBERS or len(shape) > 1 or not 0 < math.prod(shape) <= MOST_TARGETS:
         return {}
     listed = range(federation.num_clients if federation.num_clients <= MOST_SITES else 0)
     parts = [federation.train()[1], *(federation.client(k)[1] for k in listed)]
