@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcfed.config.metrics import is_matrix, listed
+from hpcfed.config.metrics import BUILT_IN, is_matrix, listed
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.group import Group
 from hpcfed.report.read import Run
@@ -111,7 +111,8 @@ def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
         if asked:
             what = "is a matrix, which is not compared" if all(map(is_matrix, asked)) else "has no value in any run"
             raise InputError(f"metric {metric!r} {what}", remedy=f"use {' or '.join(names)}" if names else "")
-        raise InputError("metric", expected="one that a run recorded", got=repr(metric), remedy=nearest(metric, names))
+        remedy = "add it to evaluate.metrics" if metric in BUILT_IN else nearest(metric, names)
+        raise InputError("metric", expected="one that a run recorded", got=repr(metric), remedy=remedy)
     directions = {run.larger_is_better(metric) for run in with_it}
     if known is not None:
         return known

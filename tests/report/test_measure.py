@@ -214,6 +214,7 @@ def test_results_and_targets_go_by_any_metric_that_the_recipe_names(tmp_path):
     ("metric", "says"),
     [
         ("aurok", "expected one that a run recorded, got 'aurok'; did you mean 'auroc'"),
+        ("brier", "expected one that a run recorded, got 'brier'; add it to evaluate.metrics"),
         ("silent", "metric 'silent': without a better direction; add better: higher or lower"),
         ("turned", "metric 'turned': better in two directions"),
     ],
