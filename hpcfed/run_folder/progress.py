@@ -52,19 +52,27 @@ class Reporter:
         """Show a round, from its row of the record."""
         if not self._speaks:
             return
-        self._done += 1
-        self._elapsed += row["seconds"]["total"]
-        self._scores |= {key: row[key] for key in ("test_loss", "test_accuracy") if row[key] is not None}
+        self.count(row)
         now = time.monotonic()
         if self._live is not None:
             self._live.update(self._task, completed=row["round"], what=self._describe(row), speed=self._speed())
         elif row["round"] in (1, self._rounds) or now - self._spoke >= QUIET_SECONDS:
             self._spoke = now
-            left = (self._rounds - row["round"]) * self._elapsed / self._done
-            self._say(
-                f"{self._name}: round {row['round']}/{self._rounds}  {self._describe(row)}  "
-                f"{self._speed()}  {clock(left)} left"
-            )
+            self._say(self.line(row))
+
+    def count(self, row: Mapping[str, Any]) -> None:
+        """Take in a round: its time, and its scores if it was evaluated."""
+        self._done += 1
+        self._elapsed += row["seconds"]["total"]
+        self._scores |= {key: row[key] for key in ("test_loss", "test_accuracy") if row[key] is not None}
+
+    def line(self, row: Mapping[str, Any]) -> str:
+        """Return the line of the round last counted: its number, losses, speed and the time left."""
+        left = (self._rounds - row["round"]) * self._elapsed / self._done
+        return (
+            f"{self._name}: round {row['round']}/{self._rounds}  {self._describe(row)}  "
+            f"{self._speed()}  {clock(left)} left"
+        )
 
     def say(self, text: str) -> None:
         """Print a line of text."""

@@ -236,8 +236,8 @@ class SweepProgress:
         runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
         self._say(f"{runs}; {size}; {self.plan.folder}")
 
-    def show(self, *, now: bool = False, if_changed: bool = False) -> None:
-        """Print how many runs are done, how they ended, and the estimated time left."""
+    def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
+        """Print how many runs are done, how they ended, the estimated time left, and `run`, the line of a run."""
         if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
             return
         self._spoke = time.monotonic()
@@ -250,7 +250,7 @@ class SweepProgress:
         done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
         if done and rest:
             line += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
-        self._say(line)
+        self._say(f"{line}; {run}" if run else line)
 
     def wait_for_others(self, caught: Signals) -> None:
         """Keep printing progress until the other groups of this job have ended their runs."""
@@ -275,14 +275,16 @@ class SweepProgress:
 
 
 class _Between(Reporter):
-    """Reporter of a run in a sweep: prints the sweep's progress, not the rounds', and passes on other groups' stops."""
+    """Reporter of a run in a sweep: prints the sweep's progress with its own, and passes on other groups' stops."""
 
     def __init__(self, unit: Unit, progress: SweepProgress, caught: Signals, *, listens: bool):
         super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
         self._progress, self._caught, self._listens, self._looked = progress, caught, listens, time.monotonic()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        self._progress.show()
+        if self._progress.speaks:
+            self.count(row)
+            self._progress.show(self.line(row))
         if self._listens and self._caught.name is None and time.monotonic() - self._looked >= POLL:
             self._looked = time.monotonic()
             if self._progress.claims.asked_to_stop():

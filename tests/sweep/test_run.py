@@ -95,6 +95,18 @@ def test_what_a_sweep_leaves(swept, folder, command):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_the_progress_of_a_sweep_shows_the_run_in_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hpcfed.sweep.run.QUIET_SECONDS", 0.0)
+    write_small(tmp_path)
+    plan = make_plan(write_recipe(tmp_path, rounds=2), [], [], [0, 1], tmp_path / "sweep")
+    run_sweep(plan, World())
+    _, first, last, *_, end = capsys.readouterr().out.splitlines()
+    assert first.startswith("recipe: 0/2 runs done; the-recipe.seed-0: round 1/2  ")
+    assert "local loss" in first
+    assert last.startswith("recipe: 0/2 runs done; the-recipe.seed-0: round 2/2  ")
+    assert end == "recipe: 2/2 runs done"
+
+
 def test_what_is_measured_over_clients_is_in_the_tables_and_may_select(folder, command):
     write_recipe(folder, rounds=2, evaluate={"clients": {"every": 2}})
     worst = "clients.global.train.accuracy.worst_decile"
