@@ -85,18 +85,10 @@ def train(
             data = world.on_root(lambda: folder.claim(recipe, done, state, trains=trains))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
-                facts = environment(world, parts.model.vector.device, recipe.reduction, recipe.bits)
-                facts |= {"method": parts.method.name, "data": data}
-                facts |= {"bits_depend_on_placement": parts.engine.placement_counts}
-                facts |= {"evaluated_samples": evaluator.num_samples}
-                facts |= without_facts(recipe, parts.federation)
+                facts = _facts(recipe, parts, evaluator) | {"data": data}
                 world.on_root(lambda: folder.write("environment.json", facts))
-                for remark in remarks(recipe, parts):
+                for remark in (*remarks(recipe, parts), *_what_is_done(recipe, done)):
                     reporter.say(f"{recipe.name}: {remark}")
-                if done >= recipe.rounds:
-                    reporter.say(f"{recipe.name}: all {done} rounds are done; to measure anything else, raise rounds")
-                elif done:
-                    reporter.say(f"{recipe.name}: goes on after round {done}")
                 totals = progress.get("totals", {})
                 with (
                     Recorder(folder, parts, totals) as recorder,
@@ -155,6 +147,25 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
     if done < recipe.rounds:
         stopping.go_on(done)
     return stopping
+
+
+def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]:
+    """Return what ``environment.json`` says of a run, but of its data. Called on every rank."""
+    return {
+        **environment(parts.world, parts.model.vector.device, recipe.reduction, recipe.bits),
+        "method": parts.method.name,
+        "bits_depend_on_placement": parts.engine.placement_counts,
+        "evaluated_samples": evaluator.num_samples,
+        **without_facts(recipe, parts.federation),
+    }
+
+
+def _what_is_done(recipe: Recipe, done: int) -> Iterator[str]:
+    """Yield what is said of a run that does not begin with its first round."""
+    if done >= recipe.rounds:
+        yield f"all {done} rounds are done; to measure anything else, raise rounds"
+    elif done:
+        yield f"goes on after round {done}"
 
 
 def _rounds(session: Session, stopping: Stopping) -> str | None:
