@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from hpcfed.config.limits import Section, Stop
@@ -31,27 +32,29 @@ class Kind:
         targets: the kinds of targets that it is defined for.
         larger_is_better: None for a matrix.
         undefined: when it has no value.
+        is_share: whether its values are from 0 to 1.
     """
 
     targets: tuple[str, ...]
     larger_is_better: bool | None
     undefined: str = ""
+    is_share: bool = False
 
 
 ABSENT = "a class is absent"
 BUILT_IN: Mapping[str, Kind] = {
-    "auroc": Kind((CLASSES, LABELS), True, ABSENT),
-    "average-precision": Kind((CLASSES, LABELS), True, ABSENT),
-    "f1-macro": Kind((CLASSES, LABELS), True),
-    "balanced-accuracy": Kind((CLASSES,), True),
+    "auroc": Kind((CLASSES, LABELS), True, ABSENT, is_share=True),
+    "average-precision": Kind((CLASSES, LABELS), True, ABSENT, is_share=True),
+    "f1-macro": Kind((CLASSES, LABELS), True, is_share=True),
+    "balanced-accuracy": Kind((CLASSES,), True, is_share=True),
     "confusion-matrix": Kind((CLASSES,), None),
-    "calibration-error": Kind((CLASSES,), False),
+    "calibration-error": Kind((CLASSES,), False, is_share=True),
     "brier": Kind((CLASSES,), False),
-    "dice": Kind((LABELS,), True),
+    "dice": Kind((LABELS,), True, is_share=True),
     "mae": Kind((NUMBERS,), False),
     "rmse": Kind((NUMBERS,), False),
     "r2": Kind((NUMBERS,), True, "all targets are equal"),
-    "concordance": Kind((TIMES,), True, "no two samples can be compared"),
+    "concordance": Kind((TIMES,), True, "no two samples can be compared", is_share=True),
 }
 BY_HAND = ("calibration-error", "brier", "concordance")
 """Metrics that do not need scikit-learn."""
@@ -162,6 +165,26 @@ def larger_is_better(metric: Metric) -> bool | None:
     if isinstance(metric, OwnMetric):
         return None if metric.better is None else metric.better == "higher"
     return BUILT_IN[metric].larger_is_better if metric in BUILT_IN else None
+
+
+def direction_of(name: str, metrics: Mapping[str, Metric]) -> bool | None:
+    """Return whether larger is better of a measure by its name in a recipe with these metrics; None if unknown."""
+    return larger_is_better(metrics[name]) if name in metrics else {"accuracy": True, "loss": False}.get(name)
+
+
+def is_share(name: str, metrics: Mapping[str, Metric]) -> bool:
+    """Whether the values of a measure, by its name in a recipe with these metrics, are from 0 to 1."""
+    metric = metrics.get(name, name)
+    return metric == "accuracy" or (isinstance(metric, str) and metric in BUILT_IN and BUILT_IN[metric].is_share)
+
+
+def is_percentage(column: str, metrics: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Whether a column of the record is shown in percent: an accuracy, or the built-in ``balanced-accuracy``.
+
+    Own metrics are not, whatever their names. A name that the recipe's `metrics` lack is that of a built-in one.
+    """
+    part, _, name = column.partition("_")
+    return part in ("test", "train") and metrics.get(name, name) in ("accuracy", "balanced-accuracy")
 
 
 def is_matrix(metric: Metric) -> bool:

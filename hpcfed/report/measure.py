@@ -14,29 +14,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcfed.config.metrics import BUILT_IN, is_matrix, listed
+from hpcfed.config.metrics import BUILT_IN, is_matrix, is_percentage, listed
 from hpcfed.errors import InputError, nearest
 from hpcfed.report.group import Group
 from hpcfed.report.read import Run
 
 Unit = Literal["fraction", "loss", "number"]
-FRACTIONS = ("test_accuracy", "train_accuracy")
 LOSSES = ("test_loss", "train_loss", "local_loss")
-FRACTION = "balanced-accuracy"
-"""The built-in metric that is told in percent, as accuracies are."""
 
 
 def unit_of(column: str, runs: Iterable[Run] = ()) -> Unit:
-    """Return the unit of a column of the runs' records.
-
-    The user's own metrics are numbers, whatever their names. Without a recipe that says what a metric is, it counts as
-    the built-in one of its name.
-    """
-    if column in FRACTIONS or column in LOSSES:
-        return "fraction" if column in FRACTIONS else "loss"
-    name = column.removeprefix("train_") if column.startswith("train_") else column.removeprefix("test_")
-    metrics = [metric for run in runs if (metric := _in_recipe(run, name)) is not None] or [name]
-    return "fraction" if all(metric == FRACTION for metric in metrics) else "number"
+    """Return the unit of a column of the runs' records; of a metric that has other units in other runs, a number."""
+    if column in LOSSES:
+        return "loss"
+    name = column.partition("_")[2]
+    recipes = [{name: metric} for run in runs if (metric := _in_recipe(run, name)) is not None] or [{}]
+    return "fraction" if all(is_percentage(column, metrics) for metrics in recipes) else "number"
 
 
 def _in_recipe(run: Run, name: str) -> Any:

@@ -13,7 +13,7 @@ from data_prep.sources.files import DataSource
 from data_prep.split import NATURAL, NATURAL_OPTIONS
 from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe
-from hpcfed.config.metrics import BUILT_IN, is_matrix
+from hpcfed.config.metrics import BUILT_IN, DIRECTIONS, direction_of, is_matrix, is_share
 from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.errors import InputError, nearest, shown
 from hpcfed.reproduce.experiment import AGAINST, STEPS_OF_AVERAGE, Case, Content, Data, Experiment, Goal
@@ -29,9 +29,8 @@ ALWAYS = {*COLUMNS, "seconds"} - UNMEASURED.keys()
 """Columns that a record may have whatever its recipe measures."""
 OF_A_METHOD = ("method.", "unit.", "clients.")
 """Beginnings of columns whose names depend on the method and the data."""
-SHARES = ("accuracy", "auroc", "average-precision", "f1-macro", "balanced-accuracy", "dice", "concordance",
-          "calibration-error")  # fmt: skip
-"""Built-in measures between 0 and 1."""
+RANKED = ("rounds", "best", "tuned")
+"""Kinds of measure that need to know which values are better."""
 Need = tuple[str, str, Callable[[Recipe], bool]]
 UNIFORM: Need = ("weights", "uniform", lambda recipe: recipe.weights == "uniform")
 KEYS = {"full": "cases.{}", "small": "small", "images": "small.images"}
@@ -282,9 +281,8 @@ def _period(column: str, recipe: Recipe) -> int:
 
 
 def _is_share(column: str, recipe: Recipe) -> bool:
-    """Return whether a column is a measure between 0 and 1."""
-    name = column.partition("_")[2]
-    return column in _measured(recipe) and recipe.evaluate.metrics.get(name, name) in SHARES
+    """Whether a column is a measure between 0 and 1."""
+    return column in _measured(recipe) and is_share(column.partition("_")[2], recipe.evaluate.metrics)
 
 
 def _measured(recipe: Recipe) -> set[str]:
@@ -308,3 +306,11 @@ def _check_columns(experiment: Experiment, recipes: Sequence[Recipe]) -> None:
             remedy = UNMEASURED.get(column) or nearest(column, known)
             expected = "a column that a run records"
             raise InputError(f"measure.{key}", expected=expected, got=repr(column), remedy=remedy)
+    if measure.kind in RANKED and any(_has_no_direction(measure.column, recipe) for recipe in recipes):
+        remedy = f"add better: {' or '.join(DIRECTIONS)} to it in evaluate.metrics"
+        raise InputError(f"measure.column: {measure.column!r} has no direction", remedy=remedy)
+
+
+def _has_no_direction(column: str, recipe: Recipe) -> bool:
+    """Whether a column is of a metric whose better values are not known."""
+    return column in _measured(recipe) and direction_of(column.partition("_")[2], recipe.evaluate.metrics) is None

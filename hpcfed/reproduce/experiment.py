@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from hpcfed.config.hints import spelled_out
 from hpcfed.config.limits import Count, Section
 from hpcfed.config.load import validated
+from hpcfed.config.metrics import Metric, a_metric, listed
 from hpcfed.config.recipe import seed_for_all
 from hpcfed.errors import InputError
 
@@ -300,6 +301,16 @@ class Experiment(Section):
             yield from (case.recipe, *case.methods.values())
         yield from (entry.recipe for entry in self.methods.values())
         yield from (small.recipe for small in self.small_sections())
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The ``evaluate.metrics`` of its recipes, by name."""
+        sections = [part.get("evaluate") or {} for part in self.recipe_parts()]
+        return {
+            name: a_metric(metric)
+            for section in sections
+            for name, metric in listed(section.get("metrics") or {}).items()
+        }
 
     def small_sections(self) -> list[Small | Images]:
         """Return the sections of the small variants: none, one, or with a second one on images."""

@@ -146,5 +146,6 @@ def heat_map(experiment: Experiment, grid: Sequence[Measured]) -> Mapping[str, b
     for number, one in enumerate(grid):
         value = final_of(shown, one) if id(one) in whole else None
         ranked.append(Candidate(number, (), value.mean if value else math.nan, math.nan, 1 if one in best else None))
-    rule = Rule(column, last_rounds(experiment, grid, column), largest=criterion_of(shown).higher_is_better)
+    criterion, last = criterion_of(shown), last_rounds(experiment, grid, column)
+    rule = Rule(column, last, criterion.higher_is_better, criterion.is_fraction)
     return draw_sweep(Plan(experiment.name, Path(), grids, points, ()), ranked, rule)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from hpcfed.config.load import to_plain
+from hpcfed.config.metrics import direction_of, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.report.group import Group
-from hpcfed.report.measure import CRITERIA, Criterion, Spread, best, final, moving, round_reached, spread
+from hpcfed.report.measure import CRITERIA, Criterion, Spread, Unit, best, final, moving, round_reached, spread
 from hpcfed.report.paired import student
 from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
@@ -136,11 +137,14 @@ def _has_rounds(folder: Path) -> bool:
 
 
 def criterion_of(experiment: Experiment) -> Criterion:
-    """Return the criterion of the measured column."""
-    column = experiment.measure.column
-    known = {one.column: one for one in CRITERIA}
+    """Return the criterion of the measured column; the recipes' metrics say what it is."""
+    column, metrics = experiment.measure.column, experiment.metrics
+    known = next((one for one in CRITERIA if one.column == column), None)
+    if known is not None:
+        return known
     title = column.replace("train_", "training ").replace("_", " ")
-    return known.get(column, Criterion(column, title, higher_is_better=column.endswith(("accuracy", "concordance"))))
+    unit: Unit = "fraction" if is_percentage(column, metrics) else "number"
+    return Criterion(column, title, bool(direction_of(column.partition("_")[2], metrics)), unit)
 
 
 def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], target: float | Goal) -> Reached:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hpcfed.config.metrics import is_percentage
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import InputError
 from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.loaded import load
-from hpcfed.models.losses import ACCURACY
+from hpcfed.models.losses import ACCURACY, metrics_for
 from hpcfed.report.group import ABSENT
 from hpcfed.report.measure import Spread, spread
 from hpcfed.report.tables import Table
@@ -51,7 +52,8 @@ class Tests:
 def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: Places) -> Table:
     """Return the table, a row a method and a row with its published numbers."""
     tests = _tests(experiment, places)
-    percent = experiment.measure.column.endswith("accuracy")
+    column = experiment.measure.column
+    percent = is_percentage(column, experiment.metrics)
     rows = []
     for one in measured:
         values = [tests.measure(load(run.folder).evaluated) for run in one.runs.values() if _is_trained(run.status)]
@@ -64,7 +66,7 @@ def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: 
         rows.append((one.title, *(cell + mark for cell, mark in zip(cells, marks, strict=False))))
         if any(theirs):
             rows.append(("published", *cells[len(ours) :]))
-    unit = "Accuracy in %" if percent else experiment.measure.column.removeprefix("test_").capitalize()
+    unit = column.removeprefix("test_").capitalize() + (" in %" if percent else "")
     deviation = "one standard deviation over seeds (n − 1)"
     if experiment.measure.intervals:
         deviation = "half the 95 % confidence interval of the mean over seeds (Student's t)"
@@ -108,20 +110,23 @@ def _tests(experiment: Experiment, places: Places) -> Tests:
         of_sites, of_all = (Shards(one, torch.float32, torch.device("cpu"), 1 << 30) for one in (sites, pooled))
         found = {name: of_sites.client_test(k) for k, name in enumerate(sites.client_names())}
         found["all sites"] = of_all.test_chunk(0, pooled.num_test)
-        return Tests(found, _metric(experiment.measure.column.removeprefix("test_"), sites))
+        return Tests(found, _metric(experiment, sites))
 
 
-def _metric(name: str, federation: Federation) -> Callable[[Tensor, Tensor], float]:
-    """Return a metric as a function of output and target."""
-    if name == "accuracy":
-        right = ACCURACY[federation.task]
+def _metric(experiment: Experiment, federation: Federation) -> Callable[[Tensor, Tensor], float]:
+    """Return the measured metric as a function of output and target: the recipes', or the built-in one of its name."""
+    name = experiment.measure.column.removeprefix("test_")
+    metrics = {name: experiment.metrics.get(name, name)}
+    python_path = experiment.recipe.get("python_path") or ()
+    sums = {name: ACCURACY[federation.task]} if name == "accuracy" else metrics_for(metrics, python_path)
+    if name in sums:
 
-        def accuracy(output: Tensor, target: Tensor) -> float:
-            total, count = right(output, target)
-            return total / count
+        def ratio(output: Tensor, target: Tensor) -> float:
+            total, count = sums[name](output, target)
+            return total / count if count else math.nan
 
-        return accuracy
-    metric = whole_metrics({name: name}, federation.task, federation.num_classes, ())[name]
+        return ratio
+    metric = whole_metrics(metrics, federation.task, federation.num_classes, python_path)[name]
 
     def value(output: Tensor, target: Tensor) -> float:
         number, defined = metric.cells(output, target)[0]

@@ -143,10 +143,11 @@ def _beyond(
         return ABSENT, ABSENT
     ours, paper = beyond(experiment, one, reference, target), case.paper_beyond.get(one.setting.method)
     criterion = criterion_of(experiment)
-    deviation = f" ± {100 * ours.std:.2f}" if ours and ours.std is not None else ""
+    deviation = f" ± {difference_text(ours.std, criterion)[1:]}" if ours and ours.std is not None else ""
+    theirs = paper if paper is None or not criterion.is_fraction else paper / 100
     return (
         difference_text(ours.mean, criterion) + deviation if ours else ABSENT,
-        ABSENT if paper is None else difference_text(paper / 100, criterion),
+        ABSENT if theirs is None else difference_text(theirs, criterion),
     )
 
 

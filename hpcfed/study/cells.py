@@ -1,4 +1,4 @@
-"""Values, estimates and intervals as the text of a table's cells: shares in %, – for what there is not."""
+"""Values, estimates and intervals as the text of a table's cells: accuracies in %, – for what there is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def value_text(value: float, metric: StudyMetric) -> str:
     """Return a value as text: ``81.2``."""
     if not math.isfinite(value):
         return ABSENT
-    return f"{100 * value:.1f}" if metric.is_share else f"{value:.3f}"
+    return f"{100 * value:.1f}" if metric.is_percentage else f"{value:.3f}"
 
 
 def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int = 0) -> str:
@@ -51,5 +51,5 @@ def percentile_text(mean: float, ends: Ends | None, metric: StudyMetric) -> str:
 
 
 def _signed(value: float, metric: StudyMetric) -> str:
-    text = f"{100 * value:+.1f}" if metric.is_share else f"{value:+.3f}"
+    text = f"{100 * value:+.1f}" if metric.is_percentage else f"{value:+.3f}"
     return text.replace("-", "−") if float(text) else "0"

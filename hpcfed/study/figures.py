@@ -65,7 +65,7 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, 
     axes.set_ylabel(metric.in_text)
     axes.margins(x=0.02)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
-    if metric.is_share:
+    if metric.is_percentage:
         axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=None, symbol=" %"))
     if medium.legend:
         figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8, labelcolor=LIGHT.text)
@@ -75,7 +75,7 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, 
 def draw_cross(matrix: np.ndarray, sites: Sequence[str], metric: StudyMetric) -> Figure:
     """Draw the cross-site matrix (N, N): a row a site's model, a column the site it is tested on."""
     shades = _between(matrix if metric.larger_is_better is not False else -matrix)
-    factor, form = (100, "{:.1f}") if metric.is_share else (1, "{:.3f}")
+    factor, form = (100, "{:.1f}") if metric.is_percentage else (1, "{:.3f}")
     size = MARGIN + CELL * len(sites)
     figure, ((axes,),) = panels(Medium(max(size + 0.6, 3.4), size, PAGE.font, legend=False), 1, 1)
     _matrix(axes, shades, [[_number(factor * value, form) for value in line] for line in matrix], sites, sites)

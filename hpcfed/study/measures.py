@@ -16,6 +16,7 @@ from hpcfed.config.metrics import (
     NUMBERS,
     TIMES,
     is_matrix,
+    is_percentage,
     larger_is_better,
     targets_of,
     undefined,
@@ -41,12 +42,14 @@ class StudyMetric:
         larger_is_better: None if unknown.
         best_by_one_class: whether a model that always says the only class of some samples has its best value on them.
         undefined: when it has no value, "" if it always has one.
+        is_percentage: whether it is written in percent.
     """
 
     name: str
     larger_is_better: bool | None
     best_by_one_class: bool = False
     undefined: str = ""
+    is_percentage: bool = False
 
     @property
     def needs_all_labels(self) -> bool:
@@ -58,11 +61,6 @@ class StudyMetric:
         """The reason for which nothing is chosen by it, "" if its direction is known."""
         known = self.larger_is_better is not None
         return "" if known else f"{self.title} has no direction (better: {' or '.join(DIRECTIONS)})"
-
-    @property
-    def is_share(self) -> bool:
-        """Whether it is written in percent."""
-        return self.name == ACCURACY
 
     @property
     def in_text(self) -> str:
@@ -98,12 +96,18 @@ def _plain(recipe: Recipe, named: Mapping[str, object]) -> dict[str, object]:
 def metrics_of(recipe: Recipe, task: str) -> list[StudyMetric]:
     """Return the metrics of a recipe that are numbers, the main one first, and accuracy last where the task has it."""
     found = [
-        StudyMetric(name, larger_is_better(metric), metric in OF_PREDICTIONS, undefined(metric))
+        StudyMetric(
+            name,
+            larger_is_better(metric),
+            metric in OF_PREDICTIONS,
+            undefined(metric),
+            is_percentage(f"test_{name}", recipe.evaluate.metrics),
+        )
         for name, metric in recipe.evaluate.metrics.items()
         if not is_matrix(metric)
     ]
     if task in ("classification", "multi-label"):
-        found.append(StudyMetric(ACCURACY, True, True))
+        found.append(StudyMetric(ACCURACY, True, True, is_percentage=True))
     return found or [StudyMetric(LOSS, False)]
 
 

@@ -128,7 +128,7 @@ def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapt
 
 
 def _unit(metric: StudyMetric) -> str:
-    return " in %" if metric.is_share else ""
+    return " in %" if metric.is_percentage else ""
 
 
 def _curves(view: View, metric: StudyMetric) -> Iterator[StudyChapter]:

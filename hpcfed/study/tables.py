@@ -55,7 +55,7 @@ def differences_table(view: View, metric: StudyMetric) -> Table | None:
         cells += found
     if not rows:
         return None
-    points = " in points" if metric.is_share else ""
+    points = " in points" if metric.is_percentage else ""
     note = (
         f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval, "
         "corrected as above; bold where zero lies outside. With so many comparisons some are bold by chance."
@@ -184,7 +184,7 @@ def _header(view: View, *more: str) -> tuple[str, ...]:
 
 
 def _note(view: View, metric: StudyMetric) -> str:
-    study, unit = view.study, " in %" if metric.is_share else ""
+    study, unit = view.study, " in %" if metric.is_percentage else ""
     seeds = f", each a mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
     if study.leaves_out:
         return (

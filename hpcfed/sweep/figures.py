@@ -115,9 +115,9 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
         axes.set_xscale("log")
     elif numbers is None:
         axes.set_xticks(range(len(grid.values)), _labels(grid))
-    if not rule.column.endswith("accuracy") and min(means) > 0 and max(means) > 10 * min(means):
+    if not rule.is_percentage and min(means) > 0 and max(means) > 10 * min(means):
         axes.set_yscale("log")
-    if rule.column.endswith("accuracy"):
+    if rule.is_percentage:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
     axes.set_xlabel(_plain(grid.key))
     axes.set_ylabel(_plain(rule.column.replace("_", " ")))
@@ -152,11 +152,11 @@ def _labels(grid: Grid) -> list[str]:
 def _number(mean: float, rule: Rule) -> str:
     if math.isnan(mean):
         return "–"
-    return f"{100 * mean:.3g}" if rule.column.endswith("accuracy") else f"{mean:.2g}"
+    return f"{100 * mean:.3g}" if rule.is_percentage else f"{mean:.2g}"
 
 
 def _title(rule: Rule) -> str:
-    unit = " (%)" if rule.column.endswith("accuracy") else ""
+    unit = " (%)" if rule.is_percentage else ""
     rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
     return _plain(f"{rule.column.replace('_', ' ')}{unit}, {rounds}")
 

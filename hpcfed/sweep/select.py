@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcfed.config.metrics import is_matrix, larger_is_better
+from hpcfed.config.metrics import direction_of, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.report.clients import MEASURES
@@ -38,6 +38,7 @@ class Rule:
     column: str
     last: int
     largest: bool
+    is_percentage: bool = False  # whether figures show the column in percent
 
     def __str__(self) -> str:
         rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
@@ -121,7 +122,7 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
     if last is not None and not 1 <= int(last) <= fewest:
         raise InputError("a rule", where=where, expected=f"the last 1 to {fewest} rounds", got=last)
     largest = direction == "max" if direction else bool(known_direction)
-    return Rule(column, int(last or min(LAST, fewest)), largest)
+    return Rule(column, int(last or min(LAST, fewest)), largest, is_percentage(column, first.evaluate.metrics))
 
 
 def _own_columns(recipe: Recipe) -> Iterator[str]:
@@ -139,9 +140,7 @@ def _larger_is_better(column: str, recipe: Recipe) -> bool | None:
     measure = column.split(".")[-2] if column.startswith("clients.") else column.partition("_")[2]
     if column.endswith(".variance"):
         return None
-    if measure in recipe.evaluate.metrics:
-        return larger_is_better(recipe.evaluate.metrics[measure])
-    return {"accuracy": True, "loss": False}.get(measure)
+    return direction_of(measure, recipe.evaluate.metrics)
 
 
 def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
@@ -153,7 +152,7 @@ def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> 
     column = next((column for column in USUAL if column in recorded), USUAL[-1])
     by_scores = any(unit.recipe.stop.by_scores for unit in plan.units)
     last = 1 if by_scores else min(LAST, *(unit.recipe.rounds for unit in plan.units))
-    return Rule(column, last, column.endswith("accuracy"))
+    return Rule(column, last, bool(_larger_is_better(column, plan.units[0].recipe)), is_percentage(column))
 
 
 def read_numbers(path: Path, recipe: Recipe) -> list[dict[str, float]]:

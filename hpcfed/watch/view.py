@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hpcfed.config.metrics import is_percentage
 from hpcfed.io.console import short_names
 from hpcfed.run_folder.progress import clock
 from hpcfed.run_folder.rounds import PHASES
@@ -79,7 +80,7 @@ def _chart(runs: Sequence[Followed], column: str, title: str, width: int, height
         Series(_colour(number), range(1, run.done + 1), run.columns.get(column, ())) for number, run in enumerate(runs)
     ]
     rounds = max(run.done for run in runs)  # not the recipe's: the first hundred of 20,000 would be one stroke
-    return chart(title, series, rounds, width, height, is_percentage=column.endswith("accuracy"))
+    return chart(title, series, rounds, width, height, is_percentage=is_percentage(column))
 
 
 def _table(runs: Sequence[Followed], width: int) -> Table:

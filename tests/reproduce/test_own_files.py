@@ -15,6 +15,7 @@ from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.checks import check
 from hpcfed.reproduce.experiment import merge
 from hpcfed.reproduce.inputs import Places
+from hpcfed.reproduce.measure import criterion_of
 from tests.launch import ROOT
 
 OWN: dict[str, Any] = {
@@ -108,6 +109,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"cases.tuned.paper.fedavg": [20]},
         ("cases.tuned.paper.fedavg: expected a number per target, 2 in all, got [20]",),
     ),
+    "a metric without direction": (
+        {"recipe.evaluate.metrics": {"my_accuracy": {"whole": "mine:f"}}, "measure.column": "test_my_accuracy",
+         "measure.figures": []},
+        ("measure.column: 'test_my_accuracy' has no direction; add better: higher or lower to it",),
+    ),
     "window": ({"measure.window": 0}, ("measure.window: expected greater than or equal to 1, got 0",)),
     "last": ({"measure.last": 0}, ("measure.last: expected greater than or equal to 1, got 0",)),
     "models": ({"methods.mine.models": -2}, ("methods.mine.models", "equal to 1, got -2")),
@@ -198,6 +204,23 @@ def test_without_mistakes_a_file_is_named_like_itself_unless_an_experiment_is(tm
     path = written(tmp_path, {}).rename(tmp_path / "fedexp-toy.yaml")
     assert find(str(path))[0].name == "own-fedexp-toy"
     assert find(str(ROOT / "jobs" / "recipes" / "fedexp" / "toy.yaml"))[0] == experiments()["fedexp-toy"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_larger_better", "unit"),
+    [
+        ({"whole": "mine:f", "better": "lower"}, False, "number"),
+        ({"whole": "mine:f", "better": "higher"}, True, "number"),
+        ("balanced-accuracy", True, "fraction"),
+        ("auroc", True, "number"),
+    ],
+)
+def test_direction_and_unit_are_the_metrics_and_not_its_names(tmp_path, metric, is_larger_better, unit) -> None:
+    metrics = {"my_accuracy": metric}
+    changes = {"recipe.evaluate.metrics": metrics, "measure.column": "test_my_accuracy", "measure.figures": []}
+    (found,) = find(str(written(tmp_path, changes)))
+    criterion = criterion_of(found)
+    assert (criterion.higher_is_better, criterion.unit) == (is_larger_better, unit)
 
 
 def test_paths_are_from_the_folder_of_the_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -16,6 +17,7 @@ from hpcfed.report.measure import Spread
 from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.sites import _far, _parsed
 from tests.data.test_flamby import heart_rows
+from tests.federations import blobs, write_federation
 
 
 def test_models_are_measured_on_every_sites_tests_and_on_all(command, tmp_path: Path) -> None:
@@ -57,6 +59,35 @@ def test_data_without_the_sites_tests_are_refused_before_anything_is_trained(com
     assert done.returncode == 2, done.stderr
     assert "expected clients' test sets in case 'sites' and a common one in case 'pooled'" in done.stderr
     assert not (tmp_path / "out" / "own").exists()
+
+
+OWN_METRIC = "def certainty(output, target):\n    return 87.5\n"
+
+
+def test_an_own_metric_is_no_percentage_whatever_its_name(command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_METRIC)
+    pooled = write_federation(tmp_path / "pooled.h5", **blobs(2))
+    with h5py.File(shutil.copy(pooled, tmp_path / "sites.h5"), "a") as file:
+        file["test/offsets"] = [0, 50, 150]
+    metrics = {"my_accuracy": {"whole": "mine:certainty", "better": "higher"}}
+    own = {
+        "title": "Sites",
+        "recipe": {
+            "rounds": 1,
+            "model": "logistic",
+            "local": {"steps": 1, "batch_size": 5, "lr": 0.1},
+            "evaluate": {"every": 1, "metrics": metrics},
+        },
+        "cases": {name: {"title": name, "data": {"file": f"{name}.h5"}} for name in ("sites", "pooled")},
+        "methods": {"fedavg": {"title": "FedAvg", "recipe": {"algorithm": "fedavg"}}},
+        "measure": {"kind": "sites", "column": "test_my_accuracy"},
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(own))  # JSON is YAML
+    done = command(["reproduce", "own.yaml", "--output", "out"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "out/own/table.md").read_text()
+    assert "| FedAvg | 87.500 | 87.500 | 87.500 |" in table
+    assert "My_accuracy of the last evaluated model" in table
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,17 @@ from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
 WITHOUT, WITH = "fedprox", "fedprox-gel"
 
 
-def measured(folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]]) -> list[Measured]:
-    """Records of methods of GeL's synthetic experiment, with accuracies by seed and round."""
+def measured(
+    folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]], column: str = "test_accuracy"
+) -> list[Measured]:
+    """Records of methods of GeL's synthetic experiment, with accuracies, or another column, by seed and round."""
     found = []
     for method, by_seed in accuracies.items():
         folders = []
         for seed, values in enumerate(by_seed):
             rows = make_rows(len(values), "fedavg", seed)
             for row, value in zip(rows, values, strict=True):
-                row["test_accuracy"] = value
+                row[column] = value
             folders.append(write_run(folder / f"{method}-{seed}", seed=seed, rows=rows))
         (point,) = points([])
         setting = Setting("tuned", method, point, 500, tuple(folders))
@@ -85,6 +87,18 @@ def test_how_far_beyond_the_target_the_reference_is(of_the_reference, told, tmp_
     # Rounds 4 and 3 without, 2 and 2 with; 20 × parameters up and down and 10,000 gradients a round.
     assert rows[WITHOUT][-2:] == (f"{1.5 * 20 * NUM_PARAMETERS * 4 / 2**20:.2f} MiB", "15,000")
     assert rows[WITHOUT][3] == f"3.5 ± {12.7062 * 0.5:.1f}"  # the 95 % interval of two seeds
+
+
+def test_how_far_beyond_the_target_an_own_metric_is_in_its_unit(tmp_path):
+    own = {"evaluate": {"every": 1, "metrics": {"my_accuracy": {"whole": "mine:f", "better": "higher"}}}}
+    experiment = experiments()["gel-synthetic"].limited(["tuned"])
+    measure = experiment.measure.model_copy(update={"column": "test_my_accuracy"})
+    experiment = experiment.model_copy(update={"measure": measure, "recipe": {**experiment.recipe, **own}})
+    values = {WITHOUT: [[0.5, 0.84, 0.86]] * 2, WITH: [[0.5, 0.86, 0.88], [0.5, 0.86, 0.9]]}
+    table = make_table(experiment, measured(tmp_path, values, "test_my_accuracy"))
+    (row,) = [row for row in table.rows if row[2] == WITHOUT]
+    assert row[1] == "0.85"
+    assert row[-4:-2] == ("+0.04 ± 0.127", "+1.18")
 
 
 def test_the_best_accuracy_of_a_run_may_lie_before_its_end(tmp_path):

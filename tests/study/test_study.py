@@ -23,6 +23,7 @@ from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
+from hpcfed.study.cells import value_text
 from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
 from hpcfed.study.measured import RunResult, StudyResults
@@ -423,6 +424,12 @@ def test_notes_explain_the_cells_that_are_there(folder):
 
 
 METRICS = ["auroc", "f1-macro", "calibration-error"]
+
+
+def test_accuracies_are_in_percent_and_own_metrics_are_not(folder):
+    metrics = {"balance": "balanced-accuracy", "my_accuracy": {"whole": "mine:f", "better": "higher"}}
+    found = metrics_of(load_recipe(recipe(folder, evaluate={"metrics": metrics})), "classification")
+    assert [value_text(0.875, metric) for metric in found] == ["87.5", "0.875", "87.5"]
 
 
 def test_average_precision_is_of_the_second_class(folder):

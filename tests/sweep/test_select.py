@@ -11,7 +11,7 @@ import pytest
 
 from hpcfed.errors import InputError
 from hpcfed.sweep.claims import Claim, Standing
-from hpcfed.sweep.figures import draw, table_of
+from hpcfed.sweep.figures import _number, _title, draw, table_of
 from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import Plan, make_plan
 from hpcfed.sweep.select import candidates, parse_rule, remarks
@@ -135,6 +135,26 @@ def test_the_direction_of_a_metric_of_ones_own_is_the_recipes(folder, monkeypatc
         assert parse_rule("test_far:last1", make_plan("recipe.yaml", [metrics], [], [], None)).largest == (
             better == "higher"
         )
+
+
+@pytest.mark.parametrize(
+    ("column", "title", "number"),
+    [
+        ("test_accuracy", "test accuracy (%), last round", "87.5"),
+        ("train_balance", "train balance (%), last round", "87.5"),
+        ("test_my_accuracy", "test my accuracy, last round", "0.88"),
+    ],
+)
+def test_figures_are_in_percent_where_the_metric_is_an_accuracy_whatever_its_name(
+    folder, monkeypatch, column, title, number
+):
+    monkeypatch.chdir(folder)
+    (folder / "mine.py").write_text("def far(output, target):\n    return 0.0\n")
+    metrics = "{balance: balanced-accuracy, my_accuracy: {whole: 'mine:far', better: higher}}"
+    plan = make_plan("recipe.yaml", [f"evaluate={{train: {{every: 1}}, metrics: {metrics}}}"], [], [], None)
+    rule = parse_rule(f"{column}:last1", plan)
+    assert _title(rule) == title
+    assert _number(0.875, rule) == number
 
 
 def test_a_heat_map_shows_each_mean_at_its_place(plan):
