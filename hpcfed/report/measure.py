@@ -262,7 +262,8 @@ def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
         _tail(run.column(against)[start:], course[start:]) for run, course in zip(group.runs, courses, strict=True)
     ]
     std = y.std(axis=0, ddof=1) if len(group.runs) > 1 else np.zeros(len(common))
-    return Curve(x.mean(axis=0), y.mean(axis=0), std, tuple(tail for tail in tails if len(tail[0]) > 1))
+    num_shared = 1 if len(common) else 0  # a tail begins with the last shared point
+    return Curve(x.mean(axis=0), y.mean(axis=0), std, tuple(tail for tail in tails if len(tail[0]) > num_shared))
 
 
 def _tail(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

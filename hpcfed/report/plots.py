@@ -20,7 +20,7 @@ from hpcfed.report.clients import from_worst
 from hpcfed.report.group import Group
 from hpcfed.report.measure import Criterion, Curve, Unit, curve, mean_seconds, unit_of
 from hpcfed.report.paired import difference_curve, other_samples, pairs
-from hpcfed.report.style import DASHES, LIGHT, Medium, blank
+from hpcfed.report.style import DASHES, LIGHT, Medium, blank, markers
 from hpcfed.run_folder.rounds import PHASES, is_own
 
 if TYPE_CHECKING:
@@ -221,13 +221,13 @@ def _colour(index: int) -> str:
 
 def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
     colour, dash = _colour(index), DASHES[index % len(DASHES)]
-    marker = "o" if len(line.x) == 1 else None
-    axes.plot(line.x, line.mean, color=colour, linestyle=dash, linewidth=1.7, label=label, marker=marker, zorder=3)
+    drawn = markers(len(line.x))
+    axes.plot(line.x, line.mean, color=colour, linestyle=dash, linewidth=1.7, label=label, zorder=3, **drawn)
     if line.std.any():
         low, high = line.mean - line.std, line.mean + line.std
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=2)
     for x, y in line.tails:
-        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, zorder=3)
+        axes.plot(x, y, color=colour, linestyle=dash, linewidth=0.7, zorder=3, **markers(len(x)))
 
 
 def _plain(label: str) -> str:

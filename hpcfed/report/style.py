@@ -25,6 +25,10 @@ DPI = 160
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5, 1.2)))
 
 
+SPARSE = 25
+"""Most points of a curve that is drawn with a marker at each."""
+
+
 @dataclass(frozen=True)
 class Theme:
     """Colours of the background, text, helper lines (grid, axes), groups in turn, and phases of a round."""
@@ -77,6 +81,14 @@ class Medium:
 
 PAPER = Medium(6.4, 4.1, 10.5, legend=True)
 PAGE = Medium(4.6, 2.9, 9.6, legend=False)
+
+
+def markers(num_points: int) -> dict[str, Any]:
+    """Return the keywords for the markers of a curve, which show where a sparse one was measured; dense ones have none.
+
+    A curve of a single point is only its marker.
+    """
+    return {"marker": "o", "markersize": 4} if num_points <= SPARSE else {}
 
 
 def blank(medium: Medium, height: float | None = None) -> tuple[Figure, Axes]:

@@ -10,7 +10,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpcfed.report.style import DASHES, LIGHT, PAGE, Medium, panels
+from hpcfed.report.style import DASHES, LIGHT, PAGE, Medium, markers, panels
 from hpcfed.study.arms import Arm
 from hpcfed.study.measures import StudyMetric
 from hpcfed.study.view import View
@@ -59,7 +59,7 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, 
             linestyle=DASHES[place // len(LIGHT.groups) % len(DASHES)],
             linewidth=1.6,
             label=title.replace("$", r"\$"),
-            marker="o" if len(rounds) == 1 else None,
+            **markers(len(rounds)),
         )
     axes.set_xlabel("round")
     axes.set_ylabel(metric.in_text)

@@ -122,6 +122,27 @@ def test_an_own_metric_in_0_to_1_is_drawn_as_a_share(tmp_path, most, scale):
     assert scale == "log" or (axes.get_ylim()[0] >= -0.01 and axes.get_ylim()[1] <= 1.01)
 
 
+@pytest.mark.parametrize(("rounds", "every", "marker"), [(100, 20, "o"), (20, 20, "o"), (60, 1, "None")])
+def test_markers_show_where_sparse_curves_were_measured(tmp_path, rounds, every, marker):
+    figure = drawn(write_run(tmp_path / "run", rows=make_rows(rounds, "fedavg", 0, every)))
+    (line,) = (line for line in figure.axes[0].lines if line.get_label() == "FedAvg")
+    assert line.get_marker() == marker
+    assert len(line.get_xdata()) == rounds // every
+
+
+def test_a_single_measured_round_that_no_other_seed_has_is_a_point(tmp_path):
+    write_run(tmp_path / "measured", seed=0, rows=make_rows(20, "fedavg", 0, every=20))
+    write_run(tmp_path / "still-going", seed=1, rows=make_rows(5, "fedavg", 1, every=20), status=None)
+    (point,) = (line for line in drawn(tmp_path).axes[0].lines if list(line.get_xdata()) == [20])
+    assert point.get_marker() == "o"
+
+
+def drawn(folder):
+    """The figure of test accuracies against rounds of the runs in a folder."""
+    made = compare([folder])
+    return ACCURACY.plots[0].draw(Scene(made.groups, made.criterion, made.targets, 1, made.baseline), PAPER)
+
+
 def test_one_run_is_reported_in_its_own_folder(tmp_path):
     folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
     assert make_report([folder], figures=False) == folder / "report.html"
