@@ -283,9 +283,17 @@ def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Unit
     elif 0 < 10 * low < high:
         axes.set_yscale("log")
         axes.set_ylim(low / 1.3, high * 1.2)
+        _end_bands_at(axes, low / 1.3)
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _end_bands_at(axes: Axes, bottom: float) -> None:
+    """Let bands end at the lower edge of a logarithmic axis, which has no place for a mean − deviation of 0 or less."""
+    for band in axes.collections:
+        for path in band.get_paths():
+            path.vertices = np.maximum(path.vertices, (-np.inf, bottom))
 
 
 def _focus(axes: Axes) -> None:

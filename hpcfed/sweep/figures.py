@@ -117,6 +117,7 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
         axes.set_xticks(range(len(grid.values)), _labels(grid))
     if not rule.is_percentage and min(means) > 0 and max(means) > 10 * min(means):
         axes.set_yscale("log")
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], min(means) / 10))  # a bar may end just above 0, decades below
     if rule.is_percentage:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
     axes.set_xlabel(_plain(grid.key))

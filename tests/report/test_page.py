@@ -15,7 +15,7 @@ from hpcfed.errors import InputError
 from hpcfed.report import compare, make_report
 from hpcfed.report.page import _title
 from hpcfed.report.plots import Scene
-from hpcfed.report.sections import ACCURACY, own_metrics
+from hpcfed.report.sections import ACCURACY, LOSS, own_metrics
 from hpcfed.report.style import PAPER, blank, to_files, to_svg
 from tests.report.conftest import make_rows, write_clients, write_run
 
@@ -137,10 +137,24 @@ def test_a_single_measured_round_that_no_other_seed_has_is_a_point(tmp_path):
     assert point.get_marker() == "o"
 
 
-def drawn(folder):
-    """The figure of test accuracies against rounds of the runs in a folder."""
+def test_bands_that_reach_below_0_end_at_the_edge_of_a_logarithmic_axis(tmp_path, recwarn):
+    for seed, losses in enumerate([(1.0, 0.01, 0.01), (1.2, 0.011, 0.5)]):
+        rows = [row | {"test_loss": loss} for row, loss in zip(make_rows(3, "fedavg", seed), losses, strict=True)]
+        write_run(tmp_path / str(seed), seed=seed, rows=rows)
+    axes = drawn(tmp_path, LOSS).axes[0]
+    bottom, top = axes.get_ylim()
+    (band,) = axes.collections[0].get_paths()
+    assert axes.get_yscale() == "log"
+    assert (bottom, top) == pytest.approx((0.0105 / 1.3, 1.1 * 1.2))
+    assert band.vertices[:, 1].min() == pytest.approx(bottom)  # 0.255 − 0.346
+    assert to_files(axes.figure)[".pdf"].startswith(b"%PDF")
+    assert not recwarn.list
+
+
+def drawn(folder, section=ACCURACY):
+    """The figure of a section's measure against rounds, of the runs in a folder."""
     made = compare([folder])
-    return ACCURACY.plots[0].draw(Scene(made.groups, made.criterion, made.targets, 1, made.baseline), PAPER)
+    return section.plots[0].draw(Scene(made.groups, made.criterion, made.targets, 1, made.baseline), PAPER)
 
 
 def test_one_run_is_reported_in_its_own_folder(tmp_path):

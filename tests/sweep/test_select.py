@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
+from hpcfed.report.style import to_files
 from hpcfed.sweep.claims import Claim, Standing
-from hpcfed.sweep.figures import _number, _title, draw, table_of
+from hpcfed.sweep.figures import _curve, _number, _title, draw, table_of
 from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import Plan, make_plan
-from hpcfed.sweep.select import candidates, parse_rule, remarks
+from hpcfed.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
 from hpcfed.sweep.table import read_results, result_records, summary_records
 
 ROUNDS = 50
@@ -166,6 +167,22 @@ def test_a_heat_map_shows_each_mean_at_its_place(plan):
     figures = draw(plan, best, rule)
     assert list(figures) == ["local.lr-algorithm.server_lr.png", "local.lr-algorithm.server_lr.pdf"]
     assert figures["local.lr-algorithm.server_lr.png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("std", [0.7, 0.5 - 1e-9])
+def test_a_bar_down_to_0_leaves_the_scale_of_the_means(folder, monkeypatch, recwarn, std):
+    monkeypatch.chdir(folder)
+    plan = make_plan("recipe.yaml", [], parse_grids(["local.lr=0.01,0.1,1"]), [0], None)
+    spreads = enumerate([(0.02, 0.005), (0.5, std), (3.0, 0.2)])
+    figure = _curve(plan, 0, {point: Candidate(point, (), *spread) for point, spread in spreads}, LOSS)
+    (axes,) = figure.axes
+    assert axes.get_yscale() == "log"
+    assert 0.002 <= axes.get_ylim()[0] < 0.02
+    assert to_files(figure)[".png"].startswith(b"\x89PNG")
+    assert not recwarn.list
+
+
+LOSS = Rule("train_loss", 1, largest=False)
 
 
 @pytest.mark.parametrize(
