@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--case", "cases", multiple=True, help="Only this case of the experiment; repeatable.")
 @click.option("--method", "methods", multiple=True, help="Run only this method; repeatable. The table shows all.")
 @click.option("--rounds", type=click.IntRange(1), help="At most so many rounds now; a later call goes on to more.")
-@click.option("--to-targets", is_flag=True, help="End each run at its highest target; its figures end there, too.")
+@click.option("--to-targets", is_flag=True, help="End each run at its hardest target; its figures end there, too.")
 @click.option("--seeds", type=click.IntRange(1), help="At most so many seeds now.")
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--table", is_flag=True, help="Run nothing; print what there is.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfed.config.load import load_recipe
+from hpcfed.config.metrics import direction_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.reproduce.experiment import STEPS_OF_AVERAGE, Case, Content, Experiment, Goal, MethodEntry
@@ -63,7 +64,7 @@ def lay_out(
         places: folders of data and runs.
         rounds: limit for all runs, but no lower than the rounds that a run has by now; None for the experiment's own
             number.
-        to_targets: whether a run ends at its case's highest target of test accuracy.
+        to_targets: whether a run ends at its case's hardest target, where targets are numbers on the test set.
         methods: the methods to run; all if empty.
 
     Raises:
@@ -77,9 +78,8 @@ def lay_out(
             if methods and method not in methods:
                 continue
             content = experiment.recipe_of(case, method, scale)
-            highest = max((goal for goal in case.targets if not isinstance(goal, Goal)), default=None)
-            if to_targets and highest is not None and experiment.measure.column == "test_accuracy":
-                content = {**content, "stop": {"test_accuracy": highest}}
+            if to_targets:
+                content = {**content, **_stop(experiment, case)}
             for point in points(parse_grids(_grids(case, method, entry))):
                 recipes = [
                     _limited(_recipe(f"{name}.{method}", seed, content, case, point, folder / "runs", places), rounds)
@@ -94,6 +94,16 @@ def lay_out(
     units.sort(key=lambda unit: int(unit.seed))  # all settings of one seed before the next
     labels = tuple(setting.point for setting in settings)
     return ExperimentLayout(Plan(folder.parent.name, folder, (), labels, tuple(units)), tuple(settings))
+
+
+def _stop(experiment: Experiment, case: Case) -> Content:
+    """Return the ``stop`` of a run that ends at its case's hardest target; empty without one that it can end at."""
+    part, _, metric = experiment.measure.column.partition("_")
+    targets = [target for target in case.targets if not isinstance(target, Goal)]
+    if part != "test" or not targets:
+        return {}
+    hardest = max(targets) if direction_of(metric, experiment.metrics) else min(targets)
+    return {"stop": {"test_accuracy": hardest} if metric == "accuracy" else {"metric": metric, "target": hardest}}
 
 
 def _grids(case: Case, method: str, entry: MethodEntry) -> list[str]:

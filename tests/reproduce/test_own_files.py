@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from hpcfed.cli.reproduce import _chosen
+from hpcfed.config.limits import Stop
 from hpcfed.errors import InputError
 from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.checks import check
 from hpcfed.reproduce.experiment import merge
 from hpcfed.reproduce.inputs import Places
 from hpcfed.reproduce.measure import criterion_of
+from hpcfed.reproduce.plan import lay_out
 from tests.launch import ROOT
+from tests.mpi.recipes import write_small
 
 OWN: dict[str, Any] = {
     "title": "A method beside two others",
@@ -221,6 +224,31 @@ def test_direction_and_unit_are_the_metrics_and_not_its_names(tmp_path, metric, 
     (found,) = find(str(written(tmp_path, changes)))
     criterion = criterion_of(found)
     assert (criterion.higher_is_better, criterion.unit) == (is_larger_better, unit)
+
+
+@pytest.mark.parametrize(
+    ("column", "targets", "stop"),
+    [
+        ("test_accuracy", [0.6, 0.7, {"of": "fedavg", "round": 20}], {"test_accuracy": 0.7}),
+        ("test_f1-macro", [0.6, 0.7], {"metric": "f1-macro", "target": 0.7}),
+        ("test_loss", [0.6, 0.7], {"metric": "loss", "target": 0.6}),
+        ("test_far", [60.0, 70.0], {"metric": "far", "target": 60.0}),
+        ("test_loss", [{"of": "fedavg", "round": 20}], {}),
+        ("local_loss", [0.6, 0.7], {}),
+    ],
+)
+def test_runs_end_at_the_hardest_target_of_any_measure_on_the_test_set(tmp_path, column, targets, stop) -> None:
+    metrics = {"f1-macro": "f1-macro", "far": {"whole": "mine:far", "better": "lower"}}
+    write_small(tmp_path)
+    changes = {
+        "cases": {"all": {"title": "all", "data": {"file": "small.h5"}, "targets": targets, "only": ["fedavg"]}},
+        "recipe.evaluate.metrics": metrics,
+        "measure.column": column,
+        "small": None,
+    }
+    (found,) = find(str(written(tmp_path, changes)))
+    layout = lay_out(found, "full", Places(tmp_path), to_targets=True)
+    assert {unit.recipe.stop for unit in layout.plan.units} == {Stop(**stop)}
 
 
 def test_paths_are_from_the_folder_of_the_file(tmp_path: Path) -> None:
