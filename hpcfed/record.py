@@ -21,7 +21,7 @@ from hpcfed.evaluation.measures import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
-from hpcfed.run_folder.files import INITIAL, private_file
+from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
 from hpcfed.run_folder.update_hashes import KIND as UPDATE_HASH
@@ -162,7 +162,7 @@ class Recorder:
         now = (dict(zip(clients.columns, row, strict=True)) for row in clients.rows(round))
         text = io.StringIO(newline="")
         write_rows(text, [columns, *old], ([row.get(name, "") for name in columns] for row in now))
-        self._folder.write("clients.csv", text.getvalue())
+        self._folder.write(CLIENTS, text.getvalue())
 
     def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averaged: State) -> None:
         """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,), with its averaged buffers,

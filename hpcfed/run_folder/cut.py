@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
-from hpcfed.run_folder.files import CERTIFICATE, PRIVATE, SIGNATURE
-from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, iterate_rounds, parse_rounds
-from hpcfed.run_folder.update_hashes import UPDATE_HASHES, cut_update_hashes
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, PRIVATE, SIGNATURE
+from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, parse_rounds
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES, bytes_of_update_hashes
 
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
 OF_THE_END = ("result.json", *MODELS, CERTIFICATE, SIGNATURE)
@@ -23,24 +24,28 @@ DIGITS = 18
 """Maximum digits of a round number in ``clients.csv``."""
 
 
-def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = False) -> None:
-    """Cut the record to `done` rounds, and remove what the run left at its end.
+def cut(folder: Path, done: int, state: str | None, *, client_rows: int = 0, update_hashes: bool = False) -> None:
+    """Cut the record to `done` rounds, and remove what the run left at its end; refused, it leaves all as it was.
 
     Args:
         state: hash of the checkpoint's model and server state, which the record of round `done` must have.
+        client_rows: rows of ``clients.csv`` for each model of an evaluation.
         update_hashes: whether the run records a hash of each client's update.
 
     Raises:
-        InputError: the record has fewer rounds, is damaged, or is another run's.
+        InputError: the record has fewer rounds, lacks a part of them, is damaged, or is another run's.
         OSError: as the system reports it.
     """
-    clients = folder / "clients.csv"
-    kept = _bytes_of_clients(clients, folder / RECORD, done) if clients.exists() else None
-    members = _cut_rounds(folder / RECORD, done, state)
+    record, clients, hashes = folder / RECORD, folder / CLIENTS, folder / UPDATE_HASHES
+    members, models = _count(record, done, state)
+    kept = {clients: _bytes_of_clients(clients, done, models * client_rows)}
     if update_hashes:
-        cut_update_hashes(folder / UPDATE_HASHES, members)
-    if kept is not None:
-        os.truncate(clients, kept)
+        kept[hashes] = bytes_of_update_hashes(hashes, members)
+    with record.open("rb") as lines:
+        write_whole(record, islice(lines, done))
+    for path, size in kept.items():
+        if path.exists():
+            os.truncate(path, size)
     for name in OF_THE_END:
         (folder / name).unlink(missing_ok=True)
     for entry in (folder / "private").glob("*"):
@@ -48,8 +53,8 @@ def cut(folder: Path, done: int, state: str | None, *, update_hashes: bool = Fal
             entry.unlink()
 
 
-def _cut_rounds(path: Path, done: int, state: str | None) -> int:
-    """Cut the record, and return Σ |S| over its rounds."""
+def _count(path: Path, done: int, state: str | None) -> tuple[int, int]:
+    """Check the record's first `done` rounds; return over them the sums of |S| and of models evaluated on clients."""
     found = count_rounds(path)
     if found < done:
         raise InputError(
@@ -59,44 +64,46 @@ def _cut_rounds(path: Path, done: int, state: str | None) -> int:
             got=str(found),
             remedy=FRESH,
         )
-    members, last = 0, dict[str, Any]()
+    members, models, last = 0, 0, dict[str, Any]()
     with path.open("rb") as record:
-        for last in parse_rounds(islice(record, done), path):  # raises on damage, which would stay for good
-            cohort = last.get("cohort")
+        for last in parse_rounds(islice(record, done), path):
+            cohort, clients = last.get("cohort"), last.get("clients")
             members += len(cohort) if isinstance(cohort, list) else 0
+            models += len(clients) if isinstance(clients, dict) else 0
     if state is not None and last.get("hash") != state:
         what = "the record is of another run than the checkpoint"
         raise InputError(what, where=str(path), expected=f"hash {state}", got=str(last["hash"]), remedy=FRESH)
-    with path.open("rb") as record:
-        write_whole(path, islice(record, done))
-    return members
+    return members, models
 
 
-def _bytes_of_clients(path: Path, record: Path, done: int) -> int:
-    """Return the bytes of ``clients.csv`` up to the last row of the `done` rounds; its last row may be incomplete.
+def _bytes_of_clients(path: Path, done: int, expected: int) -> int:
+    """Return the bytes of ``clients.csv`` up to the last row of the `done` rounds, of which `expected` were written.
 
     Raises:
-        InputError: its header is not a run's, or its text is not UTF-8; or it holds no row, but the record says that
-            clients were evaluated in these rounds.
+        InputError: fewer whole rows of these rounds follow its header, its header is not a run's, or its text is not
+            UTF-8.
     """
-    with path.open("rb") as table:
+    kept = lines = 0
+    with path.open("rb") if path.exists() else io.BytesIO() as table:
         header = table.readline()
-        if not header.endswith(b"\n") and (header.startswith(COLUMNS) or COLUMNS.startswith(header)):
-            if any(row.get("clients") is not None for row in islice(iterate_rounds(record), done)):
-                raise InputError("rows of rounds that evaluated clients are gone", where=str(path), remedy=RESTORE)
-            return 0  # the job was killed while it wrote the header
-        if not header.startswith(COLUMNS) or header.endswith(b"\r\n"):
-            expected, got = f"a header that begins with {COLUMNS.decode()}", shown(header.decode(errors="replace"))
-            raise InputError("not a run's table", where=str(path), expected=expected, got=got, remedy=RESTORE)
-        kept = 0
-        for line, row in enumerate(chain([header], table), start=1):
-            round = row.partition(b",")[0]
-            is_kept = row.endswith(b"\n") and round.isdigit() and len(round) <= DIGITS and int(round) <= done
-            if not is_kept and line > 1:
-                break
+        is_torn = not header.endswith(b"\n") and (header.startswith(COLUMNS) or COLUMNS.startswith(header))
+        if not is_torn and (not header.startswith(COLUMNS) or header.endswith(b"\r\n")):
+            wanted, got = f"a header that begins with {COLUMNS.decode()}", shown(header.decode(errors="replace"))
+            raise InputError("not a run's table", where=str(path), expected=wanted, got=got, remedy=RESTORE)
+        rows = takewhile(lambda row: _is_row(row, done), table)
+        for lines, line in enumerate(() if is_torn else chain([header], rows), start=1):
             try:
-                row.decode()
+                line.decode()
             except UnicodeDecodeError:
-                raise InputError("not UTF-8 text", where=f"{path}, line {line}", remedy=RESTORE) from None
-            kept += len(row)
+                raise InputError("not UTF-8 text", where=f"{path}, line {lines}", remedy=RESTORE) from None
+            kept += len(line)
+    if expected and lines <= expected:
+        wanted, got = f"{1 + expected} whole ones up to round {done}", f"the first {lines}"
+        raise InputError("lines are missing or damaged", where=str(path), expected=wanted, got=got, remedy=RESTORE)
     return kept
+
+
+def _is_row(line: bytes, done: int) -> bool:
+    """Whether a line of ``clients.csv`` is a whole row of the first `done` rounds."""
+    round = line.partition(b",")[0]
+    return line.endswith(b"\n") and round.isdigit() and len(round) <= DIGITS and int(round) <= done

@@ -12,11 +12,11 @@ from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.run_folder.code import ACCEPTED, NAME
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
-LOCK, RECIPE = ".lock", "recipe.yaml"
+LOCK, RECIPE, CLIENTS = ".lock", "recipe.yaml", "clients.csv"
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
 RECORD = (
     "metrics.jsonl",
-    "clients.csv",
+    CLIENTS,
     UPDATE_HASHES,
     "result.json",
     CERTIFICATE,

@@ -51,7 +51,7 @@ class RunFolder:
         self.path, self.fresh = path, fresh
         self.code = CodeRecord(path)
         self.metrics = path / RECORD
-        self.clients = path / "clients.csv"
+        self.clients = path / files.CLIENTS
         self.update_hashes = path / UPDATE_HASHES
         self._lock = FolderLock(path)
 
@@ -158,11 +158,14 @@ class RunFolder:
         usual = {"model": "last", "statistics": "round"}
         return {key: str(evaluate.get(key, value)) for key, value in usual.items()}
 
-    def claim(self, recipe: Recipe, done: int, state: str | None = None, *, trains: bool = True) -> FileFacts:
+    def claim(
+        self, recipe: Recipe, done: int, state: str | None = None, *, client_rows: int = 0, trains: bool = True
+    ) -> FileFacts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
-        `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have. If
-        no further round trains, the record of the code stays as it is.
+        `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have. An
+        evaluation of clients has `client_rows` rows for each model. If no further round trains, the record of the code
+        stays as it is.
         Returns the facts of the federation file, to be kept in ``environment.json``.
 
         Raises:
@@ -177,7 +180,7 @@ class RunFolder:
             files.remove_remains(self.path)
             if done:
                 self.code.refuse_changes(recipe)
-                cut(self.path, done, state, update_hashes=recipe.update_hashes)
+                cut(self.path, done, state, client_rows=client_rows, update_hashes=recipe.update_hashes)
             elif self._has_rounds() or self.fresh:
                 files.put_aside(self.path)
             if trains:

@@ -6,7 +6,6 @@ after round; 0 for a client that was skipped. Nothing else: 8 bytes a client and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,12 +17,11 @@ UPDATE_HASHES = "update-hashes.bin"
 KIND = np.dtype("<u8")
 
 
-def cut_update_hashes(path: Path, count: int) -> None:
-    """Cut the file after the first `count` hashes.
+def bytes_of_update_hashes(path: Path, count: int) -> int:
+    """Return the bytes of the file's first `count` hashes.
 
     Raises:
         InputError: it holds fewer.
-        OSError: as the system reports it.
     """
     found, wanted = path.stat().st_size if path.exists() else 0, count * KIND.itemsize
     if found < wanted:
@@ -31,7 +29,7 @@ def cut_update_hashes(path: Path, count: int) -> None:
         raise InputError(
             "hashes are missing", where=str(path), expected=f"{wanted} bytes", got=str(found), remedy=remedy
         )
-    os.truncate(path, wanted)
+    return wanted
 
 
 def read_update_hashes(path: Path, sizes: Sequence[int], round: int) -> np.ndarray | None:

@@ -30,7 +30,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.run_folder.code import NAME as CODE
 from hpcfed.run_folder.cut import MODELS
-from hpcfed.run_folder.files import CERTIFICATE, RECIPE, read_mapping
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RECIPE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import PLACES, STATE, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
@@ -39,7 +39,7 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 FORMAT, VERSION = "hpcfed-certificate", 1
 MEASURED = ("seconds", "imbalance")
 """Columns of the record that differ from run to run."""
-FILES = (RECIPE, "environment.json", RECORD, "clients.csv", UPDATE_HASHES, CODE, *MODELS)
+FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE, *MODELS)
 LARGEST_STATES = 1 << 30
 """Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.checkpoint.layout`)."""
 DIGITS = 16

@@ -148,8 +148,6 @@ def begin(base: Recorded, recipe: Recipe) -> BranchPoint | None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         begin_after(new, base.folder, branch.start, recipe, linked=False)
-        if (base.folder / "clients.csv").exists():
-            shutil.copyfile(base.folder / "clients.csv", new / "clients.csv")
         write_whole(new / RECIPE, dump_yaml(to_plain(recipe)))
         new.rename(folder)
     except OSError as error:

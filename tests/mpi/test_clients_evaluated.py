@@ -194,7 +194,7 @@ def model():
 """
 
 
-@pytest.mark.parametrize("damage", ["", "5", "2,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
+@pytest.mark.parametrize("damage", ["", "5", "5,0,glo", "9,0,global,train,0.5,0.5,3\n", f"{'9' * 5000},0\n"])
 def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
     """Rows of rounds after it, whole or half, are gone; so it is the table of a run that was never interrupted."""
     changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": {**ALL, "every": 1}}}
@@ -216,8 +216,10 @@ def test_the_table_goes_on_from_a_checkpoint(damage, world, folder):
         (b"round,client,model,split,loss", b"a;b;c", r"clients\.csv: not a run's table: .* begins with round,client,"),
         (b"\n", b"\r\n", r"clients\.csv: not a run's table"),
         (b"2,global,test", b"2,gl\xf6bal,test", r"clients\.csv, line \d+: not UTF-8 text; restore"),
-        (None, b"", r"clients\.csv: rows of rounds that evaluated clients are gone; restore"),
-        (None, b"round,client,mo", r"clients\.csv: rows of rounds that evaluated clients are gone; restore"),
+        (None, b"", r"clients\.csv: lines are missing or damaged: expected 121 .* round 4, got the first 0; restore"),
+        (None, b"round,client,mo", r"clients\.csv: lines are missing or damaged: .*got the first 0"),
+        (b"\n2,1,global,train,", b"\n?,1,global,train,", r"clients\.csv: lines are missing or damaged: .*the first 2;"),
+        (b"\n4,10,fine-tuned,test,", b"\n5,", r"clients\.csv: lines are missing or damaged: .*got the first 120;"),
     ],
 )
 def test_a_table_that_another_program_has_changed_is_refused(old, new, complaint, world, folder):
@@ -230,6 +232,14 @@ def test_a_table_that_another_program_has_changed_is_refused(old, new, complaint
     with pytest.raises(InputError, match=complaint):
         hpcfed.run(recipe("run", **changes), world=world, quiet=True)
     assert world.on_root(lambda: (path.read_bytes(), (run / "metrics.jsonl").read_bytes())) == before
+
+
+def test_a_table_that_was_removed_is_refused(world, folder):
+    changes = {"rounds": 6, "checkpoint": {"every": 4}, "evaluate": {**EVALUATE, "clients": ALL}}
+    run = stopped(recipe("run", **changes), world, 4)
+    world.on_root((run / "clients.csv").unlink)
+    with pytest.raises(InputError, match=r"clients\.csv: lines are missing or damaged: .*got the first 0; restore"):
+        hpcfed.run(recipe("run", **changes), world=world, quiet=True)
 
 
 @pytest.mark.parametrize("header", [b"", b"round,client,mo"])

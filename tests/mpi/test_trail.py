@@ -65,9 +65,18 @@ def test_hashes_of_updates_leave_the_result_as_it_is(world, folder):
 def test_lost_hashes_of_updates_end_a_resumed_run(world, folder):
     recipe = of("fedexp", update_hashes=True, checkpoint={"every": 1}, output="run")
     result = hpcfed.run({**recipe, "rounds": 2}, world=world, quiet=True)
-    world.on_root((result.folder / "update-hashes.bin").unlink)
+    record = result.folder / "metrics.jsonl"
+
+    def spoil() -> bytes:
+        (result.folder / "update-hashes.bin").unlink()
+        with record.open("a") as file:
+            file.write('{"round": 3}\n')  # after the checkpoint
+        return record.read_bytes()
+
+    before = world.on_root(spoil)
     with pytest.raises(InputError, match=r"hashes are missing: expected 48 bytes, got 0"):
         hpcfed.run(recipe, world=world, quiet=True)
+    assert record.read_bytes() == before
 
 
 def test_a_skipped_client_has_no_hash():
