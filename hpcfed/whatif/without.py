@@ -18,7 +18,7 @@ import psutil
 
 from hpcfed import algorithms
 from hpcfed.api import Result, run_resolved
-from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.cohort import Cohort, Cohorts, measured_in
 from hpcfed.config.clients import Without
 from hpcfed.config.load import dump_yaml, to_plain, validated
 from hpcfed.config.recipe import LETTERS, Recipe
@@ -178,7 +178,11 @@ def branch_point_of(base: Recorded, recipe: Recipe) -> BranchPoint:
         there, here = (Cohorts(one, federation.sizes, weights) for one in (base.recipe, recipe))
         rounds = range(1, min(len(base.rows), recipe.rounds) + 1)
         joined = next((t for t in rounds if not same(there.round(t), here.round(t))), rounds.stop)
-        others = [*_other_evaluations(base.recipe, recipe), *_other_rounds(recipe, federation)]
+        others = [
+            *_other_evaluations(base.recipe, recipe),
+            *_other_rounds(recipe, federation),
+            *_other_scores(base.recipe, recipe, federation),
+        ]
         first, why = min([(joined, ""), *others])
     start = max((kept for kept in base.checkpoints if kept < first), default=0)
     return BranchPoint(joined, first, why, start)
@@ -213,19 +217,21 @@ def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
         yield 1, "the class weights are those of the others' samples"
     if recipe.evaluate.statistics == "training":
         yield 1, "the running statistics are those of the others' samples"
-    if recipe.cohort.without is not None and recipe.cohort.without.evaluate == "others":
-        yield from _other_scores(recipe, federation)
 
 
-def _other_scores(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield the first rounds whose recorded scores count all clients."""
-    section = recipe.evaluate
+def _other_scores(there: Recipe, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
+    """Yield the first rounds whose recorded scores are of other clients."""
+    before, now = (measured_in(one, federation.num_clients) for one in (there, here))
+    if np.array_equal(before, now):
+        return
+    how = "; --evaluate all measures them as the run did" if before.all() else " without some clients"
+    section = here.evaluate
     scores = [("the training sets are", section.train.every), ("each client is", section.clients.every)]
     if federation.test_offsets is not None:
         scores.append(("the clients' test sets are", section.every))
     for what, every in scores:
         if every:
-            yield min(every, recipe.rounds), f"{what} evaluated there; --evaluate all measures them as the run did"
+            yield min(every, here.rounds), f"{what} evaluated there{how}"
 
 
 def described(branch: BranchPoint, base: Recorded, recipe: Recipe) -> Iterator[str]:

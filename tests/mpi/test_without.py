@@ -256,6 +256,19 @@ def test_it_goes_on_as_it_began(world, folder):
     assert rows_of(found) == rows_of(second)
 
 
+def test_scores_of_other_clients_are_measured_again(world, folder):
+    """A run without a client, whose scores leave it out, begins one without another whose scores are of all."""
+    evaluate = {"batch_size": 64, "train": {"every": 1}, "clients": {"every": 1}}
+    recipe = {"cohort": {"schedule": LATE}, "rounds": 4, "checkpoint": {"every": 1, "keep": 9}, "evaluate": evaluate}
+    hpcfed.run(small("run", **{**recipe, "cohort": {"schedule": LATE, "without": [4]}}), world=world, quiet=True)
+    found, _ = without(world, "3", evaluate="all")
+    both = {"clients": [4, 3], "evaluate": "all"}
+    again = hpcfed.run(
+        small("again", **{**recipe, "cohort": {"schedule": LATE, "without": both}}), world=world, quiet=True
+    )
+    assert rows_of(found) == rows_of(again)
+
+
 @pytest.mark.parametrize(
     ("clients", "options", "expected"),
     [
