@@ -143,7 +143,7 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
         saved = {**saved, "measured": world.on_root(folder.measured)}
     stopping = stopping_of(recipe, saved)
     if done and has_own_scores(recipe) and world.on_root(lambda: folder.code.is_new(recipe, done)):
-        stopping.forget_end()
+        stopping.forget()
     stopping.refuse_another_model(done, recipe.rounds, str(folder.path))
     if done < recipe.rounds:
         stopping.go_on(done)

@@ -86,6 +86,8 @@ class Stopping:
         was = saved.get("measured") or self._measured
         self.changed = {key: value for key, value in was.items() if value != self._measured.get(key)}
         """What `measured` was when the run was saved, where it is another now."""
+        if self.changed:  # the model: its scores are not comparable with those to come
+            saved = {key: saved.get(key) for key in ("rule", "reason")}
         self._marks = {USUAL: Mark(saved.get("best"), saved.get("since_best", 0))}
         for name, mark in saved.get("marks", {}).items():
             if name in self._larger_is_better and mark["of"] == self._plain_metric(name):
@@ -99,8 +101,6 @@ class Stopping:
         self._reached: int = saved.get("reached", 0) if same_target else 0
         self.reason: str | None = saved.get("reason") if before == self._plain_rule else None
         """Why the run has ended; None if it has not."""
-        if self.changed:
-            self.forget()
 
     def progress(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps, as plain JSON."""
@@ -138,13 +138,8 @@ class Stopping:
         )
 
     def forget(self) -> None:
-        """Forget all scores, which later ones are not comparable with."""
-        self._marks, self._reached, self._evaluated = {USUAL: Mark()}, 0, 0
-
-    def forget_end(self) -> None:
-        """Forget all scores, and with them that they have ended the run."""
-        self.forget()
-        self.reason = None
+        """Forget all scores, which later ones are not comparable with, and that they have ended the run."""
+        self._marks, self._reached, self._evaluated, self.reason = {USUAL: Mark()}, 0, 0, None
 
     def go_on(self, round: int) -> None:
         """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.
