@@ -82,8 +82,8 @@ def train(
             stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
             trains = done < last and stopping.reason is None
             state = simulation.hash if done else None
-            rows = client_evaluator.rows_of_a_model
-            data = world.on_root(lambda: folder.claim(recipe, done, state, client_rows=rows, trains=trains))
+            rows, say = client_evaluator.rows_of_a_model, reporter.say
+            data = world.on_root(lambda: folder.claim(recipe, done, state, say, client_rows=rows, trains=trains))
             with recorded_ending(folder, world) as ending:
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = _facts(recipe, parts, evaluator) | {"data": data}

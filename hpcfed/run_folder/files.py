@@ -102,10 +102,10 @@ def private_file(client: int) -> str:
     return f"private/client-{client}.safetensors"
 
 
-def put_aside(folder: Path) -> None:
-    """Move a run's files to previous-N/; the recipe is copied there."""
+def put_aside(folder: Path) -> Path | None:
+    """Move a run's files to previous-N/, and return it; the recipe is copied there. None if there are no files."""
     if not any((folder / name).exists() for name in (RECIPE, *RECORD)):
-        return
+        return None
     number = 1
     while (aside := folder / f"previous-{number}").exists():
         number += 1
@@ -115,6 +115,7 @@ def put_aside(folder: Path) -> None:
     for entry in (folder / name for name in RECORD):
         if entry.exists():
             entry.rename(aside / entry.name)
+    return aside
 
 
 def unusable(folder: Path, error: OSError) -> InputError:

@@ -7,6 +7,7 @@
     only FREE keys changed                      likewise
     the user's code changed                     refuse, with the files; after `accept_code` go on, both recorded
     anything else changed                       refuse, with the difference
+    the same, but no round was trained          start, the files kept under previous-N/
     a run that is going on, files not ours      refuse
 
 `fresh` starts anew and keeps our run that is there under previous-N/; files that are not ours stay in place.
@@ -17,7 +18,7 @@ Rank 0 writes all files but the logs of ranks, private parts and records of clie
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ class RunFolder:
             raise files.unusable(self.path, error) from None
         if found is None or self.fresh:
             return False
-        self._refuse_other(found, wanted)
+        if not self._is_untrained():
+            self._refuse_other(found, wanted)
         self.check_code(recipe)
         same = deciding(found, PLACES) == deciding(wanted, PLACES)
         result = files.read_mapping(self.path / "result.json")
@@ -119,6 +121,10 @@ class RunFolder:
             (self.path / "checkpoints").glob("round-*.json")
         )
 
+    def _is_untrained(self) -> bool:
+        """Whether a run began here and has no round; a recipe without the lock of a run may be the user's own."""
+        return (self.path / files.LOCK).exists() and not self._has_rounds() and not self._goes_on()
+
     def accept_code(self, recipe: Recipe) -> None:
         """Let the run here go on with the user's present code; both are recorded with the next round.
 
@@ -159,14 +165,27 @@ class RunFolder:
         return {key: str(evaluate.get(key, value)) for key, value in usual.items()}
 
     def claim(
-        self, recipe: Recipe, done: int, state: str | None = None, *, client_rows: int = 0, trains: bool = True
+        self,
+        recipe: Recipe,
+        done: int,
+        state: str | None,
+        say: Callable[[str], None],
+        *,
+        client_rows: int,
+        trains: bool,
     ) -> FileFacts:
         """Cut the record to the `done` rounds that a checkpoint holds, or put it aside; write the resolved recipe.
 
-        `state` is the hash of the checkpoint's model and server state, which the record of round `done` must have. An
-        evaluation of clients has `client_rows` rows for each model. If no further round trains, the record of the code
-        stays as it is.
-        Returns the facts of the federation file, to be kept in ``environment.json``.
+        Args:
+            recipe: of the run.
+            done: rounds that the checkpoint holds; 0: there is none.
+            state: hash of the checkpoint's model and server state, which the record of round `done` must have.
+            say: prints a line.
+            client_rows: rows of ``clients.csv`` for each model of an evaluation.
+            trains: whether further rounds train; if not, the record of the code stays as it is.
+
+        Returns:
+            The facts of the federation file, to be kept in ``environment.json``.
 
         Raises:
             InputError: the folder cannot be written, its record is damaged, the data are not the recorded ones, or the
@@ -183,6 +202,10 @@ class RunFolder:
                 cut(self.path, done, state, client_rows=client_rows, update_hashes=recipe.update_hashes)
             elif self._has_rounds() or self.fresh:
                 files.put_aside(self.path)
+            elif files.has_files(self.path) and (changed := _changed(files.read_recipe(self.path), to_plain(recipe))):
+                aside = files.put_aside(self.path)
+                ended = "a run of another recipe ended here before its first round"
+                say(f"{recipe.name}: {ended}; kept in {aside}: {changed}")
             if trains:
                 self.code.write(recipe, done)
             write_whole(self.path / files.RECIPE, dump_yaml(to_plain(recipe)))
@@ -219,11 +242,8 @@ class RunFolder:
         return count_rounds(self.metrics)
 
     def _refuse_other(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        changed = differences(found, wanted, FREE)
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            got = ", ".join(changed[:3]) + more
-            raise InputError("output holds another recipe's run", where=str(self.path), got=got, remedy=FRESH)
+        if changed := _changed(found, wanted):
+            raise InputError("output holds another recipe's run", where=str(self.path), got=changed, remedy=FRESH)
 
     def _refuse_other_record(self, rounds: Any) -> None:
         if self.rounds() != rounds:
@@ -250,6 +270,12 @@ class RunFolder:
 
     def _has_rounds(self) -> bool:
         return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+
+def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return up to three differences between the recipe of a run folder and the wanted one; "" if it is the same."""
+    changed = differences(found, wanted, FREE)
+    return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
 
 def _json_of(content: Mapping[str, Any]) -> Iterator[bytes]:

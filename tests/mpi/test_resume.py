@@ -22,13 +22,14 @@ from hpcfed.checkpoint.layout import _digest
 from hpcfed.config.limits import Stop
 from hpcfed.config.load import load_recipe
 from hpcfed.data.content import content_hash
-from hpcfed.errors import EnvironmentFailure, InputError, Stopped
+from hpcfed.errors import Busy, EnvironmentFailure, InputError, Stopped
 from hpcfed.ranks.world import World
 from hpcfed.report.read import read_run
+from hpcfed.run_folder.folder import RunFolder
 from hpcfed.simulation import Simulation
 from hpcfed.stopping import TimeLeft
 from hpcfed.sweep.select import read_numbers
-from tests.mpi.recipes import METHODS, small, write_small
+from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
@@ -479,6 +480,33 @@ def test_checkpoints_that_cannot_fit_are_refused(world, folder):
     with pytest.raises(EnvironmentFailure, match=r"checkpoints do not fit: .*TB for 1000000001.*checkpoint\.keep"):
         hpcfed.run(recipe, world=world, quiet=True)
     assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True))[1]
+
+
+def test_a_run_without_a_round_makes_room_for_another_recipe(world, folder, capfd):
+    """It failed after it had written its recipe; nothing of it is lost."""
+    recipe = of("scaffold", rounds=1)
+    run, others = folder / "run", of("scaffold", rounds=1, seed=5, checkpoint={"every": 2, "keep": 10**9})
+    with pytest.raises(EnvironmentFailure, match="checkpoints do not fit"):
+        hpcfed.run(others, world=world, quiet=True)
+    if world.is_root:
+        with RunFolder(run).held(World()), pytest.raises(Busy, match="a run is going on in this folder"):
+            hpcfed.run(recipe, world=World(), quiet=True)
+    world.gather(None)
+    capfd.readouterr()
+    whole = left_by(hpcfed.run({**recipe, "output": "whole"}, world=world, quiet=True))
+    assert left_by(hpcfed.run(recipe, world=world)) == whole
+    lines = [line for line in capfd.readouterr().out.splitlines() if "before its first round" in line]
+    assert len(lines) == world.is_root
+    assert all("/run/previous-1: seed" in line for line in lines)
+    assert "checkpoints do not fit" in (run / "previous-1" / "result.json").read_text()
+
+
+def test_a_recipe_where_no_run_began_is_refused(world, folder):
+    """It may be the user's own, and is not to be overwritten."""
+    world.on_root((folder / "run").mkdir)
+    world.on_root(lambda: write_recipe(folder / "run", seed=5) and None)
+    with pytest.raises(InputError, match="output holds another recipe's run"):
+        hpcfed.run(of("scaffold"), world=world, quiet=True)
 
 
 def test_what_a_run_was_for_is_remembered(world, folder):
