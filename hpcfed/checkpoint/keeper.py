@@ -20,6 +20,7 @@ from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.parts import Parts
+from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identities, identity
 from hpcfed.simulation import Simulation
@@ -93,14 +94,14 @@ class Checkpoints:
         if found.round > self._recipe.rounds:
             raise InputError(
                 "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
-                where=str(self._run.path), remedy="choose another output for a shorter run",
+                where=str(self._run.path), remedy=f"set rounds={found.round}; for a shorter run {FRESH}",
             )  # fmt: skip
         if not names <= found.replicated.keys() and self._is_measured_untrained(found.round):
             raise InputError(
                 f"the checkpoint of round {found.round} lacks what evaluate.model needs of it, and no round trains "
                 "before the next evaluation",
                 where=str(self._run.path),
-                remedy="leave evaluate.model as it was, or raise rounds",
+                remedy=f"leave evaluate.model as it was, or raise rounds; for a new run {FRESH}",
             )
         self._simulation.restore(found.replicated, found.clients)
         self._simulation.magnitudes.restore(found.progress["magnitudes"])

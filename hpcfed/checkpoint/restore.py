@@ -22,6 +22,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, open_file
 from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
+from hpcfed.run_folder.code import FRESH
 from hpcfed.types import State
 
 log = logging.getLogger("hpcfed")
@@ -71,23 +72,23 @@ def newest(
         InputError: the newest is of another recipe, or holds other states.
         EnvironmentFailure: a file of it cannot be read, though it may be whole.
     """
-    for path in world.on_root(lambda: _manifests(folder)):
+    paths = world.on_root(lambda: _manifests(folder))
+    for path, before in zip(paths, [*paths, None][1:], strict=True):
         try:
             manifest, replicated = _read_on_root(path, world)
             if manifest.recipe not in recipes:
-                raise InputError(
-                    "the checkpoint is of another recipe", where=str(path), remedy="choose another output, or remove it"
-                )
+                raise InputError("the checkpoint is of another recipe", where=str(path), remedy=FRESH)
             if not holds(replicated, names):
                 raise InputError(
                     "the checkpoint holds other states than this recipe's",
                     where=str(path),
-                    remedy="leave evaluate.model as it was, or choose another output",
+                    remedy=f"leave evaluate.model as it was; or {FRESH}",
                 )
             mine = partial(_read_clients, folder, manifest, replicated, layout, placement, world.rank)
             clients = world.together(mine)
         except Damaged as damage:
-            remark = f"{path} is damaged ({damage}); trying the one before"
+            follows = "no other is left, the run starts again" if before is None else f"trying {before.name}"
+            remark = f"{path} is damaged ({damage}); {follows}"
             log.warning(remark)
             say(remark)
             continue

@@ -123,7 +123,7 @@ def test_a_finished_run_takes_more_rounds(variant, world, folder):
 
 def test_a_shorter_run_than_the_checkpoint_is_refused(world, folder):
     stopped(of("fedexp-m"), world)
-    with pytest.raises(InputError, match=r"rounds: expected at least 4.*got 3"):
+    with pytest.raises(InputError, match=r"rounds: expected at least 4.*got 3; set rounds=4; .* or --fresh"):
         hpcfed.run(of("fedexp-m", rounds=3), world=world, quiet=True)
 
 
@@ -224,6 +224,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_used(damage, world, 
     if world.is_root:
         assert "round-00000005" in lines[0]
         assert complaint in lines[0]
+        assert lines[0].endswith("; trying round-00000004.json")
         assert "damaged" in (run / "logs" / "rank-0.log").read_text()
     assert checkpoints(run) == [6, 7]
 
@@ -322,13 +323,16 @@ def test_a_damaged_checkpoint_never_counts_as_one_that_is_kept(world, folder):
     assert checkpoints(run) == [5]
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_starts_again(world, folder):
+def test_a_run_whose_checkpoints_are_all_damaged_starts_again(world, folder, capfd):
     recipe = of("feddyn")
     whole = left_by(hpcfed.run({**recipe, "output": f"whole-{world.rank}"}, world=World(), quiet=True))
     run = stopped(recipe, world)
     world.on_root(lambda: [flip(path) for path in (run / "checkpoints").glob("*.server")] and None)
-    assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == whole
+    assert left_by(hpcfed.run(recipe, world=world)) == whole
     assert checkpoints(run / "previous-1") == [2, 4]
+    lines = [line for line in capfd.readouterr().out.splitlines() if " is damaged (" in line]
+    endings = ["trying round-00000002.json", "no other is left, the run starts again"]
+    assert [line.rpartition("; ")[2] for line in lines] == (endings if world.is_root else [])
 
 
 def test_what_a_killed_job_left_is_removed(world, folder):
@@ -361,7 +365,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(world, folder):
 
     world.on_root(exchange)
     before = world.on_root(lambda: (run / "metrics.jsonl").read_bytes())
-    with pytest.raises(InputError, match=r"round-00000004\.json: the checkpoint is of another recipe; choose another"):
+    with pytest.raises(InputError, match=r"round-00000004\.json: the checkpoint is of another recipe; .* or --fresh"):
         hpcfed.run(of("fedexp-m"), world=world, quiet=True)
     assert (run / "metrics.jsonl").read_bytes() == before
     assert checkpoints(run) == [2, 4]
