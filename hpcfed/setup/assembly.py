@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
 from hpcfed.data.staging import open_federation
+from hpcfed.errors import InputError, shown
 from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
@@ -17,6 +18,7 @@ from hpcfed.vendor.malloc import keep_freed_memory
 if TYPE_CHECKING:
     from hpcfed.evaluation.evaluate import Evaluator
     from hpcfed.parts import Parts
+    from hpcfed.types import Method
 
 
 def assemble(
@@ -28,7 +30,8 @@ def assemble(
     `watchdog`, if there is one.
 
     Raises:
-        InputError: the model does not fit the federation, or cannot be built, or the recipe's device is missing.
+        InputError: the model does not fit the federation, or cannot be built, the recipe's device is missing, or the
+            method reports other vectors or scalars on another rank.
         EnvironmentFailure: a GPU cannot be used, or memory is short.
     """
     own = device_slot or take_device_slot(recipe.device, world)
@@ -37,6 +40,7 @@ def assemble(
         checked = own_code_named()(device_faults(world)(_assemble))
         assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
         check_hosts(recipe, world)
+        _check_reports(assembled[0].method, world)
     except BaseException:  # whose traceback would hold the file open
         federation.close()
         raise
@@ -50,3 +54,22 @@ def _assemble(
     from hpcfed.setup.parts import parts_of
 
     return parts_of(recipe, federation, world, device_slot, watchdog)
+
+
+def _check_reports(method: Method, world: World) -> None:
+    """Refuse a method whose ranks would reduce buffers of other layouts; called on every rank.
+
+    Raises:
+        InputError: naming the first rank whose vectors or scalars are not those of rank 0.
+    """
+    own = {"vectors": [method.reported(alike) for alike in (False, True)], "scalars": list(method.local.scalars)}
+    first, *others = world.gather(own)
+    for rank, other in enumerate(others, start=1):
+        for what, names in other.items():
+            if names != first[what]:
+                raise InputError(
+                    f"{method.name}: the reported {what} are not the same on every rank",
+                    expected=f"{shown(first[what])} of rank 0",
+                    got=f"{shown(names)} of rank {rank} on {world.hosts[rank]}",
+                    remedy="neither the rank nor a clock, a random number or the order of a set may decide their names",
+                )

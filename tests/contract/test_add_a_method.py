@@ -304,8 +304,45 @@ def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, p
 def test_a_step_with_random_numbers_of_its_own_is_told_before_the_memory(world, place):
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
     changes = {"factory": "erring:made", "rule": "Noisy"}
-    with pytest.raises(EnvironmentFailure, match=r"every rank: no random numbers .* suspect that host's memory"):
+    with pytest.raises(EnvironmentFailure, match=r"every rank: no clock, .* suspect that host's memory"):
         hpcfed.run(recipe(place, "run", changes), world=world, quiet=True)
+
+
+RANKED = """
+from mpi4py import MPI
+
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method
+
+RANK = MPI.COMM_WORLD.rank
+NAMES = {"vectors": ("a", "b")[:: -1 if RANK == 1 else 1], "scalars": ("a", "b")[RANK == 1 :]}
+
+
+class Ranked(ClientRule):
+    what: str
+
+    def vectors(self, alike):
+        return NAMES["vectors"] if self.what == "vectors" else ()
+
+    @property
+    def scalars(self):
+        return NAMES["scalars"] if self.what == "scalars" else ()
+
+
+def ranked(what):
+    return Method("ranked", Ranked(what=what), ServerStep())
+"""
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("what", ["vectors", "scalars"])
+def test_ranks_that_report_others_are_named(what, world, place):
+    """Before a round, whose sums would be of other names, or of another length."""
+    world.on_root(lambda: (place / "ranked.py").write_text(RANKED))
+    says = rf"ranked: the reported {what} are not the same on every rank: expected .* of rank 0, got .* of rank 1 on "
+    with pytest.raises(InputError, match=says):
+        hpcfed.run(recipe(place, "run", {"factory": "ranked:ranked", "what": what}), world=world, quiet=True)
 
 
 @pytest.mark.ranks(2)
