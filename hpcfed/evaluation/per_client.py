@@ -135,7 +135,7 @@ class ClientEvaluator:
     @property
     def rows_of_a_model(self) -> int:
         """Rows of the table for each model of an evaluation."""
-        return sum(np.count_nonzero(sizes) for sizes in self._sizes.values())
+        return sum(int(np.count_nonzero(sizes)) for sizes in self._sizes.values())
 
     def __call__(self, w: Tensor, round: int) -> ClientScores:
         """Measure all clients after a round, with the global model `w`, (d,): one reduction."""
