@@ -89,8 +89,8 @@ def _on_the_end(recipe: Recipe) -> Iterator[str]:
     few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
     if stop.patience is not None and every and stop.patience >= evaluations:
         yield f"stop.patience: {stop.patience} has no effect, with {few}"
-    if every and stop.for_ > evaluations:
-        key = "test_accuracy" if stop.target is None else "target"
+    key = next((key for key in ("test_accuracy", "target") if getattr(stop, key) is not None), None)
+    if key and every and stop.for_ > evaluations:
         yield f"stop.{key} has no effect with for: {stop.for_}, with {few}"
     if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:
         yield f"checkpoint.keep: {keep} is for early stops alone, since checkpoint.every is 0"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from hpcfed.data.cache import Samples
+from hpcfed.data.cache import Samples, refuse_written, versions_of
 from hpcfed.ranks.accelerators import upload
 
 GATHERED_BYTES = 1 << 18
@@ -18,11 +18,16 @@ def minibatches(samples: Samples, batch_size: int | str, steps: int, rng: np.ran
     """Yield `steps` minibatches: the shuffled samples in pieces of `batch_size`, reshuffled at each pass.
 
     A short last piece counts as a minibatch. ``full`` yields all samples, unshuffled, at each step.
+
+    Raises:
+        InputError: a step with ``full`` has written to the samples.
     """
     x, y = samples
     if batch_size == "full" or steps == 0:
+        versions = versions_of(samples)
         for _ in range(steps):
             yield samples
+            refuse_written(samples, versions)
         return
     size = int(batch_size)
     together = max(1, GATHERED_BYTES // max(1, size * x[0].nbytes))

@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import InputError
 from hpcfed.ranks.accelerators import upload
 
 Samples = tuple[Tensor, Tensor]
 """x (n, …) and y (n, …), of the dtypes of `hpcfed.data.shards.types_of`."""
 Key = tuple[str, int]
+Versions = tuple[int, int]
+"""torch's counts of the writes to x and y."""
 ALIGNED = 64
 """Bytes: torch's own alignment; the last bits of a matrix product may depend on it."""
 
@@ -29,7 +32,7 @@ class Held:
 
     def __init__(self, capacity: int):
         self._room = capacity
-        self._samples: dict[Key, tuple[Samples, int]] = {}
+        self._samples: dict[Key, tuple[Samples, int, Versions]] = {}
         self._pieces: OrderedDict[int, tuple[list[Key], int]] = OrderedDict()
         self._numbers = count()
 
@@ -37,11 +40,16 @@ class Held:
         return key in self._samples
 
     def get(self, key: Key) -> Samples | None:
-        """Return cached samples, whose piece becomes the most recently used; None where they are not cached."""
+        """Return cached samples, whose piece becomes the most recently used; None where they are not cached.
+
+        Raises:
+            InputError: they were written to since they were cached.
+        """
         found = self._samples.get(key)
         if found is None:
             return None
-        samples, piece = found
+        samples, piece, versions = found
+        refuse_written(samples, versions)
         self._pieces.move_to_end(piece)
         return samples
 
@@ -55,7 +63,29 @@ class Held:
                 del self._samples[key]
         piece = next(self._numbers)
         self._pieces[piece] = list(members), nbytes
-        self._samples |= {key: (samples, piece) for key, samples in members.items()}
+        self._samples |= {key: (samples, piece, versions_of(samples)) for key, samples in members.items()}
+
+
+def versions_of(samples: Samples) -> Versions:
+    """Return how often samples were written to, for `refuse_written`."""
+    x, y = samples
+    return x._version, y._version
+
+
+def refuse_written(samples: Samples, versions: Versions) -> None:
+    """Check that samples were not written to since they had these `versions`: later rounds have the same memory.
+
+    Raises:
+        InputError: they were, which only code of the user does.
+    """
+    if versions_of(samples) != versions:
+        raise InputError(
+            "the samples of the federation",
+            where="a model, loss, metric or step of yours",
+            expected="left as they are",
+            got="written to in place",
+            remedy="compute in new tensors there: x = 2 * x, not x *= 2",
+        )
 
 
 def aligned(rows: Tensor, sizes: np.ndarray) -> tuple[list[Tensor], int]:

@@ -204,7 +204,8 @@ class _CheckedLocal(_Checked):
 
     def share(self, shared: State, means: Means) -> State:
         seed_generators(self._gaps.device, self._seed, Purpose.SHARE, means.round)
-        state = self._part.share(shared, means)
+        with self._unchanged("share", shared=shared, means=means.vectors):
+            state = self._part.share(shared, means)
         if self._shared is not None:
             self._check_state("share", state, self._shared)
         return state

@@ -416,7 +416,7 @@ GIVEN = {
         *("name=a", "name=b", "local.clip=linear", "stop.patience=2", "evaluate.every=2"),
         *("local.lr_schedule=[{round: 2, lr: 0.1}, {round: 9, lr: 0.01}]", "checkpoint={every: 0, keep: spaced}"),
     ],
-    "dsgd": ["algorithm={name: dsgd}", "local.momentum=0.9"],
+    "dsgd": ["algorithm={name: dsgd}", "local.momentum=0.9", "evaluate.every=9"],
     "guess": [
         *("cohort.sampling=bernoulli", "local.momentum=0.9", "guess=remaining", "evaluate.every=0"),
         *("evaluate.metrics=[f1-macro]", "evaluate.clients.models=[fine-tuned]"),
@@ -435,6 +435,7 @@ def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
         said[name] = done.stdout
     for line, run in UNUSED.items():
         assert line in said[run]
+    assert "stop." not in said["dsgd"]  # a run without one
 
 
 def network():

@@ -79,6 +79,25 @@ def wordy(parameters, batch, context):  # wordy
 
 def two(parameters, batch):  # two
     return parameters, 0.0
+
+
+def lasting(parameters, batch, context):  # lasting
+    context.w.mul_(0.5)
+    return parameters, 0.0
+
+
+def scaling(parameters, batch, context):
+    batch[0].mul_(1.5)
+    return parameters, 0.0
+
+
+class Scaling(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(12, 4)
+
+    def forward(self, x):
+        x *= 1.5
+        return super().forward(x)
 """
 
 
@@ -310,6 +329,7 @@ def line_of(text: str) -> int:
         ),
         ("wordy", "# wordy", ": local.step, in wordy: its loss: expected a number, got a str"),
         ("untilted", "# untilted", ", in untilted: the method adds a term to each gradient: expected context.tilt in"),
+        ("lasting", "# lasting", ", in lasting: context.w: expected left as it is, got written to in place"),
     ],
 )
 def test_a_step_that_errs_is_told_by_file_line_and_function(step, at, says, world, place):
@@ -318,6 +338,15 @@ def test_a_step_that_errs_is_told_by_file_line_and_function(step, at, says, worl
     assert f"own.py, line {line_of(at)}" in str(error.value)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("local", "changes"), [({"step": "own:scaling"}, {}), ({}, {"model": {"factory": "own:Scaling"}})]
+)
+def test_samples_that_are_written_to_are_refused(local, changes, world, place):
+    """By a step in training on full batches; by a model in the second evaluation, before it is recorded."""
+    with pytest.raises(hpcfed.InputError, match=r"the samples of the federation: .* got written to in place"):
+        run(place, "run", world, local, evaluate={"every": 1}, **changes)
 
 
 def test_a_full_disk_is_not_the_steps_fault(world, place):

@@ -206,6 +206,7 @@ BAD = {
     "writes-to-the-initial-model": ("begin: w.mul_(0.5)", "begin: its argument w: expected left as it is"),
     "writes-to-its-state": ("next_state: client['e'].add_(1)", "next_state: its argument client 'e': expected left"),
     "writes-to-w-at-the-server": ("step: w.sub_(means.delta)", "step: its argument w: expected left as it is"),
+    "writes-to-the-means": ("share: means.delta.mul_(2)", "share: its argument means 'delta': expected left as it is"),
     "complex-state": ("begin: return {'e': w.to(torch.complex64)}", "begin: its 'e': expected a dense tensor of"),
     "numbered-state": ("begin: return {1: w}", "begin: a name of its answer: expected text, got 1"),
     "huge-scalar": ("report: return Update(local.delta, scalars={'a': 10**400})", "its scalar 'a': expected a number"),
@@ -245,6 +246,10 @@ class Client(ClientRule):
     def next_state(self, sent, local, w, shared, client, context):
         {next_state}
         return {{"e": local.delta}}
+
+    def share(self, shared, means):
+        {share}
+        return shared
 
 
 class Server(ServerStep):
