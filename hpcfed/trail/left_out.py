@@ -1,4 +1,4 @@
-"""How far a run without some clients is a run in which they never took part: its training, or all that came before."""
+"""What a run without some clients may still owe to them: scaling, filled cells, levels of categories, initial model."""
 
 from __future__ import annotations
 

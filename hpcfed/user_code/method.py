@@ -1,5 +1,5 @@
-"""Checks of a user's method: types, names, shapes and dtypes of everything it returns; and what its calls draw from
-global random generators, which is set to a stream of each call's own.
+"""Checks of a user's method: types, names, shapes and dtypes of everything it returns. Before each call the global
+random generators are set to a stream of its own.
 
 The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
 and sum, so that random numbers of a method in them would be in its step size and in no parameter.
