@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpcfed.config.metrics import is_percentage
 from hpcfed.io.console import short_names
+from hpcfed.report.measure import unit_of
 from hpcfed.run_folder.progress import clock
 from hpcfed.run_folder.rounds import PHASES
 from hpcfed.watch.canvas import Series, chart
@@ -80,7 +80,7 @@ def _chart(runs: Sequence[Followed], column: str, title: str, width: int, height
         Series(_colour(number), range(1, run.done + 1), run.columns.get(column, ())) for number, run in enumerate(runs)
     ]
     rounds = max(run.done for run in runs)  # not the recipe's: the first hundred of 20,000 would be one stroke
-    return chart(title, series, rounds, width, height, is_percentage=is_percentage(column))
+    return chart(title, series, rounds, width, height, is_percentage=unit_of(column) == "fraction")
 
 
 def _table(runs: Sequence[Followed], width: int) -> Table:
