@@ -169,7 +169,7 @@ def larger_is_better(metric: Metric) -> bool | None:
 
 def direction_of(name: str, metrics: Mapping[str, Metric]) -> bool | None:
     """Return whether larger is better of a measure by its name in a recipe with these metrics; None if unknown."""
-    return larger_is_better(metrics[name]) if name in metrics else {"accuracy": True, "loss": False}.get(name)
+    return {"accuracy": True, "loss": False}.get(name, larger_is_better(metrics.get(name, name)))
 
 
 def is_share(name: str, metrics: Mapping[str, Metric]) -> bool:

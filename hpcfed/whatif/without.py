@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def branch_point_of(base: Recorded, recipe: Recipe) -> BranchPoint:
         others = [
             *_other_evaluations(base.recipe, recipe),
             *_other_rounds(recipe, federation),
-            *_other_scores(base.recipe, recipe, federation),
+            *_other_scores(base, recipe, federation),
         ]
         first, why = min([(joined, ""), *others])
     start = max((kept for kept in base.checkpoints if kept < first), default=0)
@@ -219,19 +220,23 @@ def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
         yield 1, "the running statistics are those of the others' samples"
 
 
-def _other_scores(there: Recipe, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield the first rounds whose recorded scores are of other clients."""
-    before, now = (measured_in(one, federation.num_clients) for one in (there, here))
+def _other_scores(base: Recorded, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
+    """Yield the first rounds whose recorded scores are of other clients; a former last round is evaluated, too."""
+    before, now = (measured_in(one, federation.num_clients) for one in (base.recipe, here))
     if np.array_equal(before, now):
         return
     how = "; --evaluate all measures them as the run did" if before.all() else " without some clients"
     section = here.evaluate
-    scores = [("the training sets are", section.train.every), ("each client is", section.clients.every)]
+    scores = [
+        ("the training sets are", "train_loss", section.train.every),
+        ("each client is", "clients", section.clients.every),
+    ]
     if federation.test_offsets is not None:
-        scores.append(("the clients' test sets are", section.every))
-    for what, every in scores:
+        scores.append(("the clients' test sets are", "test_loss", section.every))
+    for what, column, every in scores:
         if every:
-            yield min(every, here.rounds), f"{what} evaluated there{how}"
+            recorded = (t for t, row in enumerate(base.rows, start=1) if row.get(column) is not None)
+            yield min(every, here.rounds, *islice(recorded, 1)), f"{what} evaluated there{how}"
 
 
 def described(branch: BranchPoint, base: Recorded, recipe: Recipe) -> Iterator[str]:

@@ -269,6 +269,19 @@ def test_scores_of_other_clients_are_measured_again(world, folder):
     assert rows_of(found) == rows_of(again)
 
 
+def test_the_scores_of_a_former_last_round_are_measured_again(world, folder):
+    """A run that was asked for more rounds has evaluated one that no period names."""
+    evaluate = {"batch_size": 64, "train": {"every": 9}}
+    recipe = {"cohort": {"schedule": LATE}, "checkpoint": {"every": 1, "keep": 9}, "evaluate": evaluate}
+    hpcfed.run(small("run", **recipe, rounds=1), world=world, quiet=True)
+    base = hpcfed.run(small("run", **recipe, rounds=4), world=world, quiet=True)
+    assert base.metrics[0]["train_loss"] is not None
+    found, _ = without(world, "3")
+    cohort = {"schedule": LATE, "without": [3]}
+    again = hpcfed.run(small("again", **{**recipe, "cohort": cohort}, rounds=4), world=world, quiet=True)
+    assert rows_of(found) == rows_of(again)
+
+
 @pytest.mark.parametrize(
     ("clients", "options", "expected"),
     [
