@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def newest(
         EnvironmentFailure: a file of it cannot be read, though it may be whole.
     """
     paths = world.on_root(lambda: _manifests(folder))
-    for path, before in zip(paths, [*paths, None][1:], strict=True):
+    for path, before in zip_longest(paths, paths[1:]):
         try:
             manifest, replicated = _read_on_root(path, world)
             if manifest.recipe not in recipes:

@@ -29,6 +29,7 @@ from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State
 from hpcfed.user_code.blame import defined_at
+from hpcfed.user_code.lent import Lent
 
 
 class StepContext:
@@ -137,10 +138,7 @@ class OwnStepSolver:
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         context, y, losses = StepContext(task, w, round, self._tools), start_of(task.tilt, w).clone(), 0.0
-        lent = {"w": w}
-        for kind, state in (("state", task.state), ("shared", task.shared)):
-            lent |= {f"{kind}[{name!r}]": tensor for name, tensor in state.items()}
-        versions = {name: tensor._version for name, tensor in lent.items()}
+        lent = Lent(w=w, state=task.state, shared=task.shared)
         for batch in self._solver.minibatches(task, round):
             context.step += 1
             with self._computing():
@@ -149,9 +147,8 @@ class OwnStepSolver:
             losses += loss
             if on_step is not None:
                 on_step(task.client, context.step, y)
-        for name, tensor in lent.items():
-            if tensor._version != versions[name]:
-                self._refuse(f"context.{name}", "left as it is", "written to in place", "make a new tensor there")
+        if what := lent.written():
+            self._refuse(f"context.{what}", "left as it is", "written to in place", "make a new tensor there")
         tilts = task.tilt.shift is not None or task.tilt.mu != 0
         if context.step and tilts and not context.asked_for_tilt:
             remedy = "add context.tilt(parameters) to its gradient, or use a method without a tilt, such as fedavg"

@@ -46,10 +46,12 @@ class RunFolder:
     Args:
         path: of the folder.
         fresh: whether our run that is there is put aside for a new one.
+        lasting: whether it is to hold the rows of all rounds in ``clients.csv``. A verification's begins with those
+            that it computes.
     """
 
-    def __init__(self, path: Path, *, fresh: bool = False):
-        self.path, self.fresh = path, fresh
+    def __init__(self, path: Path, *, fresh: bool = False, lasting: bool = True):
+        self.path, self.fresh, self._lasting = path, fresh, lasting
         self.code = CodeRecord(path)
         self.metrics = path / RECORD
         self.clients = path / files.CLIENTS
@@ -199,7 +201,8 @@ class RunFolder:
             files.remove_remains(self.path)
             if done:
                 self.code.refuse_changes(recipe)
-                cut(self.path, done, state, client_rows=client_rows, update_hashes=recipe.update_hashes)
+                rows = client_rows if self._lasting else 0
+                cut(self.path, done, state, client_rows=rows, update_hashes=recipe.update_hashes)
             elif self._has_rounds() or self.fresh:
                 files.put_aside(self.path)
             elif files.has_files(self.path) and (changed := _changed(files.read_recipe(self.path), to_plain(recipe))):

@@ -24,14 +24,15 @@ def begin_after(folder: Path, run: Path, start: int, recipe: Recipe, *, linked: 
     Args:
         folder: to be made.
         run: the recorded run, with a checkpoint of that round; 0: nothing is needed.
-        linked: whether the checkpoint's files are symbolic links, for a folder that does not last.
+        linked: whether the checkpoint's files are symbolic links and there is no ``clients.csv``, for a folder that
+            does not last.
     """
     folder.mkdir()
     if not start:
         return
     with (run / RECORD).open("rb") as record:
         write_whole(folder / RECORD, islice(record, start))
-    for name in (CODE, CLIENTS, UPDATE_HASHES):
+    for name in (CODE, UPDATE_HASHES) if linked else (CODE, CLIENTS, UPDATE_HASHES):
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)
     take: Callable[[Path, Path], object] = (lambda there, here: here.symlink_to(there)) if linked else shutil.copyfile

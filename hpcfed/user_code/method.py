@@ -31,6 +31,7 @@ from hpcfed.types import (
 )
 from hpcfed.user_code.blame import defined_at
 from hpcfed.user_code.generators import seed_generators
+from hpcfed.user_code.lent import Lent
 
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 """Types of a state's tensors: those that hashes, checkpoints and moves between ranks can hold."""
@@ -103,17 +104,11 @@ class _Checked:
 
     @contextmanager
     def _unchanged(self, name: str, **arguments: Tensor | State) -> Iterator[None]:
-        """Refuse a call that writes to its arguments: other clients, and the next round, have the same memory."""
-        tensors = {
-            f"{key} {inner!r}" if inner else key: tensor
-            for key, found in arguments.items()
-            for inner, tensor in ({"": found} if isinstance(found, Tensor) else found).items()
-        }
-        before = {what: tensor._version for what, tensor in tensors.items()}
+        """Refuse a call that writes to its arguments."""
+        lent = Lent(**arguments)
         yield
-        for what, tensor in tensors.items():
-            if tensor._version != before[what]:
-                self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
+        if what := lent.written():
+            self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
 
     def _closed(self, vector: Tensor) -> Tensor:
         """Return a vector (d,) with its gaps set to 0, in place where its memory allows it."""

@@ -113,7 +113,7 @@ def compute(recipe: Recipe, folder: Path, reporter: Comparing, world: World, las
         Diverged, InputError, EnvironmentFailure: as training does.
     """
     try:
-        train(recipe, RunFolder(folder), reporter, world, last=last)
+        train(recipe, RunFolder(folder, lasting=False), reporter, world, last=last)
     except _Parted:
         return False
     except _Enough:

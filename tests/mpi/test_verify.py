@@ -222,6 +222,15 @@ def test_without_a_certificate_the_rounds_tell(world, folder):
         world.on_root(lambda: shutil.copytree(folder / "kept", folder / "run") and None)
 
 
+def test_without_a_certificate_rounds_are_computed_without_the_table_of_clients(world, folder):
+    """Which may be large, and was removed."""
+    hpcfed.run(of("fedavg", **VARIANTS["clients-evaluated"]), world=world, quiet=True)
+    for name in ("certificate.json", "clients.csv"):
+        world.on_root(lambda name=name: (folder / "run" / name).unlink())
+    code, said = verified(folder / "run", world, 2)
+    assert code == 0, said
+
+
 def test_another_machine_is_compared_round_by_round_within_a_tolerance(world, folder):
     """Its packages are others, and so are the last digits of its losses."""
     hpcfed.run(of("fedavg"), world=world, quiet=True)
