@@ -96,8 +96,9 @@ MEANINGS = {
         "global one after `fine_tune: {steps: 5, lr: 0.01, batch_size: 50}`"
     ),
     "stop": (
-        "`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early; `{metric: auroc, target: "
-        "0.9, patience: 20}`: by one of `evaluate.metrics`, `accuracy` or `loss` on the test set"
+        "`{test_accuracy: 0.96, for: 1, patience: 20, max_hours: 11}`: ends the run early (`for` and "
+        "`patience` count evaluations); `{metric: auroc, target: 0.9, patience: 20}`: by one of `evaluate.metrics`, "
+        "`accuracy` or `loss` on the test set"
     ),
     "checkpoint": (
         "`{every: 10min, keep: 2}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped "
