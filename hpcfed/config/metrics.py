@@ -172,6 +172,17 @@ def direction_of(name: str, metrics: Mapping[str, Metric]) -> bool | None:
     return {"accuracy": True, "loss": False}.get(name, larger_is_better(metrics.get(name, name)))
 
 
+def direction_of_column(column: str, metrics: Mapping[str, Metric]) -> bool | None:
+    """Return whether larger is better of a column of the record, ``test_auroc``, ``clients.global.test.accuracy.mean``.
+
+    None if unknown, as of a variance over clients.
+    """
+    if column.startswith("clients."):
+        *_, measure, statistic = column.split(".")
+        return None if statistic == "variance" else direction_of(measure, metrics)
+    return direction_of(column.partition("_")[2], metrics)
+
+
 def is_share(name: str, metrics: Mapping[str, Metric]) -> bool:
     """Whether the values of a measure, by its name in a recipe with these metrics, are from 0 to 1."""
     metric = metrics.get(name, name)

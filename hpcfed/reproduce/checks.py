@@ -13,7 +13,7 @@ from data_prep.sources.files import DataSource
 from data_prep.split import NATURAL, NATURAL_OPTIONS
 from hpcfed import algorithms, models
 from hpcfed.config.load import load_recipe
-from hpcfed.config.metrics import BUILT_IN, DIRECTIONS, direction_of, is_matrix, is_share
+from hpcfed.config.metrics import BUILT_IN, DIRECTIONS, direction_of_column, is_matrix, is_share
 from hpcfed.config.recipe import Recipe, Seeds
 from hpcfed.errors import InputError, nearest, shown
 from hpcfed.reproduce.experiment import AGAINST, STEPS_OF_AVERAGE, Case, Content, Data, Experiment, Goal
@@ -306,11 +306,10 @@ def _check_columns(experiment: Experiment, recipes: Sequence[Recipe]) -> None:
             remedy = UNMEASURED.get(column) or nearest(column, known)
             expected = "a column that a run records"
             raise InputError(f"measure.{key}", expected=expected, got=repr(column), remedy=remedy)
-    if measure.kind in RANKED and any(_has_no_direction(measure.column, recipe) for recipe in recipes):
-        remedy = f"add better: {' or '.join(DIRECTIONS)} to it in evaluate.metrics"
+    if measure.kind in RANKED and any(
+        direction_of_column(measure.column, recipe.evaluate.metrics) is None for recipe in recipes
+    ):
+        add = f"add better: {' or '.join(DIRECTIONS)} to it in evaluate.metrics"
+        own = any(measure.column in _measured(recipe) for recipe in recipes)
+        remedy = add if own else "name a loss, an accuracy or a metric, or one's mean over clients"
         raise InputError(f"measure.column: {measure.column!r} has no direction", remedy=remedy)
-
-
-def _has_no_direction(column: str, recipe: Recipe) -> bool:
-    """Whether a column is of a metric whose better values are not known."""
-    return column in _measured(recipe) and direction_of(column.partition("_")[2], recipe.evaluate.metrics) is None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.config.load import to_plain
-from hpcfed.config.metrics import direction_of, is_percentage
+from hpcfed.config.metrics import direction_of_column, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.report.group import Group
 from hpcfed.report.measure import CRITERIA, Criterion, Spread, Unit, best, final, moving, round_reached, spread
@@ -144,7 +144,7 @@ def criterion_of(experiment: Experiment) -> Criterion:
         return known
     title = column.replace("train_", "training ").replace("_", " ")
     unit: Unit = "fraction" if is_percentage(column, metrics) else "number"
-    return Criterion(column, title, bool(direction_of(column.partition("_")[2], metrics)), unit)
+    return Criterion(column, title, bool(direction_of_column(column, metrics)), unit)
 
 
 def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], target: float | Goal) -> Reached:

@@ -97,13 +97,17 @@ def lay_out(
 
 
 def _stop(experiment: Experiment, case: Case) -> Content:
-    """Return the ``stop`` of a run that ends at its case's hardest target; empty without one that it can end at."""
+    """Return the ``stop`` of a run that ends at its case's hardest target; empty without one that it can end at.
+
+    As many evaluations in a row as a moving average takes have to reach it: then the average does, too.
+    """
     part, _, metric = experiment.measure.column.partition("_")
     targets = [target for target in case.targets if not isinstance(target, Goal)]
     if part != "test" or not targets:
         return {}
     hardest = max(targets) if direction_of(metric, experiment.metrics) else min(targets)
-    return {"stop": {"test_accuracy": hardest} if metric == "accuracy" else {"metric": metric, "target": hardest}}
+    rule = {"test_accuracy": hardest} if metric == "accuracy" else {"metric": metric, "target": hardest}
+    return {"stop": {**rule, "for": experiment.measure.window}}
 
 
 def _grids(case: Case, method: str, entry: MethodEntry) -> list[str]:

@@ -3,7 +3,7 @@
 train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
 train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
 test_auroc:last1             the direction of accuracies, losses and built-in metrics is known
-server_lr:last1:max          any other column
+server_lr:last1:max          any other column, also one that a method of your own reports, method.norm:last1:min
 clients.global.test.accuracy.worst_decile:last1:max         with evaluate.clients
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcfed.config.metrics import direction_of, is_matrix, is_percentage
+from hpcfed.config.metrics import direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.report.clients import MEASURES
@@ -27,6 +27,8 @@ from hpcfed.sweep.plan import Plan, Unit
 RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
 """Default number of rounds to average."""
+OF_A_METHOD = "method."
+"""Beginning of the columns of numbers that a server rule reports; which ones is known after a round."""
 USUAL = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the default rule: the first that any run recorded."""
 
@@ -107,9 +109,9 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
     column, last, direction = match.groups()
     first = plan.units[0].recipe
     known = [*COLUMNS, *_own_columns(first)]
-    if column not in known:
+    if column not in known and not column.startswith(OF_A_METHOD):
         raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
-    known_direction = _larger_is_better(column, first)
+    known_direction = direction_of_column(column, first.evaluate.metrics)
     if direction is None and known_direction is None:
         raise InputError("a rule", where=where, expected=f"a direction, {text}:max or {text}:min", got=repr(text))
     for unit in plan.units:
@@ -135,14 +137,6 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
         yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
 
 
-def _larger_is_better(column: str, recipe: Recipe) -> bool | None:
-    """Return a column's direction; None if unknown."""
-    measure = column.split(".")[-2] if column.startswith("clients.") else column.partition("_")[2]
-    if column.endswith(".variance"):
-        return None
-    return direction_of(measure, recipe.evaluate.metrics)
-
-
 def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
     """Return the default rule, of the first of `USUAL` that any run recorded: the mean over the last rounds.
 
@@ -152,7 +146,7 @@ def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> 
     column = next((column for column in USUAL if column in recorded), USUAL[-1])
     by_scores = any(unit.recipe.stop.by_scores for unit in plan.units)
     last = 1 if by_scores else min(LAST, *(unit.recipe.rounds for unit in plan.units))
-    return Rule(column, last, bool(_larger_is_better(column, plan.units[0].recipe)), is_percentage(column))
+    return Rule(column, last, bool(direction_of_column(column, {})), is_percentage(column))
 
 
 def read_numbers(path: Path, recipe: Recipe) -> list[dict[str, float]]:
@@ -213,7 +207,10 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
         numbers, chosen = grid.numbers, plan.points[best[0].point].values[index].number
         if numbers is not None and chosen is not None and len(numbers) > 2 and chosen in (min(numbers), max(numbers)):
             said.append(f"{grid.key} is best at the edge of its grid, {chosen:g}: a wider one may hold a better value")
-    shortest = min((row.rounds for one in ranked for row in one.rows if row.status == "finished"), default=rule.last)
+    finished = [row for one in ranked for row in one.rows if row.status == "finished"]
+    if finished and rule.column.startswith(OF_A_METHOD) and all(math.isnan(row.score) for row in finished):
+        said.append(f"no run recorded {rule.column}")
+    shortest = min((row.rounds for row in finished), default=rule.last)
     if shortest < rule.last:
         some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
         said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")

@@ -102,7 +102,7 @@ def test_regressions_and_tokens(tmp_path: Path) -> None:
         assert (federation.x_dtype, federation.y_dtype) == (np.float32, np.float64)
         assert (federation.num_classes, federation.target_shape) == (None, (3,))
     tokens = np.arange(10).reshape(2, 5) % 4
-    hpcfed.write_federation(tmp_path / "t.h5", {"a": (tokens, tokens)}, task="next-token", vocabulary="abcd")
+    hpcfed.write_federation(tmp_path / "t.h5", {"a": (tokens, tokens[:, 0])}, task="next-token", vocabulary="abcd")
     with Federation.open(tmp_path / "t.h5") as federation:
         assert (federation.x_dtype, federation.num_classes, federation.vocabulary) == (np.uint8, 4, "abcd")
         assert np.array_equal(federation.client(0)[0], tokens)
@@ -123,6 +123,11 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
         ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
         ({"a": (ROWS, LABELS - 1)}, {"num_classes": 3}, "client 'a': y: expected labels 0 … 2, got -1 … 1"),
         ({"a": (ROWS, LABELS + 0.5)}, {}, "client 'a': y: expected whole numbers"),
+        (
+            {"a": (LABELS.reshape(2, 2),) * 2},
+            {"task": "next-token"},
+            "'a': y: expected one target per sample, .*a sample",
+        ),
         ({"a": (ROWS, np.eye(4))}, {}, r"one label a sample.*y.argmax\(1\).*task='multi-label'"),
         ({"a": (ROWS, 2 * np.eye(4))}, {}, "one label a sample.*task='regression'"),
         (

@@ -117,6 +117,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
          "measure.figures": []},
         ("measure.column: 'test_my_accuracy' has no direction; add better: higher or lower to it",),
     ),
+    "a column without direction": (
+        {"measure.column": "method.mine", "measure.figures": []},
+        ("measure.column: 'method.mine' has no direction; name a loss, an accuracy or a metric, or one's mean over",),
+    ),
+    "a variance": (
+        {"measure.column": "clients.global.test.accuracy.variance", "measure.figures": []},
+        ("measure.column: 'clients.global.test.accuracy.variance' has no direction",),
+    ),
     "window": ({"measure.window": 0}, ("measure.window: expected greater than or equal to 1, got 0",)),
     "last": ({"measure.last": 0}, ("measure.last: expected greater than or equal to 1, got 0",)),
     "models": ({"methods.mine.models": -2}, ("methods.mine.models", "equal to 1, got -2")),
@@ -226,6 +234,17 @@ def test_direction_and_unit_are_the_metrics_and_not_its_names(tmp_path, metric, 
     assert (criterion.higher_is_better, criterion.unit) == (is_larger_better, unit)
 
 
+@pytest.mark.parametrize(("measure", "is_larger_better"), [("loss", False), ("my_accuracy", True), ("accuracy", True)])
+@pytest.mark.parametrize("statistic", ["mean", "worst_decile"])
+def test_a_statistic_over_clients_is_better_as_its_measure_is(tmp_path, measure, is_larger_better, statistic) -> None:
+    metrics = {"my_accuracy": {"whole": "mine:f", "better": "higher"}}
+    column = f"clients.global.test.{measure}.{statistic}"
+    changes = {"recipe.evaluate.metrics": metrics, "measure.column": column, "measure.figures": []}
+    (found,) = find(str(written(tmp_path, changes)))
+    assert criterion_of(found).higher_is_better == is_larger_better
+
+
+@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize(
     ("column", "targets", "stop"),
     [
@@ -237,18 +256,20 @@ def test_direction_and_unit_are_the_metrics_and_not_its_names(tmp_path, metric, 
         ("local_loss", [0.6, 0.7], {}),
     ],
 )
-def test_runs_end_at_the_hardest_target_of_any_measure_on_the_test_set(tmp_path, column, targets, stop) -> None:
+def test_runs_end_at_the_hardest_target_of_any_measure_on_the_test_set(tmp_path, column, targets, stop, window) -> None:
     metrics = {"f1-macro": "f1-macro", "far": {"whole": "mine:far", "better": "lower"}}
     write_small(tmp_path)
     changes = {
         "cases": {"all": {"title": "all", "data": {"file": "small.h5"}, "targets": targets, "only": ["fedavg"]}},
         "recipe.evaluate.metrics": metrics,
         "measure.column": column,
+        "measure.window": window,
         "small": None,
     }
     (found,) = find(str(written(tmp_path, changes)))
     layout = lay_out(found, "full", Places(tmp_path), to_targets=True)
-    assert {unit.recipe.stop for unit in layout.plan.units} == {Stop(**stop)}
+    asked = Stop(**stop, **{"for": window}) if stop else Stop()  # in a row, so that their moving average is there, too
+    assert {unit.recipe.stop for unit in layout.plan.units} == {asked}
 
 
 def test_paths_are_from_the_folder_of_the_file(tmp_path: Path) -> None:
