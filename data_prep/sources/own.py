@@ -238,6 +238,10 @@ def _reader(
         return _array_reader(ending, paths, raw)
     names = sorted({cells.composed(name) for path in paths for name in own_images.class_folders(path)})
     files = [file for path in paths for file in own_images.files(path)]
+    if not files:
+        expected = f"CLIENT/CLASS/name with {', '.join(own_images.IMAGES)}"
+        got = own_images.left_out(paths).partition(": ")[2] or "empty folders"
+        raise InputError("no image", where=str(raw), expected=expected, got=got, remedy="give other data as CLIENT.npz")
     deep = own_images.check_alike(files)
     doubts = labels.doubts("class", names, numeric=False)
     classes = labels.with_positive(labels.Classes(names, {}, len(names)), options.positive)

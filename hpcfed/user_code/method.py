@@ -1,5 +1,6 @@
 """Checks of a user's method: types, names, shapes and dtypes of everything it returns. Before each call the global
-random generators are set to a stream of its own.
+random generators are set to a stream of its own. The first call of each function is made twice: all memory is passed
+in, so that both must answer alike, to the bit.
 
 The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
 and sum, so that random numbers of a method in them would be in its step size and in no parameter.
@@ -7,14 +8,17 @@ and sum, so that random numbers of a method in them would be in its step size an
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, float64, strided
+import xxhash
+from torch import Tensor, float64, strided, uint8
 
 from hpcfed.errors import InputError, shown
 from hpcfed.rng import Purpose
@@ -33,12 +37,17 @@ from hpcfed.user_code.blame import defined_at
 from hpcfed.user_code.generators import seed_generators
 from hpcfed.user_code.lent import Lent
 
+log = logging.getLogger("hpcfed")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 """Types of a state's tensors: those that hashes, checkpoints and moves between ranks can hold."""
 LARGEST = 2**63
 """Magnitude from which a whole number of the record becomes a float."""
+Lendable = dict[str, Tensor | State]
+"""Arguments of a call, which must be left as they are, by name."""
 Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
+FOR_THE_RECORD = "metrics"
+"""The part of a server's answer that may differ between two calls: nothing is computed from it."""
 
 
 def checked(method: Method, gaps: Tensor, seed: int) -> Method:
@@ -59,6 +68,7 @@ def checked(method: Method, gaps: Tensor, seed: int) -> Method:
 class _Checked:
     def __init__(self, part: Any, gaps: Tensor, seed: int):
         self._part, self._gaps, self._seed = part, gaps, seed
+        self._repeated: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
@@ -72,9 +82,49 @@ class _Checked:
         purpose = Purpose.SERVER_STEP if context.purpose is None else context.purpose
         seed_generators(self._gaps.device, context.seed, purpose, context.round, client)
 
-    def _refuse(self, name: str, what: str, expected: str, got: str) -> None:
-        where = ": ".join(filter(None, (defined_at(self._part, name), f"{type(self._part).__name__}.{name}")))
-        raise InputError(what, where=where, expected=expected, got=got, remedy="correct it there")
+    def _answer(self, name: str, draw: Callable[[], None], *arguments: Any, **lent: Tensor | State) -> Any:
+        """Return what a function of the part answers; the first time it is called twice.
+
+        Args:
+            draw: sets the global generators before each call.
+            lent: the tensors among the arguments, which must be left as they are.
+        """
+
+        def call() -> Any:
+            draw()
+            watched = Lent(**lent)
+            answer = getattr(self._part, name)(*arguments)
+            if what := watched.written():
+                self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
+            return answer
+
+        answer = call()
+        if name not in self._repeated:
+            before = _digests(answer)
+            del answer  # as large as a model
+            answer = call()
+            self._check_repeated(name, before, _digests(answer))
+            self._repeated.add(name)  # not before: a group of clients that failed is trained again, one after another
+        return answer
+
+    def _check_repeated(self, name: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Refuse two different answers; on an accelerator, whose kernels may cause them, say so."""
+        differing = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+        if not differing:
+            return
+        got = f"another {min(differing)}" if min(differing) else "another one"
+        if self._gaps.device.type != "cpu":
+            log.warning("%s answers a second call with the same arguments by %s", self._place(name), got)
+            return
+        expected = "the same in a second call with the same arguments"
+        remedy = "keep what it remembers in its state, and draw by context.stream() or the global generators"
+        self._refuse(name, "its answer", expected, got, remedy)
+
+    def _place(self, name: str) -> str:
+        return ": ".join(filter(None, (defined_at(self._part, name), f"{type(self._part).__name__}.{name}")))
+
+    def _refuse(self, name: str, what: str, expected: str, got: str, remedy: str = "correct it there") -> None:
+        raise InputError(what, where=self._place(name), expected=expected, got=got, remedy=remedy)
 
     def _check_kind(self, name: str, answer: Any, kind: type) -> None:
         if not isinstance(answer, kind):
@@ -101,14 +151,6 @@ class _Checked:
         for key in sorted(found.keys() | like.keys()):
             if found.get(key) != like.get(key):
                 self._refuse(name, f"its state {key!r}", _named(like.get(key)), _named(found.get(key)))
-
-    @contextmanager
-    def _unchanged(self, name: str, **arguments: Tensor | State) -> Iterator[None]:
-        """Refuse a call that writes to its arguments."""
-        lent = Lent(**arguments)
-        yield
-        if what := lent.written():
-            self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
 
     def _closed(self, vector: Tensor) -> Tensor:
         """Return a vector (d,) with its gaps set to 0, in place where its memory allows it."""
@@ -138,23 +180,18 @@ class _CheckedLocal(_Checked):
     _shared: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
-        self._draw()
-        with self._unchanged("begin", w=w):
-            state = self._part.begin(w)
+        state = self._answer("begin", self._draw, w, w=w)
         self._state = self._signature("begin", state)
         return state
 
     def begin_shared(self, w: Tensor) -> State:
-        self._draw()
-        with self._unchanged("begin_shared", w=w):
-            state = self._part.begin_shared(w)
+        state = self._answer("begin_shared", self._draw, w, w=w)
         self._shared = self._signature("begin_shared", state)
         return state
 
     def tilt(self, w: Tensor, shared: State, client: State, context: RoundContext) -> Tilt:
-        self._draw(context)
-        with self._unchanged("tilt", w=w, shared=shared, client=client):
-            tilt = self._part.tilt(w, shared, client, context)
+        arguments: Lendable = {"w": w, "shared": shared, "client": client}
+        tilt = self._answer("tilt", partial(self._draw, context), *arguments.values(), context, **arguments)
         self._check_kind("tilt", tilt, Tilt)
         vectors = {"shift": tilt.shift, "anchor": tilt.anchor, "offset": tilt.offset}
         for what, vector in vectors.items():
@@ -167,9 +204,9 @@ class _CheckedLocal(_Checked):
         return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
-        self._draw(context)
-        with self._unchanged("report", w=w, shared=shared, client=client, delta=local.delta):
-            update = self._part.report(local, w, shared, client, context)
+        arguments: Lendable = {"w": w, "shared": shared, "client": client}
+        draw = partial(self._draw, context)
+        update = self._answer("report", draw, local, *arguments.values(), context, delta=local.delta, **arguments)
         self._check_kind("report", update, Update)
         self._check_kind("report", update.scalars, Mapping)
         for key, number in update.scalars.items():
@@ -184,9 +221,10 @@ class _CheckedLocal(_Checked):
     def next_state(
         self, sent: Update, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext
     ) -> State | None:
-        self._draw(context)
-        with self._unchanged("next_state", w=w, shared=shared, client=client, delta=local.delta):
-            state = self._part.next_state(sent, local, w, shared, client, context)
+        arguments: Lendable = {"w": w, "shared": shared, "client": client}
+        draw = partial(self._draw, context)
+        given = (sent, local, *arguments.values(), context)
+        state = self._answer("next_state", draw, *given, delta=local.delta, **arguments)
         if state is None:
             return None
         if self._state is not None:
@@ -198,9 +236,8 @@ class _CheckedLocal(_Checked):
         }
 
     def share(self, shared: State, means: Means) -> State:
-        seed_generators(self._gaps.device, self._seed, Purpose.SHARE, means.round)
-        with self._unchanged("share", shared=shared, means=means.vectors):
-            state = self._part.share(shared, means)
+        draw = partial(seed_generators, self._gaps.device, self._seed, Purpose.SHARE, means.round)
+        state = self._answer("share", draw, shared, means, shared=shared, means=means.vectors)
         if self._shared is not None:
             self._check_state("share", state, self._shared)
         return state
@@ -210,16 +247,13 @@ class _CheckedServer(_Checked):
     _state: Signature | None = None
 
     def begin(self, w: Tensor) -> State:
-        self._draw()
-        with self._unchanged("begin", w=w):
-            state = self._part.begin(w)
+        state = self._answer("begin", self._draw, w, w=w)
         self._state = self._signature("begin", state)
         return state
 
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
-        self._draw(context)
-        with self._unchanged("step", w=w, state=state, means=means.vectors):
-            update = self._part.step(w, state, means, context)
+        draw = partial(self._draw, context)
+        update = self._answer("step", draw, w, state, means, context, w=w, state=state, means=means.vectors)
         self._check_kind("step", update, ServerUpdate)
         self._check_vector("step", "its w", update.w, w, float64)
         if self._state is not None:
@@ -247,6 +281,24 @@ class _CheckedNormalization(_Checked):
         if not np.isfinite(numbers).all():
             self._refuse("factors", "its answer", "finite numbers", shown(factors))
         return numbers
+
+
+def _digests(answer: object) -> dict[str, int]:
+    """Return hashes of the tensors and numbers of an answer by their names in it; empty for what is none."""
+    if is_dataclass(answer) and not isinstance(answer, type):
+        found = {one.name: getattr(answer, one.name) for one in fields(answer) if one.name != FOR_THE_RECORD}
+    else:
+        found = dict(answer) if isinstance(answer, Mapping) else {}
+    digests: dict[str, int] = {}
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            digests |= {f"{name} {inner!r}": number for inner, number in _digests(value).items()}
+        elif isinstance(value, Tensor) and value.layout is strided and not value.is_meta:
+            data = value.detach().cpu().contiguous().flatten().view(uint8).numpy()
+            digests[str(name)] = xxhash.xxh3_64_intdigest(data.data)
+        elif isinstance(value, int | float):
+            digests[str(name)] = xxhash.xxh3_64_intdigest(repr(value).encode())
+    return digests
 
 
 def _named(signature: tuple[tuple[int, ...], Any] | None) -> str:

@@ -162,6 +162,9 @@ def test_an_attribute_without_a_type_is_refused_in_one_line(attribute, says, tmp
 
 
 ERRING = """
+import time
+
+import numpy as np
 import torch
 from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
@@ -258,6 +261,36 @@ class Noisy(ServerStep):
         return ServerUpdate(w + torch.randn_like(w))
 
 
+MEMORY = {}
+
+
+class Remembers(ClientRule):
+    def report(self, local, w, shared, client, context):  # Remembers
+        error = MEMORY.get(context.client.client, torch.zeros_like(w))
+        sent = 0.5 * (local.delta + error)
+        MEMORY[context.client.client] = local.delta + error - sent
+        return Update(sent)
+
+
+class Dices(ClientRule):
+    scalars = ("luck",)
+
+    def report(self, local, w, shared, client, context):  # Dices
+        return Update(local.delta, scalars={"luck": np.random.default_rng().random()})
+
+
+class Momentum(ServerStep):
+    def step(self, w, state, means, context):  # Momentum
+        MEMORY["v"] = 0.9 * MEMORY.get("v", 0.0) + means.delta
+        return ServerUpdate(w - MEMORY["v"])
+
+
+class Timed(ServerStep):
+    def step(self, w, state, means, context):
+        luck = np.random.rand() + torch.rand(()).item() + context.stream().random()
+        return ServerUpdate(w - means.delta * luck, metrics={"clock": time.perf_counter()})
+
+
 class Half(Part):  # Half
     def begin(self, w):
         return {}
@@ -285,6 +318,9 @@ def made(client="Plain", rule="ServerStep"):
         ({"rule": "Grows"}, "# Grows", ": Grows.step: its state 'v': expected none, got a tensor of shape (144,)"),
         ({"rule": "Reads"}, "nowhere", "in step: FileNotFoundError: "),
         ({"rule": "Keeps"}, "= 2.0", "Keeps.server_lr is assigned, but a part is frozen: state goes in through begin"),
+        ({"client": "Remembers"}, "# Remembers", ": Remembers.report: its answer: expected the same in a second call"),
+        ({"client": "Dices"}, "# Dices", "got another scalars 'luck'; keep what it remembers in its state, and"),
+        ({"rule": "Momentum"}, "# Momentum", ": Momentum.step: its answer: expected the same in a second call"),
         ({"rule": "Half"}, "# Half", ": erring: its server part, Half, has no 'step'; hpcfed.types.ServerMethod says"),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
@@ -298,6 +334,16 @@ def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, p
     assert f"erring.py, line {number}" in str(error.value)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_global_generators_and_a_metric_of_the_clock_may_be_used(world, place):
+    """Each call has the generators' same stream, and no metric is computed with."""
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    results = [
+        hpcfed.run(recipe(place, name, {"factory": "erring:made", "rule": "Timed"}), world=world, quiet=True)
+        for name in ("first", "second")
+    ]
+    assert len({result.metrics[-1]["hash"] for result in results}) == 1
 
 
 @pytest.mark.ranks(2)

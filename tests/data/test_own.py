@@ -316,6 +316,15 @@ def test_images_left_out_and_classes_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_folders_without_an_image_are_refused_by_what_they_hold(tmp_path: Path) -> None:
+    (tmp_path / "ann" / "cat").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"no image: expected CLIENT/CLASS/name with \.png, .*, got empty folders"):
+        own.load(tmp_path)
+    (tmp_path / "ann" / "cat" / "0.wav").touch()
+    with pytest.raises(InputError, match=r"no image: .*, got 1 file: \.wav; give other data as CLIENT\.npz"):
+        own.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("mode", "size", "message"),
     [
