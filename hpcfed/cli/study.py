@@ -137,9 +137,9 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
     from hpcfed.cli.report import print_table
     from hpcfed.study.page import without_results
     from hpcfed.study.plan import PAGE, TABLES
-    from hpcfed.study.session import main_tables, write_intervals, write_study
+    from hpcfed.study.session import main_tables, remarks_on_code, write_intervals, write_study
 
-    words = sys.argv[2:]
+    words, remarks = sys.argv[2:], [*remarks, *remarks_on_code(plan)]
     view, complete = write_study(study, plan, words, remarks)
     for table in [] if view is None else main_tables(view):
         print_table(table)

@@ -21,11 +21,11 @@ STEP = ("parameters", "batch", "context")
 
 
 def named_code(recipe: Recipe) -> list[str]:
-    """Return the recipe's references to user code, ``package.module:name`` each."""
+    """Return the recipe's references to user code, ``package.module:name`` each, once."""
     sections: tuple[Any, ...] = (recipe.model, recipe.loss, recipe.algorithm, *recipe.observers)
     factories = [section.factory for section in sections if section.factory is not None]
     steps = [recipe.local.step] if recipe.local.step is not None else []
-    return [*factories, *steps, *references(recipe.evaluate.metrics)]
+    return list(dict.fromkeys([*factories, *steps, *references(recipe.evaluate.metrics)]))
 
 
 def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[..., Any]:

@@ -20,6 +20,10 @@ from hpcfed.config.observer import REFERENCE, Reference
 from hpcfed.errors import InputError, nearest
 
 NAME = r"^[A-Za-z][\w-]*$"
+MEASURED = ("loss", "accuracy")
+"""Names of what is measured without being asked for."""
+TAKEN = ("round", "client", "model", "split", *MEASURED, "n", "name")
+"""Names that no metric may have: columns that ``clients.csv`` has already."""
 CLASSES, LABELS, NUMBERS, TIMES = "one label a sample", "several labels a sample", "numbers", "event times"
 """The kinds of targets: a single label of zeros and ones (``multi-label`` with one class) is two classes."""
 
@@ -133,7 +137,11 @@ A_METRIC = {
         },
     ]
 }
-NAMED_METRICS = {"type": "object", "propertyNames": {"pattern": NAME}, "additionalProperties": A_METRIC}
+NAMED_METRICS = {
+    "type": "object",
+    "propertyNames": {"pattern": NAME, "not": {"enum": [*TAKEN]}},
+    "additionalProperties": A_METRIC,
+}
 METRICS_SCHEMA = {
     "anyOf": [
         {"enum": [*BUILT_IN]},

@@ -38,7 +38,7 @@ from hpcfed.config.limits import (
     a_time_or_0,
     a_tuple,
 )
-from hpcfed.config.metrics import METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
+from hpcfed.config.metrics import MEASURED, METRICS_SCHEMA, NAME, TAKEN, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
 
@@ -315,8 +315,10 @@ class Evaluate(Section):
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Evaluate:
-        if self.metrics.keys() & {"loss", "accuracy"}:
-            raise ValueError("names in 'metrics' other than loss and accuracy, which are measured anyway")
+        if self.metrics.keys() & {*MEASURED}:
+            raise ValueError(f"names in 'metrics' other than {' and '.join(MEASURED)}, which are measured anyway")
+        if self.metrics.keys() & {*TAKEN}:
+            raise ValueError(f"names in 'metrics' other than the columns of clients.csv: {', '.join(TAKEN)}")
         return self
 
     @model_validator(mode="after")

@@ -256,6 +256,20 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return recipe
 
 
+def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
+    """Return a file of the user's that differs between runs, with its hashes in them; "" if none does.
+
+    Args:
+        codes: results of `read_code`, a run each.
+    """
+    hashes: dict[str, dict[str, None]] = {}
+    for one in codes:
+        for file, digest in one.items():
+            hashes.setdefault(file, {})[digest] = None
+    mixed = (f"{file} {' or '.join(found)}" for file, found in sorted(hashes.items()) if len(found) > 1)
+    return next(mixed, "")
+
+
 def read_code(path: Path) -> dict[str, str]:
     """Return the user's files with their hashes, ``ab12cd34, then 56ef78ab from round 6`` if changes were accepted.
 

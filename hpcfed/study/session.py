@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
+from hpcfed.report.read import mixed_code
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
 from hpcfed.study.folder import prepare, prepare_inner
@@ -23,6 +24,7 @@ from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import Redo, finished, is_decided, run_sweep, stand, standings
 from hpcfed.sweep.run import prepare as prepare_sweep
+from hpcfed.sweep.table import code_of
 
 if TYPE_CHECKING:
     from hpcfed.study.bootstrap import ResampleProgress
@@ -122,6 +124,16 @@ def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], pr
 
     found = resample(view, view.study.metrics, view.study.options.bootstrap, progress)
     _write(replace(view, resampled=found), words, remarks)
+
+
+def remarks_on_code(plan: Plan) -> list[str]:
+    """Return a line on code of the user's that differs between the runs; empty without.
+
+    Raises:
+        InputError: a run's record of code is damaged.
+    """
+    mixed = mixed_code(code_of(unit.recipe) for unit in plan.units)
+    return [f"runs had different code, {mixed}: numbers of one are not comparable with another's"] if mixed else []
 
 
 def main_tables(view: View) -> list[Table]:

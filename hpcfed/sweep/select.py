@@ -21,6 +21,7 @@ from hpcfed.config.metrics import direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.report.clients import MEASURES
+from hpcfed.report.read import mixed_code
 from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
 from hpcfed.sweep.plan import Plan, Unit
 
@@ -185,17 +186,6 @@ def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
     return ranked + [candidate for candidate in found if not math.isfinite(candidate.mean)]
 
 
-def _mixed_code(candidate: Candidate) -> str:
-    """Return a file of the user's that differs between a configuration's finished runs, with its hashes; "" if none."""
-    codes = [row.code for row in candidate.rows if row.status == "finished" and row.code]
-    shared = set.intersection(*map(set, codes)) if codes else set()
-    for file in sorted(shared):
-        hashes = dict.fromkeys(code[file] for code in codes)
-        if len(hashes) > 1:
-            return f"{file} {' or '.join(hashes)}"
-    return ""
-
-
 def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     """Return warnings about a selection: ties, a best value at the edge of its grid, missing or shorter results."""
     best = [candidate for candidate in ranked if candidate.rank == 1]
@@ -214,8 +204,11 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
     if shortest < rule.last:
         some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
         said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
-    if mixed := next(filter(None, map(_mixed_code, ranked)), ""):
+    of_seeds = (mixed_code(row.code for row in one.rows if row.status == "finished") for one in ranked)
+    if mixed := next(filter(None, of_seeds), ""):
         said.append(f"seeds of one configuration had different code, {mixed}: see `code` in results.csv")
+    elif mixed := mixed_code(row.code for row in finished):
+        said.append(f"configurations had different code, {mixed}: scores of one are not comparable with another's")
     waiting = sum(row.status not in ("finished", "diverged") for candidate in ranked for row in candidate.rows)
     if waiting:
         said.append(f"{waiting} of {len(plan.units)} runs have no result, which may change the choice")

@@ -46,13 +46,13 @@ def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None
                 metrics=_final(record),
                 score=chosen.score(record) if status == "finished" else math.nan,
                 message=one.claim.message if one.decided else "",
-                code=_code_of(unit.recipe),
+                code=code_of(unit.recipe),
             )
         )
     return rows, chosen
 
 
-def _code_of(recipe: Recipe) -> dict[str, str]:
+def code_of(recipe: Recipe) -> dict[str, str]:
     """Return the user's files that a run had, with their hashes."""
     return read_code(recipe.output / code.NAME) if code.references(recipe) else {}
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import linecache
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -293,6 +294,17 @@ def test_a_sweep_does_not_mix_code(folder, command):
     assert mixed.returncode == 0, mixed.stderr
     assert "seeds of one configuration had different code" in mixed.stdout
     assert "late.py" in (folder / "run-sweep" / "results.csv").read_text()
+
+
+def test_configurations_of_different_code_are_told(folder, command):
+    sweep = ["sweep", "recipe.yaml", "rounds=2", "--accept-code"]
+    assert command([*sweep, "--grid", "local.lr=0.1,0.2"], folder).returncode == 0
+    edit(folder)
+    mixed = " ".join(command([*sweep, "--grid", "local.lr=0.1,0.2,0.3"], folder).stdout.split())
+    assert re.search(
+        r"configurations had different code, late\.py [0-9a-f]{8} or [0-9a-f]{8}: scores of one are", mixed
+    )
+    assert "seeds of one configuration" not in mixed
 
 
 def test_an_experiment_does_not_mix_code(folder, command):

@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import hpcfed
+from hpcfed.config.metrics import TAKEN
 from hpcfed.errors import InputError
+from hpcfed.evaluation.per_client import COLUMNS, NAME
 from tests.federations import write_federation
 from tests.mpi.recipes import small
 
@@ -133,6 +135,10 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
     assert "\n" not in str(error.value)
 
 
+def test_no_metric_has_the_name_of_a_column_of_clients_csv():
+    assert (*COLUMNS, NAME) == TAKEN
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -145,6 +151,7 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
         ({"evaluate": {"metrics": {"one": "own_functions:one"}}}, ("evaluate.metrics.one", "(sum, count)", "1.0")),
         ({"evaluate": {"metrics": {"f": "own_functions:raising"}}}, ("evaluate.metrics.f", "no licence server")),
         ({"evaluate": {"metrics": {"loss": "own_functions:one"}}}, ("other than loss and accuracy",)),
+        ({"evaluate": {"metrics": {"name": "own_functions:one"}}}, ("other than the columns of clients.csv: round,",)),
         ({"data": "tokens.h5"}, ("'mlp' takes numbers", "next-token", "lstm")),
         ({"model": {"name": "lstm"}}, ("'lstm' takes tokens", "classification")),
         ({"data": "steps.h5", "model": {"name": "lstm"}}, ("one target per sample", "(8,)", "each position a sample")),

@@ -613,6 +613,22 @@ def test_a_wrong_key_names_its_method(folder):
         planned(folder, "fedavg,fedexp:epss=1", splits=2)
 
 
+def test_runs_of_different_code_are_told(folder, command):
+    """A method that is added after an edit stands in one table with runs of the code before."""
+    (folder / "mine.py").write_text(
+        "def wrong(output, target):\n    return (output.argmax(1) != target).sum(), len(target)"
+    )
+    metric = "evaluate.metrics={wrong: {sum: 'mine:wrong', better: lower}}"
+    words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--accept-code", metric, "--methods"]
+    first = command([*words, "fedavg"], folder)
+    assert first.returncode == 0, first.stderr
+    assert "different code" not in first.stdout
+    (folder / "mine.py").write_text((folder / "mine.py").read_text().replace("!=", "=="))
+    second = command([*words, "fedavg,fedexp"], folder)
+    assert "runs had different code, mine.py " in second.stdout
+    assert "runs had different code, mine.py " in (folder / "run-study/study.html").read_text()
+
+
 def test_runs_that_are_refused_are_wrong_input(folder, command):
     """No empty tables, exit code 2, and the mended recipe goes on; a run that failed makes it the machine's, 4."""
     words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--quiet"]
