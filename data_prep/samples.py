@@ -123,6 +123,8 @@ class Samples:
             if self._task == "survival":
                 _check_events(f"{name}: y", numbers)
             return numbers
+        if self._task == "next-token" and y.shape[1:] == (1,):
+            y = y[:, 0]
         if self._task == "next-token" and y.ndim != 1:
             remedy = "make each position a sample, the tokens before it as x"
             raise InputError(f"{name}: y", expected="one target per sample", got=f"shape {y.shape[1:]}", remedy=remedy)

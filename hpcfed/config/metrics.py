@@ -181,14 +181,15 @@ def direction_of(name: str, metrics: Mapping[str, Metric]) -> bool | None:
 
 
 def direction_of_column(column: str, metrics: Mapping[str, Metric]) -> bool | None:
-    """Return whether larger is better of a column of the record, ``test_auroc``, ``clients.global.test.accuracy.mean``.
+    """Return whether larger values are better in a column of the record, such as ``clients.global.test.loss.mean``.
 
-    None if unknown, as of a variance over clients.
+    None if unknown, as of a variance over clients or of what a method reports.
     """
     if column.startswith("clients."):
         *_, measure, statistic = column.split(".")
         return None if statistic == "variance" else direction_of(measure, metrics)
-    return direction_of(column.partition("_")[2], metrics)
+    part, _, measure = column.partition("_")
+    return direction_of(measure, metrics) if part in ("test", "train", "local") else None
 
 
 def is_share(name: str, metrics: Mapping[str, Metric]) -> bool:

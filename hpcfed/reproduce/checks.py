@@ -310,6 +310,9 @@ def _check_columns(experiment: Experiment, recipes: Sequence[Recipe]) -> None:
         direction_of_column(measure.column, recipe.evaluate.metrics) is None for recipe in recipes
     ):
         add = f"add better: {' or '.join(DIRECTIONS)} to it in evaluate.metrics"
-        own = any(measure.column in _measured(recipe) for recipe in recipes)
-        remedy = add if own else "name a loss, an accuracy or a metric, or one's mean over clients"
+        names = {measure.column.partition("_")[2], *measure.column.split(".")[-2:-1]}
+        is_own = not measure.column.endswith(".variance") and any(
+            names & one.evaluate.metrics.keys() for one in recipes
+        )
+        remedy = add if is_own else "name a loss, an accuracy or a metric, or one's mean over clients"
         raise InputError(f"measure.column: {measure.column!r} has no direction", remedy=remedy)

@@ -1,6 +1,7 @@
 """Checks of a user's method: types, names, shapes and dtypes of everything it returns. Before each call the global
-random generators are set to a stream of its own. The first call of each function is made twice: all memory is passed
-in, so that both must answer alike, to the bit.
+random generators are set to a stream of its own. The first call of each function but
+`factors` is made twice: rules are pure, so that both answers must be bitwise equal. That finds most memory outside a
+state, not all of it.
 
 The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
 and sum, so that random numbers of a method in them would be in its step size and in no parameter.
@@ -14,13 +15,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import xxhash
 from torch import Tensor, float64, strided, uint8
 
-from hpcfed.errors import InputError, shown
+from hpcfed.errors import RAISED, HpcfedError, InputError, shown
 from hpcfed.rng import Purpose
 from hpcfed.types import (
     LocalMethod,
@@ -46,8 +47,8 @@ Lendable = dict[str, Tensor | State]
 """Arguments of a call, which must be left as they are, by name."""
 Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
-FOR_THE_RECORD = "metrics"
-"""The part of a server's answer that may differ between two calls: nothing is computed from it."""
+NOT_COMPARED = "metrics"
+"""The part of a server's answer that may differ between two calls: numbers of the record, such as seconds."""
 
 
 def checked(method: Method, gaps: Tensor, seed: int) -> Method:
@@ -83,7 +84,7 @@ class _Checked:
         seed_generators(self._gaps.device, context.seed, purpose, context.round, client)
 
     def _answer(self, name: str, draw: Callable[[], None], *arguments: Any, **lent: Tensor | State) -> Any:
-        """Return what a function of the part answers; the first time it is called twice.
+        """Call a function of the part, twice the first time, and return its answer.
 
         Args:
             draw: sets the global generators before each call.
@@ -92,38 +93,59 @@ class _Checked:
 
         def call() -> Any:
             draw()
-            watched = Lent(**lent)
-            answer = getattr(self._part, name)(*arguments)
+            watched, given = Lent(**lent), [_apart(argument) for argument in arguments]
+            answer = getattr(self._part, name)(*given)
             if what := watched.written():
                 self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
+            for argument, copy in zip(arguments, given, strict=True):
+                if isinstance(argument, Mapping) and (key := _lost(argument, copy, answer)) is not None:
+                    what = next(word for word, one in lent.items() if one is argument)
+                    self._refuse(name, f"its argument {what} {key!r}", "left as it is, or returned", "replaced")
             return answer
 
         answer = call()
         if name not in self._repeated:
-            before = _digests(answer)
+            before = _digests(answer, self._gaps)
             del answer  # as large as a model
-            answer = call()
-            self._check_repeated(name, before, _digests(answer))
+            try:
+                answer = call()
+            except HpcfedError:
+                raise
+            except RAISED as error:
+                if isinstance(error, MemoryError | OSError | RuntimeError):  # of the machine, perhaps
+                    raise
+                self._refuse_impure(name, f"{type(error).__name__}: {error}")
+            self._check_repeated(name, before, _digests(answer, self._gaps), lent)
             self._repeated.add(name)  # not before: a group of clients that failed is trained again, one after another
         return answer
 
-    def _check_repeated(self, name: str, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    def _check_repeated(
+        self, name: str, before: Mapping[str, int], after: Mapping[str, int], lent: Mapping[str, Tensor | State]
+    ) -> None:
         """Refuse two different answers; on an accelerator, whose kernels may cause them, say so."""
-        differing = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
-        if not differing:
+        different = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+        if not different:
             return
-        got = f"another {min(differing)}" if min(differing) else "another one"
-        if self._gaps.device.type != "cpu":
-            log.warning("%s answers a second call with the same arguments by %s", self._place(name), got)
+        w = lent.get("w")
+        if isinstance(w, Tensor) and w.device.type != "cpu":
+            log.warning(
+                "%s: a second call with the same arguments gave a different %s: either a kernel of the device is not "
+                "deterministic, or it remembers outside its state, and the run depends on the number of ranks",
+                self._place(name),
+                min(different),
+            )
             return
-        expected = "the same in a second call with the same arguments"
+        self._refuse_impure(name, f"a different {min(different)}")
+
+    def _refuse_impure(self, name: str, got: str) -> NoReturn:
+        expected = "the same from a second call with the same arguments"
         remedy = "keep what it remembers in its state, and draw by context.stream() or the global generators"
         self._refuse(name, "its answer", expected, got, remedy)
 
     def _place(self, name: str) -> str:
         return ": ".join(filter(None, (defined_at(self._part, name), f"{type(self._part).__name__}.{name}")))
 
-    def _refuse(self, name: str, what: str, expected: str, got: str, remedy: str = "correct it there") -> None:
+    def _refuse(self, name: str, what: str, expected: str, got: str, remedy: str = "correct it there") -> NoReturn:
         raise InputError(what, where=self._place(name), expected=expected, got=got, remedy=remedy)
 
     def _check_kind(self, name: str, answer: Any, kind: type) -> None:
@@ -283,21 +305,48 @@ class _CheckedNormalization(_Checked):
         return numbers
 
 
-def _digests(answer: object) -> dict[str, int]:
-    """Return hashes of the tensors and numbers of an answer by their names in it; empty for what is none."""
+def _apart(argument: Any) -> Any:
+    """Return an argument with mappings of its own: what a call puts into them, no other call sees."""
+    if isinstance(argument, Mapping):
+        return dict(argument)
+    if isinstance(argument, Update):
+        return replace(argument, vectors=dict(argument.vectors), scalars=dict(argument.scalars))
+    if isinstance(argument, Means):
+        own = {name: numbers.copy() for name, numbers in argument.client_scalars.items()}
+        return replace(argument, vectors=dict(argument.vectors), scalars=dict(argument.scalars), client_scalars=own)
+    return argument
+
+
+def _lost(before: State, after: State, answer: object) -> str | None:
+    """Return a name whose tensor a call has replaced in a mapping, without returning it; None if there is none."""
+    returned = answer.state if isinstance(answer, ServerUpdate) else answer
+    kept = returned if isinstance(returned, Mapping) else {}
+    changed = (name for name in (before.keys() | after.keys()) if before.get(name) is not after.get(name))
+    return next((name for name in changed if kept.get(name) is not after.get(name)), None)
+
+
+def _digests(answer: object, gaps: Tensor) -> dict[str, int]:
+    """Return hashes of the tensors and numbers of an answer by their names in it; empty for any other answer.
+
+    Args:
+        gaps: entries of a vector (d,) that do not count.
+    """
     if is_dataclass(answer) and not isinstance(answer, type):
-        found = {one.name: getattr(answer, one.name) for one in fields(answer) if one.name != FOR_THE_RECORD}
+        found = {one.name: getattr(answer, one.name) for one in fields(answer) if one.name != NOT_COMPARED}
     else:
         found = dict(answer) if isinstance(answer, Mapping) else {}
     digests: dict[str, int] = {}
     for name, value in found.items():
         if isinstance(value, Mapping):
-            digests |= {f"{name} {inner!r}": number for inner, number in _digests(value).items()}
+            digests |= {f"{name} {inner!r}": number for inner, number in _digests(value, gaps).items()}
         elif isinstance(value, Tensor) and value.layout is strided and not value.is_meta:
-            data = value.detach().cpu().contiguous().flatten().view(uint8).numpy()
-            digests[str(name)] = xxhash.xxh3_64_intdigest(data.data)
+            flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
+            if value.dim() == 1 and len(gaps) and len(value) > gaps.max():
+                flat = flat.index_fill(0, gaps.cpu(), 0)
+            digests[str(name)] = xxhash.xxh3_64_intdigest(flat.view(uint8).numpy().data)
         elif isinstance(value, int | float):
-            digests[str(name)] = xxhash.xxh3_64_intdigest(repr(value).encode())
+            number = value.hex() if isinstance(value, float) else hex(value)
+            digests[str(name)] = xxhash.xxh3_64_intdigest(number.encode())
     return digests
 
 

@@ -279,6 +279,56 @@ class Dices(ClientRule):
         return Update(local.delta, scalars={"luck": np.random.default_rng().random()})
 
 
+class Takes(Stateful):
+    def begin(self, w):
+        return {"e": torch.zeros_like(w)}
+
+    def tilt(self, w, shared, client, context):
+        MEMORY[context.client.client] = 1.0
+        return Tilt()
+
+    def report(self, local, w, shared, client, context):  # Takes
+        return Update(local.delta * MEMORY.pop(context.client.client))
+
+
+class Loses(Takes):
+    def report(self, local, w, shared, client, context):  # Loses
+        client["e"] = local.delta.clone()
+        return Update(local.delta)
+
+
+class Assigns(Stateful):
+    def begin(self, w):
+        return {"e": torch.zeros_like(w)}
+
+    def report(self, local, w, shared, client, context):
+        return Update(local.delta + client["e"])
+
+    def next_state(self, sent, local, w, shared, client, context):
+        client["e"] = 0.5 * client["e"] + local.delta
+        return client
+
+
+class Copies(Assigns):
+    def next_state(self, sent, local, w, shared, client, context):
+        return {"e": 0.5 * client["e"] + local.delta}
+
+
+class Heavy(ServerStep):
+    def begin(self, w):
+        return {"v": torch.zeros_like(w)}
+
+    def step(self, w, state, means, context):
+        state["v"] = 0.9 * state["v"] + means.delta
+        return ServerUpdate(w - state["v"], state)
+
+
+class HeavyCopies(Heavy):
+    def step(self, w, state, means, context):
+        v = 0.9 * state["v"] + means.delta
+        return ServerUpdate(w - v, {"v": v})
+
+
 class Momentum(ServerStep):
     def step(self, w, state, means, context):  # Momentum
         MEMORY["v"] = 0.9 * MEMORY.get("v", 0.0) + means.delta
@@ -318,9 +368,11 @@ def made(client="Plain", rule="ServerStep"):
         ({"rule": "Grows"}, "# Grows", ": Grows.step: its state 'v': expected none, got a tensor of shape (144,)"),
         ({"rule": "Reads"}, "nowhere", "in step: FileNotFoundError: "),
         ({"rule": "Keeps"}, "= 2.0", "Keeps.server_lr is assigned, but a part is frozen: state goes in through begin"),
-        ({"client": "Remembers"}, "# Remembers", ": Remembers.report: its answer: expected the same in a second call"),
-        ({"client": "Dices"}, "# Dices", "got another scalars 'luck'; keep what it remembers in its state, and"),
-        ({"rule": "Momentum"}, "# Momentum", ": Momentum.step: its answer: expected the same in a second call"),
+        ({"client": "Remembers"}, "# Remembers", ": Remembers.report: its answer: expected the same from a second"),
+        ({"client": "Dices"}, "# Dices", "got a different scalars 'luck'; keep what it remembers in its state, and"),
+        ({"client": "Takes"}, "# Takes", "the same from a second call with the same arguments, got KeyError: "),
+        ({"client": "Loses"}, "# Loses", "its argument client 'e': expected left as it is, or returned, got replaced"),
+        ({"rule": "Momentum"}, "# Momentum", ": Momentum.step: its answer: expected the same from a second call"),
         ({"rule": "Half"}, "# Half", ": erring: its server part, Half, has no 'step'; hpcfed.types.ServerMethod says"),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
@@ -342,6 +394,18 @@ def test_the_global_generators_and_a_metric_of_the_clock_may_be_used(world, plac
     results = [
         hpcfed.run(recipe(place, name, {"factory": "erring:made", "rule": "Timed"}), world=world, quiet=True)
         for name in ("first", "second")
+    ]
+    assert len({result.metrics[-1]["hash"] for result in results}) == 1
+
+
+def test_a_state_may_be_assigned_to_and_returned(world, place):
+    """As if it had been copied: each call has a mapping of its own."""
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    results = [
+        hpcfed.run(
+            recipe(place, rule, {"factory": "erring:made", "client": client, "rule": rule}), world=world, quiet=True
+        )
+        for client, rule in (("Assigns", "Heavy"), ("Copies", "HeavyCopies"))
     ]
     assert len({result.metrics[-1]["hash"] for result in results}) == 1
 

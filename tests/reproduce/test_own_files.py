@@ -118,8 +118,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("measure.column: 'test_my_accuracy' has no direction; add better: higher or lower to it",),
     ),
     "a column without direction": (
-        {"measure.column": "method.mine", "measure.figures": []},
-        ("measure.column: 'method.mine' has no direction; name a loss, an accuracy or a metric, or one's mean over",),
+        {"measure.column": "method.my_accuracy", "measure.figures": []},
+        ("measure.column: 'method.my_accuracy' has no direction; name a loss, an accuracy or a metric, or one's",),
+    ),
+    "clients' mean of a metric without direction": (
+        {"recipe.evaluate.metrics": {"far": {"whole": "mine:f"}}, "measure.figures": [],
+         "measure.column": "clients.global.test.far.mean"},
+        ("measure.column: 'clients.global.test.far.mean' has no direction; add better: higher or lower to it",),
     ),
     "a variance": (
         {"measure.column": "clients.global.test.accuracy.variance", "measure.figures": []},

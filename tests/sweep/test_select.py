@@ -207,7 +207,7 @@ LOSS = Rule("train_loss", 1, largest=False)
         ("train_loss:last", "expected column:lastK"),
         ("train_loss:last0", "the last 1 to 50 rounds"),
         ("train_loss:last51", "the last 1 to 50 rounds"),
-        ("method.norm:last1", "a direction, method.norm:last1:max or method.norm:last1:min"),
+        ("method.x_loss:last1", "a direction, method.x_loss:last1:max or method.x_loss:last1:min"),
         ("server_lr:last1", "a direction, server_lr:last1:max or server_lr:last1:min"),
         ("test_accuracy:last1:best", "expected column:lastK"),
     ],
