@@ -260,6 +260,8 @@ class LocalMethod(Protocol):
     Order of calls: `begin_shared` once, before round 1, and `begin` at a client's first participation. In a round
     `tilt`, the local solve, `report` and, if `stateful`, `next_state` for each member of the cohort, on the rank that
     trains it; then the server's `step` and `share`, once on every rank.
+
+    All are pure functions: each may be called again with the same arguments, and must return the same bits.
     """
 
     @property
@@ -343,8 +345,7 @@ class LocalMethod(Protocol):
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
         """Return the client's contribution; `client` is its state, never None.
 
-        A rule that compresses returns the decoded vectors; ``bytes_up`` counts them as dense ones. May be called twice
-        in a round with the same arguments; must return the same bits.
+        A rule that compresses returns the decoded vectors; ``bytes_up`` counts them as dense ones.
         """
         ...
 

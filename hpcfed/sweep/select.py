@@ -28,8 +28,8 @@ from hpcfed.sweep.plan import Plan, Unit
 RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
 LAST = 10
 """Default number of rounds to average."""
-OF_A_METHOD = "method."
-"""Beginning of the columns of numbers that a server rule reports; which ones is known after a round."""
+REPORTED = "method."
+"""Beginning of the columns of numbers that a server rule reports; their names are known after a round."""
 USUAL = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the default rule: the first that any run recorded."""
 
@@ -110,7 +110,7 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
     column, last, direction = match.groups()
     first = plan.units[0].recipe
     known = [*COLUMNS, *_own_columns(first)]
-    if column not in known and not column.startswith(OF_A_METHOD):
+    if column not in known and not column.startswith(REPORTED):
         raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
     known_direction = direction_of_column(column, first.evaluate.metrics)
     if direction is None and known_direction is None:
@@ -198,8 +198,6 @@ def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
         if numbers is not None and chosen is not None and len(numbers) > 2 and chosen in (min(numbers), max(numbers)):
             said.append(f"{grid.key} is best at the edge of its grid, {chosen:g}: a wider one may hold a better value")
     finished = [row for one in ranked for row in one.rows if row.status == "finished"]
-    if finished and rule.column.startswith(OF_A_METHOD) and all(math.isnan(row.score) for row in finished):
-        said.append(f"no run recorded {rule.column}")
     shortest = min((row.rounds for row in finished), default=rule.last)
     if shortest < rule.last:
         some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"

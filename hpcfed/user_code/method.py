@@ -1,7 +1,8 @@
 """Checks of a user's method: types, names, shapes and dtypes of everything it returns. Before each call the global
-random generators are set to a stream of its own. The first call of each function but
-`factors` is made twice: rules are pure, so that both answers must be bitwise equal. That finds most memory outside a
-state, not all of it.
+random generators are set to a stream of its own.
+
+Rules are pure functions. The first call of each function but `factors` is made twice, and both answers must be bitwise
+equal: that finds most memory outside the states, not all of it.
 
 The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
 and sum, so that random numbers of a method in them would be in its step size and in no parameter.
@@ -13,13 +14,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn, cast
 
 import numpy as np
-import xxhash
-from torch import Tensor, float64, strided, uint8
+from torch import Tensor, float64, strided
 
 from hpcfed.errors import RAISED, HpcfedError, InputError, shown
 from hpcfed.rng import Purpose
@@ -37,6 +37,7 @@ from hpcfed.types import (
 from hpcfed.user_code.blame import defined_at
 from hpcfed.user_code.generators import seed_generators
 from hpcfed.user_code.lent import Lent
+from hpcfed.user_code.repeated import hashes_of, lost_assignment, with_own_mappings
 
 log = logging.getLogger("hpcfed")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -47,8 +48,6 @@ Lendable = dict[str, Tensor | State]
 """Arguments of a call, which must be left as they are, by name."""
 Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
-NOT_COMPARED = "metrics"
-"""The part of a server's answer that may differ between two calls: numbers of the record, such as seconds."""
 
 
 def checked(method: Method, gaps: Tensor, seed: int) -> Method:
@@ -93,19 +92,19 @@ class _Checked:
 
         def call() -> Any:
             draw()
-            watched, given = Lent(**lent), [_apart(argument) for argument in arguments]
+            watched, given = Lent(**lent), [with_own_mappings(argument) for argument in arguments]
             answer = getattr(self._part, name)(*given)
             if what := watched.written():
                 self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
             for argument, copy in zip(arguments, given, strict=True):
-                if isinstance(argument, Mapping) and (key := _lost(argument, copy, answer)) is not None:
+                if isinstance(argument, Mapping) and (key := lost_assignment(argument, copy, answer)) is not None:
                     what = next(word for word, one in lent.items() if one is argument)
                     self._refuse(name, f"its argument {what} {key!r}", "left as it is, or returned", "replaced")
             return answer
 
         answer = call()
         if name not in self._repeated:
-            before = _digests(answer, self._gaps)
+            before = hashes_of(answer, self._gaps)
             del answer  # as large as a model
             try:
                 answer = call()
@@ -115,7 +114,7 @@ class _Checked:
                 if isinstance(error, MemoryError | OSError | RuntimeError):  # of the machine, perhaps
                     raise
                 self._refuse_impure(name, f"{type(error).__name__}: {error}")
-            self._check_repeated(name, before, _digests(answer, self._gaps), lent)
+            self._check_repeated(name, before, hashes_of(answer, self._gaps), lent)
             self._repeated.add(name)  # not before: a group of clients that failed is trained again, one after another
         return answer
 
@@ -303,51 +302,6 @@ class _CheckedNormalization(_Checked):
         if not np.isfinite(numbers).all():
             self._refuse("factors", "its answer", "finite numbers", shown(factors))
         return numbers
-
-
-def _apart(argument: Any) -> Any:
-    """Return an argument with mappings of its own: what a call puts into them, no other call sees."""
-    if isinstance(argument, Mapping):
-        return dict(argument)
-    if isinstance(argument, Update):
-        return replace(argument, vectors=dict(argument.vectors), scalars=dict(argument.scalars))
-    if isinstance(argument, Means):
-        own = {name: numbers.copy() for name, numbers in argument.client_scalars.items()}
-        return replace(argument, vectors=dict(argument.vectors), scalars=dict(argument.scalars), client_scalars=own)
-    return argument
-
-
-def _lost(before: State, after: State, answer: object) -> str | None:
-    """Return a name whose tensor a call has replaced in a mapping, without returning it; None if there is none."""
-    returned = answer.state if isinstance(answer, ServerUpdate) else answer
-    kept = returned if isinstance(returned, Mapping) else {}
-    changed = (name for name in (before.keys() | after.keys()) if before.get(name) is not after.get(name))
-    return next((name for name in changed if kept.get(name) is not after.get(name)), None)
-
-
-def _digests(answer: object, gaps: Tensor) -> dict[str, int]:
-    """Return hashes of the tensors and numbers of an answer by their names in it; empty for any other answer.
-
-    Args:
-        gaps: entries of a vector (d,) that do not count.
-    """
-    if is_dataclass(answer) and not isinstance(answer, type):
-        found = {one.name: getattr(answer, one.name) for one in fields(answer) if one.name != NOT_COMPARED}
-    else:
-        found = dict(answer) if isinstance(answer, Mapping) else {}
-    digests: dict[str, int] = {}
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            digests |= {f"{name} {inner!r}": number for inner, number in _digests(value, gaps).items()}
-        elif isinstance(value, Tensor) and value.layout is strided and not value.is_meta:
-            flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
-            if value.dim() == 1 and len(gaps) and len(value) > gaps.max():
-                flat = flat.index_fill(0, gaps.cpu(), 0)
-            digests[str(name)] = xxhash.xxh3_64_intdigest(flat.view(uint8).numpy().data)
-        elif isinstance(value, int | float):
-            number = value.hex() if isinstance(value, float) else hex(value)
-            digests[str(name)] = xxhash.xxh3_64_intdigest(number.encode())
-    return digests
 
 
 def _named(signature: tuple[tuple[int, ...], Any] | None) -> str:
