@@ -68,11 +68,12 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
     deviation = "± one standard deviation over seeds."
     if measure.intervals:
         deviation = "± half the 95 % interval of the mean over seeds."
+    in_mean = f" in the mean of {measure.window} evaluations" if measure.window > 1 else ""
     if measure.kind in ("final", "best"):
         what = "the last evaluation" if measure.last == 1 else f"the last {measure.last} evaluations"
         words = f"Mean {criterion.title} over {what}, {deviation}"
         if measure.kind == "best":
-            words = f"Best {criterion.title} of any round, {deviation}"
+            words = f"Best {criterion.title}{in_mean} of any round, {deviation}"
         return ("Case", "Method", criterion.title.capitalize(), "Rounds", "Seeds", "Paper"), words
     if measure.kind == "tuned":
         last = "in the last evaluation" if measure.last == 1 else f"over the last {measure.last} evaluations"
@@ -81,7 +82,7 @@ def _head(experiment: Experiment) -> tuple[Row, str]:
         words = f"The grid's best by its mean {what}, {deviation[:-1]}, and the place of the {whose} in our grid."
         return ("Case", "Method", "Best", "Score", whose.capitalize(), "Its score", "Place"), words
     counted = ("Rounds", "Models") if measure.unit == "models" else ("Rounds",)
-    words = f"To the first evaluation with this {criterion.title} or better, {deviation}"
+    words = f"To the first evaluation with this {criterion.title} or better{in_mean}, {deviation}"
     if measure.unit == "models":
         words += " Models: rounds × models sent in one (SCAFFOLD: 2), as the paper counts."
     references = {experiment.methods[name].title for name in _references(experiment).values()}

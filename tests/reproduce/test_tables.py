@@ -69,6 +69,16 @@ def test_a_ratio_is_in_the_papers_unit(unit, ratio, tmp_path):
     assert row[table.header.index("Ratio")] == ratio
 
 
+@pytest.mark.parametrize(("window", "rounds"), [(1, "2"), (2, "3")])
+def test_a_moving_average_that_reaches_the_target_is_named(window, rounds, tmp_path):
+    experiment = experiments()["gel-synthetic"].limited(["tuned"])
+    measure = experiment.measure.model_copy(update={"window": window, "beyond": False, "savings": False})
+    experiment = experiment.model_copy(update={"measure": measure})
+    table = make_table(experiment, measured(tmp_path, {name: [[0.5, 0.86, 0.9]] for name in (WITHOUT, WITH)}))
+    assert {row[3] for row in table.rows if row[1] == "85 %"} == {rounds}
+    assert (" or better in the mean of 2 evaluations, ±" in table.note) == (window == 2)
+
+
 @pytest.mark.parametrize(
     ("of_the_reference", "told"),
     [
