@@ -14,7 +14,7 @@ from hpcfed.config.limits import seconds_of
 from hpcfed.config.load import given_twice, load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
 from hpcfed.run_folder.code import CodeRecord
@@ -144,7 +144,7 @@ def run_resolved(
 
             with generators_kept():
                 train(recipe, folder, reporter, world, watchdog=watchdog)
-            reporter.say(f"{recipe.name}: {folder.rounds()} rounds done, see {folder.path}")
+            reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
     return Result(recipe)
 
 

@@ -18,7 +18,7 @@ def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
     yield from _on_clients(recipe, parts)
     yield from _on_local_work(recipe, parts)
     yield from _on_evaluation(recipe, parts)
-    yield from _on_the_end(recipe)
+    yield from _on_the_end(recipe, parts)
 
 
 def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
@@ -83,8 +83,9 @@ def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"stop.test_accuracy has no effect: {federation.task} has no accuracy"
 
 
-def _on_the_end(recipe: Recipe) -> Iterator[str]:
-    stop, every, keep = recipe.stop, recipe.evaluate.every, recipe.checkpoint.keep
+def _on_the_end(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    stop, keep = recipe.stop, recipe.checkpoint.keep
+    every = recipe.evaluate.every if parts.federation.num_test_of(parts.cohorts.measured) else 0
     evaluations = recipe.rounds // every if every else 0  # by which stop goes; the last round is scored, too
     few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
     if stop.patience is not None and every and stop.patience >= evaluations:

@@ -144,7 +144,8 @@ class Checkpoints:
                 remedy="choose another output, or a smaller checkpoint.keep",
             )
         files = 3 if self._parts.method.local.stateful else 2
-        return f"checkpoints: up to {copies} of {decimal(each)} in {files} files each, {decimal(free)} free"
+        when = "" if self._recipe.checkpoint.every else " at an early stop alone"
+        return f"checkpoints{when}: up to {copies} of {decimal(each)} in {files} files each, {decimal(free)} free"
 
     def bytes_at_most(self) -> int:
         """Return the largest size of a checkpoint: with a state of every client that can have taken part."""

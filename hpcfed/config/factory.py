@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
-from hpcfed.errors import RAISED, InputError, nearest, shown
+from hpcfed.errors import RAISED, InputError, alike, nearest, shown
 from hpcfed.user_code.blame import defined_at, described, place_of, refusal
 from hpcfed.user_code.modules import search
 
@@ -55,9 +55,11 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         got = f"{shown(function)}, of type {type(function).__name__}"
         raise InputError(f"{key} {reference!r}", expected="a function or a class", got=got)
     if not callable(function):
-        public = [name for name in vars(module) if not name.startswith("_")]
+        public = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
+        defined = [name for name, value in public.items() if getattr(value, "__module__", None) == module.__name__]
         raise InputError(
-            f"{key}: no function {function_name!r} in {module_name}", remedy=nearest(function_name, public)
+            f"{key}: no function {function_name!r} in {module_name}",
+            remedy=alike(function_name, public) or nearest(function_name, defined or public),
         )
     return function
 
@@ -73,14 +75,15 @@ def own_step(section: Local, python_path: Sequence[Path]) -> Callable[..., Any] 
     function = imported(section.step, python_path, "local.step")
     try:
         signature(function).bind(*STEP, **section.step_args)
-    except TypeError as error:
-        where, known = defined_at(function), [*signature(function).parameters][len(STEP) :]
+    except TypeError:
+        where, takes = defined_at(function), [*signature(function).parameters]
+        known = takes[len(STEP) :]
         unknown = [name for name in section.step_args if name not in known]
         raise InputError(
             f"local.step {section.step!r}",
             where=where,
             expected=f"a function of {', '.join((*STEP, *section.step_args))}",
-            got=str(error),
+            got=f"one of {', '.join(takes) or 'nothing'}",
             remedy=nearest(unknown[0], known) if unknown and known else "correct it, or local.step_args",
         ) from None
     except ValueError:  # a callable that has no signature is tried by the first client

@@ -401,10 +401,11 @@ def test_a_run_says_at_its_start_that_there_is_no_test_set(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     samples = np.eye(12, dtype=np.float32), np.arange(12) % 4
     hpcfed.write_federation(tmp_path / "small.h5", {"a": samples})
-    hpcfed.run(small("run", name="own", rounds=2, stop={"metric": "loss", "patience": 1}))
+    hpcfed.run(small("run", name="own", rounds=2, stop={"metric": "loss", "patience": 2}))
     said = capfd.readouterr().out
     assert "own: no test loss or accuracy, since the federation has no test set\n" in said
     assert "own: stop.patience has no effect: the federation has no test set\n" in said
+    assert said.count("stop.patience") == 1  # not again for its number of evaluations
 
 
 @pytest.mark.one_mpi

@@ -401,6 +401,7 @@ UNUSED = {
     "local.clip: linear has no effect without local.clip_norm": "clip",
     "stop.patience: 2 has no effect, with 1 evaluation in 3 rounds": "clip",
     "checkpoint.keep: spaced is for early stops alone, since checkpoint.every is 0": "clip",
+    "checkpoints at an early stop alone: up to": "clip",
     "dsgd: a round is one step with all samples of a client, whatever else local and budget say": "dsgd",
     "local.momentum: 0.9 has no effect in one step, which starts from none": "dsgd",
     "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part": "guess",
@@ -464,7 +465,6 @@ def test_a_function_is_named_not_given(section, says, prepared):
         load_recipe({**content, **section})
 
 
-@pytest.mark.one_mpi
 @pytest.mark.one_mpi
 def test_a_good_recipe_in_the_same_folder_runs(prepared, tmp_path, command):
     """Control: the other cases fail only because of their own error."""

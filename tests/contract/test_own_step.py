@@ -287,10 +287,15 @@ NO_MEANING = [
     ({}, {"engine": "batched"}, "batched with local.step: own:plain; use local.engine: sequential"),
     ({}, {"momentum": 0.9}, "no 'momentum' beside 'step', which takes the place"),
     ({}, {"clip_norm": 1.0}, "no 'clip_norm' beside 'step'"),
-    ({}, {"step_args": {"rho": 1.0}}, "expected a function of parameters, batch, context, rho, got got an unexpected"),
+    (
+        {},
+        {"step_args": {"rho": 1.0}},
+        "expected a function of parameters, batch, context, rho, got one of parameters, batch, context",
+    ),
     ({}, {"step": "samstep:step", "step_args": {"roh": 1.0}}, "did you mean 'rho'?"),
     ({}, {"step": "own:two"}, "own.py, line {two}: local.step 'own:two': expected a function of parameters, batch, co"),
     ({}, {"step": "own:plian"}, "no function 'plian' in own; did you mean 'plain'?"),
+    ({}, {"step": "own:qqqqq"}, "no function 'qqqqq' in own; known: Scaling, alone, by_output, full"),
     ({}, {"step": "absent:step"}, "local.step 'absent:step' cannot be imported"),
     (
         {},
