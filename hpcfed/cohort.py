@@ -186,12 +186,13 @@ class Cohorts:
 
     def _schedule(self, section: Path | list[list[int]]) -> list[list[int]]:
         """Return the cohort of each round: from a file, or a list of the recipe's, repeated."""
-        key, rounds = "cohort.schedule", self._recipe.rounds
-        if isinstance(section, Path):
-            return _read_schedule(section, key, rounds, self._check_cohort)
-        for number, row in enumerate(section, 1):
-            self._check_cohort(row, f"{key}: round {number}")
-        return [section[round % len(section)] for round in range(rounds)]
+        where, rounds, rows = "cohort.schedule", self._recipe.rounds, section
+        if isinstance(rows, Path):
+            where = f"{where} {rows}"
+            rows = _read_schedule(rows, where, rounds)
+        for number, row in enumerate(rows, 1):
+            self._check_cohort(row, f"{where}: round {number}")
+        return [rows[round % len(rows)] for round in range(rounds)]
 
     def _steps(self, round: int, clients: np.ndarray) -> np.ndarray:
         local, budget = self._recipe.local, self._recipe.budget
@@ -223,7 +224,11 @@ class Cohorts:
         budget = self._recipe.budget
         if budget is None or budget.schedule is None:
             return None
-        return _read_schedule(budget.schedule, "budget.schedule", self._recipe.rounds, self._check_budget)
+        where = f"budget.schedule {budget.schedule}"
+        rows = _read_schedule(budget.schedule, where, self._recipe.rounds)
+        for number, row in enumerate(rows, 1):
+            self._check_budget(row, len(self._drawn(number)), f"{where}: round {number}")
+        return rows
 
     def _check_cohort(self, row: list[int], where: str) -> None:
         num_clients = len(self._sizes)
@@ -233,9 +238,8 @@ class Cohorts:
         if absent:
             raise InputError(f"{where}: no client {absent[0]}", expected=f"clients 0 to {num_clients - 1}")
 
-    def _check_budget(self, row: list[int], where: str) -> None:
-        number = int(where.rsplit(" ", 1)[1])
-        cohort_size = len(self._drawn(number))
+    @staticmethod
+    def _check_budget(row: list[int], cohort_size: int, where: str) -> None:
         if len(row) != cohort_size or min(row) < 1:
             raise InputError(where, expected=f"{cohort_size} numbers of steps, each at least 1", got=str(row))
 
@@ -315,9 +319,8 @@ def _as_feddyn_draws(seed: int, num_clients: int, chance: float) -> np.ndarray:
         seed += 1
 
 
-def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int], str], None]) -> list[list[int]]:
-    """Read a JSON list over rounds of lists of whole numbers; check and return those of the recipe's rounds."""
-    where = f"{key} {path}"
+def _read_schedule(path: Path, where: str, rounds: int) -> list[list[int]]:
+    """Read a JSON list over rounds of lists of whole numbers, and return those of the recipe's rounds."""
     try:
         schedule: Any = parse_json(read_text(path, pipes=True))
     except FileNotFoundError:
@@ -331,7 +334,5 @@ def _read_schedule(path: Path, key: str, rounds: int, check: Callable[[list[int]
         raise InputError(where, expected="a list over rounds of lists of whole numbers")
     if len(schedule) < rounds:
         raise InputError(where, expected=f"a list for each of the {rounds} rounds", got=f"{len(schedule)} lists")
-    asked = schedule[:rounds]
-    for number, row in enumerate(asked, 1):
-        check(row, f"{where}: round {number}")
-    return asked
+    rows: list[list[int]] = schedule[:rounds]
+    return rows

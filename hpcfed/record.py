@@ -56,11 +56,18 @@ class Recorder:
         self.totals = {**dict.fromkeys(counted, 0), **totals}
         self._folder = folder
         mode = "ab" if totals else "wb"
-        self._file = cast(BinaryIO, folder.metrics.open(mode)) if parts.world.is_root else None
-        hashed = parts.world.is_root and parts.hashes_updates
-        self._hashes = cast(BinaryIO, folder.update_hashes.open(mode)) if hashed else None
+        self._file: BinaryIO | None = None
+        self._hashes: BinaryIO | None = None
+        parts.world.together(lambda: self._open(mode, hashed=parts.hashes_updates) if parts.world.is_root else None)
         self._size = self._file.seek(0, os.SEEK_END) if self._file is not None else 0
         self._checked = -math.inf
+
+    def _open(self, mode: str, *, hashed: bool) -> None:
+        try:
+            self._file = cast(BinaryIO, self._folder.metrics.open(mode))
+            self._hashes = cast(BinaryIO, self._folder.update_hashes.open(mode)) if hashed else None
+        except OSError as error:
+            raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
 
     def __enter__(self) -> Recorder:
         return self

@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     BEGIN = 14
     EVALUATION = 15
     SHARE = 16
+    FACTORS = 17
 
 
 class _Key(ISeedSequence):

@@ -18,8 +18,8 @@ from hpcfed.types import DELTA, ServerUpdate, State, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"
 ALIKE = (
-    "the method's begin, step and share must do the same on every rank: no clock, no order of a set, nothing that an "
-    "object keeps from call to call; if they do, "
+    "the method's begin, step, share and factors must do the same on every rank: no clock, no order of a set, nothing "
+    "that an object keeps from call to call; if they do, "
 )
 """What to look for in a method of the user's own, where the ranks' states differ."""
 
@@ -142,7 +142,8 @@ def check_sums(
     check_same(sums.hashes, round, world)
     left = sums.status != SKIPPED
     if not left.any() or (cohort.shares.any() and not cohort.shares[left].any()):
-        what = f"round {round}: training failed for every client of the cohort that has samples"
+        whose = "that has samples" if cohort.shares.any() else "in which none has samples"
+        what = f"round {round}: training failed for every client of the cohort {whose}"
         raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
     if len(failed):
         what = f"round {round}: rank {ranks[failed[0]]} failed without saying why"
@@ -165,7 +166,7 @@ def check_range(sums: Sums, counts: Mapping[str, np.ndarray], round: int, kind: 
         Diverged: they may have.
     """
     for name, own in sums.bounds.items():
-        total, limit = float((counts[name] * own).sum()), KINDS[kind].range
+        total, limit = float((np.abs(counts[name]) * own).sum()), KINDS[kind].range
         if not total < limit:
             raise Diverged(
                 f"round {round}: the sum of {name!r} may have left the range of reduction: {kind}",

@@ -384,7 +384,10 @@ class Normalization(Protocol):
     """Factor of each client's Δ_i in the averages (FedNova)."""
 
     def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
-        """Return the factor of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ."""
+        """Return the factor of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ.
+
+        Every rank calls it; a draw from the global generators has the same numbers in each round.
+        """
         ...
 
 

@@ -39,13 +39,12 @@ def choices(role: str) -> Mapping[str, type[Part]]:
     return {kind.choice: kind for kind in kinds if kind is not None and kind.choice is not None}
 
 
-def build(section: Algorithm, python_path: Sequence[Path] = (), where: str = "recipe") -> Method:
+def build(section: Algorithm, python_path: Sequence[Path] = ()) -> Method:
     """Build the method that the recipe's ``algorithm`` section asks for.
 
     Args:
         section: the recipe's ``algorithm``.
         python_path: where a factory's module may lie.
-        where: the recipe's file, for messages.
 
     Raises:
         InputError: unknown method, part or parameter, a missing one, value out of range, a factory that fails.
@@ -54,14 +53,14 @@ def build(section: Algorithm, python_path: Sequence[Path] = (), where: str = "re
         return _from_factory(section, python_path)
     if section.name is None:
         picked = {role: getattr(section, role) or default for role, default in DEFAULT_PARTS.items()}
-        kinds = [_choice(role, name, where) for role, name in picked.items()]
+        kinds = [_choice(role, name) for role, name in picked.items()]
         title = "-".join(picked.values())
     else:
         if section.name not in names():
             remedy = for_method(section.name, names())
-            raise InputError(f"unknown algorithm.name {section.name!r}", where=where, remedy=remedy)
+            raise InputError(f"unknown algorithm.name {section.name!r}", where="recipe", remedy=remedy)
         kinds, title = parts_of(section.name), section.name
-    local, normalize, server = _parts(kinds, section.parameters, title, where)
+    local, normalize, server = _parts(kinds, section.parameters, title)
     return Method(title, local, server, normalize)
 
 
@@ -100,26 +99,26 @@ def _module(name: str) -> Any:
     return registry.entry(__name__, name)
 
 
-def _choice(role: str, name: str, where: str) -> type[Part] | None:
+def _choice(role: str, name: str) -> type[Part] | None:
     if role == "normalize" and name == "none":
         return None
     known = choices(role.upper())
     if name not in known:
-        raise InputError(f"unknown algorithm.{role} {name!r}", where=where, remedy=nearest(name, known))
+        raise InputError(f"unknown algorithm.{role} {name!r}", where="recipe", remedy=nearest(name, known))
     return known[name]
 
 
-def _parts(kinds: Sequence[type[Part] | None], parameters: Mapping[str, Any], title: str, where: str) -> list[Any]:
+def _parts(kinds: Sequence[type[Part] | None], parameters: Mapping[str, Any], title: str) -> list[Any]:
     """Build the parts, each from the parameters that it declares; all of `parameters` must belong to one."""
     known = {key for kind in kinds if kind is not None for key in kind.model_fields}
     for key in parameters:
         if key not in known:
             remedy = nearest(key, known) if known else "it has no parameters"
-            raise InputError(f"unknown key 'algorithm.{key}' for {title}", where=where, remedy=remedy)
+            raise InputError(f"unknown key 'algorithm.{key}' for {title}", where="recipe", remedy=remedy)
     return [
         kind
         and validated(
-            kind, {key: value for key, value in parameters.items() if key in kind.model_fields}, f"{where}: algorithm"
+            kind, {key: value for key, value in parameters.items() if key in kind.model_fields}, "recipe: algorithm"
         )
         for kind in kinds
     ]

@@ -14,8 +14,9 @@ from hpcfed.user_code.blame import defined_at
 
 RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
 """Names of a local part in release 0.1 → their names now."""
-ALIKE = 0.85
+SPELLING_CUTOFF = 0.85
 """Likeness of two names from which one is taken for the other, mistyped."""
+WEIGHTS = ("samples", "uniform")
 
 
 def check_parts(method: Method) -> None:
@@ -69,7 +70,7 @@ def _check_names(method: Method, role: str, part: object, protocol: type) -> Non
     own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in ("hpcfed", "pydantic")]
     names = {name for kind in own for name, found in vars(kind).items() if inspect.isfunction(found)}
     for name in sorted(names - called):
-        for near in get_close_matches(name, called - names, 1, ALIKE) if name[0] != "_" else []:
+        for near in get_close_matches(name, called - names, 1, SPELLING_CUTOFF) if name[0] != "_" else []:
             raise InputError(
                 f"{method.name}: its {role} part, {type(part).__name__}, has {name!r}, which hpcfed does not call",
                 where=defined_at(part, name),
@@ -94,7 +95,9 @@ def _check_state(method: Method) -> None:
 
 
 def _check_declared(method: Method) -> None:
-    """Refuse names in no order, as those of a set are: it is the layout of the reduction, the same on every rank.
+    """Refuse what the local part declares in a wrong form.
+
+    Names have an order, which those of a set have not: it is the layout of the reduction, the same on every rank.
 
     Raises:
         InputError: naming what the local part declares.
@@ -112,6 +115,13 @@ def _check_declared(method: Method) -> None:
                 expected="a tuple of distinct names",
                 got=shown(names),
             )
+    if local.weights not in WEIGHTS:
+        raise InputError(
+            f"{method.name}: weights of its local part",
+            where=defined_at(local, "weights") or defined_at(local),
+            expected=" or ".join(map(repr, WEIGHTS)),
+            got=shown(local.weights),
+        )
     for name in ("sent", "received"):
         if not isinstance(number := getattr(local, name), int) or number < 0:
             where = defined_at(local, name) or defined_at(local)

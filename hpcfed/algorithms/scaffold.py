@@ -23,9 +23,7 @@ Algorithm 1, option II.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from pydantic import model_serializer
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.algorithms.fedavg import ServerStep
@@ -45,15 +43,9 @@ class ControlVariates(ClientRule):
     received: ClassVar[int] = 2
     uses_effective_steps: ClassVar[bool] = True
     counts_clients: ClassVar[bool] = True
+    later: ClassVar[frozenset[str]] = frozenset({"c_scale"})
 
     c_scale: Literal["none", "samples"] = "none"
-
-    @model_serializer(mode="wrap")
-    def _as_in_earlier_recipes(self, serialize: Any) -> dict[str, Any]:
-        recorded: dict[str, Any] = serialize(self)
-        if self.c_scale == "none":
-            del recorded["c_scale"]
-        return recorded
 
     def vectors(self, alike: bool) -> tuple[str, ...]:
         return () if alike and self.c_scale == "none" else ("psi",)

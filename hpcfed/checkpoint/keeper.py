@@ -24,7 +24,6 @@ from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identities, identity
 from hpcfed.simulation import Simulation
-from hpcfed.stopping import due_after
 from hpcfed.types import Request
 
 
@@ -96,10 +95,9 @@ class Checkpoints:
                 "rounds", expected=f"at least {found.round}, which are done", got=str(self._recipe.rounds),
                 where=str(self._run.path), remedy=f"set rounds={found.round}; for a shorter run {FRESH}",
             )  # fmt: skip
-        if not names <= found.replicated.keys() and self._is_measured_untrained(found.round):
+        if not names <= found.replicated.keys() and found.round == self._recipe.rounds:
             raise InputError(
-                f"the checkpoint of round {found.round} lacks what evaluate.model needs of it, and no round trains "
-                "before the next evaluation",
+                f"the checkpoint of round {found.round} lacks what evaluate.model needs of it, and no round follows",
                 where=str(self._run.path),
                 remedy=f"leave evaluate.model as it was, or raise rounds; for a new run {FRESH}",
             )
@@ -107,15 +105,6 @@ class Checkpoints:
         self._simulation.magnitudes.restore(found.progress["magnitudes"])
         self.done = self._saved_round = found.round
         return found.round, found.progress
-
-    def _is_measured_untrained(self, round: int) -> bool:
-        """Whether the model is evaluated after a round, or has its last one, before anybody trains again."""
-        for following in range(round + 1, self._recipe.rounds + 1):
-            if len(self._parts.cohorts.after(following - 1)):
-                return False
-            if any(due_after(self._recipe, following)):
-                return True
-        return True
 
     def prepare(self) -> str:
         """Create and clean the folder, check the disk space, and return a line on sizes. On rank 0 alone.

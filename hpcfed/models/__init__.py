@@ -47,7 +47,7 @@ class Spec(BaseModel, ABC):
         """
 
 
-def spec(section: Model, where: str = "recipe") -> Spec | None:
+def spec(section: Model) -> Spec | None:
     """Return the checked spec of the recipe's ``model`` section; None for a factory, which checks its own arguments.
 
     Raises:
@@ -57,12 +57,12 @@ def spec(section: Model, where: str = "recipe") -> Spec | None:
         if section.parameters:
             key = next(iter(section.parameters))
             remedy = alike(key, Model.model_fields, LIKELY) or "a factory's arguments go under 'args'"
-            raise InputError(f"unknown key 'model.{key}'", where=where, remedy=remedy)
+            raise InputError(f"unknown key 'model.{key}'", where="recipe", remedy=remedy)
         return None
     name, known = str(section.name), named()
     if name not in known:
-        raise InputError(f"unknown model.name {name!r}", where=where, remedy=nearest(name, known))
-    return validated(known[name], section.parameters, f"{where}: model")
+        raise InputError(f"unknown model.name {name!r}", where="recipe", remedy=nearest(name, known))
+    return validated(known[name], section.parameters, "recipe: model")
 
 
 @cache

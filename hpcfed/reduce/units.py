@@ -3,8 +3,8 @@
 A reported vector v_i enters its sum as c_i v_i, with c_i = (|S| p_i) · factor_i known to all ranks beforehand. Its
 largest entry b_i travels in the client's slot, so after the reduction every rank knows all of them and can tell
 
-    range       Σ c_i b_i < 2^62 units of the coarsest word
-    precision   u √(d |S| / 12) ≤ ε max c_i b_i · max(1, √|S| / 2)                 u: unit of the finest word
+    range       Σ |c_i| b_i < 2^62 units of the coarsest word
+    precision   u √(d |S| / 12) ≤ ε max |c_i| b_i · max(1, √|S| / 2)                 u: unit of the finest word
 
 The left side of the second line is the standard deviation (l2) of |S| roundings of d entries to multiples of u; the
 right one is a lower bound on the rounding error of a sum in the run's dtype: ε is 2^-26 (float32) or 2^-55 (float64),
@@ -53,9 +53,9 @@ class Terms(NamedTuple):
     """What is added up in a vector's sum, as exponents of two.
 
     Attributes:
-        total: above Σ c_i b_i.
-        largest: above max c_i b_i.
-        least: below the largest c_i b_i for which the sum is to be precise.
+        total: above Σ |c_i| b_i.
+        largest: above max |c_i| b_i.
+        least: below the largest |c_i| b_i for which the sum is to be precise.
         number, entries: |S| and d.
     """
 
@@ -90,7 +90,7 @@ def _finest(terms: Terms, dtype: torch.dtype) -> int:
 
 def exact_terms(bounds: np.ndarray, counts: np.ndarray, entries: int) -> Terms | None:
     """Return the terms of clients' bounds b_i (S,), c_i (S,) and d; None where all are 0."""
-    contributions = counts * bounds
+    contributions = np.abs(counts) * bounds
     total = float(contributions.sum())
     if total == 0.0:
         return None
@@ -141,6 +141,7 @@ class Magnitudes:
 
     def _predicted(self, span: tuple[float, float], counts: np.ndarray, entries: int) -> Units:
         low, high = span
+        counts = np.abs(counts)  # a user's normalisation may have factors below 0
         number, total, largest = len(counts), float(counts.sum()), float(counts.max())
         if total == 0.0:
             total = largest = 1.0  # a cohort without samples: all its vectors are 0

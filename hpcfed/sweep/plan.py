@@ -55,10 +55,6 @@ class Plan:
     points: tuple[Point, ...]
     units: tuple[Unit, ...]
 
-    def units_of(self, point: int) -> list[Unit]:
-        """Return the runs of one configuration, one per seed."""
-        return [unit for unit in self.units if unit.point == point]
-
     def __str__(self) -> str:
         seeds = len(self.units) // len(self.points)
         return f"{counted(len(self.points), 'configuration')} × {counted(seeds, 'seed')}"

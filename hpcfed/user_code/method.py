@@ -1,8 +1,8 @@
 """Checks of a user's method: types, names, shapes and dtypes of everything it returns. Before each call the global
 random generators are set to a stream of its own.
 
-Rules are pure functions. The first call of each function but `factors` is made twice, and both answers must be bitwise
-equal: that finds most memory outside the states, not all of it.
+Rules are pure functions. The first call of each function is made twice, and both answers must be bitwise equal: that
+finds most memory outside the states, not all of it.
 
 The gaps between parameters (`hpcfed.models.flat`) of the vectors that it returns are set to 0: they are in every norm
 and sum, so that random numbers of a method in them would be in its step size and in no parameter.
@@ -37,7 +37,7 @@ from hpcfed.types import (
 from hpcfed.user_code.blame import defined_at
 from hpcfed.user_code.generators import seed_generators
 from hpcfed.user_code.lent import Lent
-from hpcfed.user_code.repeated import hashes_of, lost_assignment, with_own_mappings
+from hpcfed.user_code.repeated import hashes_of, lost_assignment, with_own_containers
 
 log = logging.getLogger("hpcfed")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -59,7 +59,7 @@ def checked(method: Method, gaps: Tensor, seed: int) -> Method:
     """
     return replace(
         method,
-        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed)),
+        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed, method.uses_effective_steps)),
         server=_CheckedServer(method.server, gaps.cpu(), seed),
         normalize=None if method.normalize is None else _CheckedNormalization(method.normalize, gaps, seed),
     )
@@ -92,7 +92,7 @@ class _Checked:
 
         def call() -> Any:
             draw()
-            watched, given = Lent(**lent), [with_own_mappings(argument) for argument in arguments]
+            watched, given = Lent(**lent), [with_own_containers(argument) for argument in arguments]
             answer = getattr(self._part, name)(*given)
             if what := watched.written():
                 self._refuse(name, f"its argument {what}", "left as it is", "written to in place")
@@ -200,6 +200,10 @@ class _CheckedLocal(_Checked):
     _state: Signature | None = None
     _shared: Signature | None = None
 
+    def __init__(self, part: LocalMethod, gaps: Tensor, seed: int, counts_steps: bool):
+        super().__init__(part, gaps, seed)
+        self._counts_steps = counts_steps  # ‖a_i‖₁, which every rank computes with prox_mu
+
     def begin(self, w: Tensor) -> State:
         state = self._answer("begin", self._draw, w, w=w)
         self._state = self._signature("begin", state)
@@ -222,6 +226,9 @@ class _CheckedLocal(_Checked):
             self._refuse("tilt", "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
         for what, number in (("mu", tilt.mu), ("radius", tilt.radius)):
             self._check_number("tilt", f"its {what}", number)
+        if self._counts_steps and tilt.mu != self._part.prox_mu:
+            expected = f"{self._part.prox_mu:g}, its prox_mu, by which the effective steps are counted"
+            self._refuse("tilt", "its mu", expected, f"{tilt.mu:g}", "set prox_mu of the rule to the same number")
         return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:
@@ -292,11 +299,12 @@ class _CheckedServer(_Checked):
 
 class _CheckedNormalization(_Checked):
     def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
-        factors = self._part.factors(effective_steps, steps, shares, prox_mu)
+        draw = partial(seed_generators, self._gaps.device, self._seed, Purpose.FACTORS)
+        factors = self._answer("factors", draw, effective_steps, steps, shares, prox_mu)
         if np.shape(factors) != steps.shape:
             self._refuse("factors", "its answer", f"shape {steps.shape}", f"shape {np.shape(factors)}")
         try:
-            numbers = np.asarray(factors, dtype=float)
+            numbers = np.ascontiguousarray(factors, dtype=float)
         except (TypeError, ValueError):
             numbers = np.full(steps.shape, math.nan)
         if not np.isfinite(numbers).all():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+import numpy as np
 import xxhash
 from torch import Tensor, strided, uint8
 
@@ -15,8 +17,10 @@ NOT_COMPARED = "metrics"
 """The part of a server's answer that may differ between two calls: numbers of the record, such as seconds."""
 
 
-def with_own_mappings(argument: Any) -> Any:
-    """Return an argument with mappings of its own: what a call puts into them, no other call sees."""
+def with_own_containers(argument: Any) -> Any:
+    """Return an argument with mappings and arrays of its own: what a call puts into them, no other call sees."""
+    if isinstance(argument, np.ndarray):
+        return argument.copy()
     if isinstance(argument, Mapping):
         return dict(argument)
     if isinstance(argument, Update):
@@ -36,13 +40,17 @@ def lost_assignment(before: State, after: State, answer: object) -> str | None:
 
 
 def hashes_of(answer: object, gaps: Tensor) -> dict[str, int]:
-    """Return hashes of the tensors and numbers of an answer by their names in it; empty for any other answer.
+    """Return hashes of the tensors and numbers of an answer by their names in it; empty for an answer of another kind.
 
     Args:
         gaps: entries of a vector (d,) that do not count.
     """
     if is_dataclass(answer) and not isinstance(answer, type):
         found = {one.name: getattr(answer, one.name) for one in fields(answer) if one.name != NOT_COMPARED}
+    elif isinstance(answer, np.ndarray | list | tuple):
+        with suppress(RuntimeError, TypeError, ValueError):
+            return {"array": xxhash.xxh3_64_intdigest(np.array(answer, dtype=float).tobytes())}
+        return {}
     else:
         found = dict(answer) if isinstance(answer, Mapping) else {}
     hashes: dict[str, int] = {}

@@ -168,6 +168,7 @@ import numpy as np
 import torch
 from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import Plain, ServerStep
+from hpcfed.algorithms.fednova import PerStep
 from hpcfed.types import Method, Part, ServerUpdate, Tilt, Update
 
 
@@ -346,8 +347,28 @@ class Half(Part):  # Half
         return {}
 
 
-def made(client="Plain", rule="ServerStep"):
-    return Method("erring", globals()[client](), globals()[rule]())
+class Seeded(Part):
+    def factors(self, effective_steps, steps, shares, prox_mu):
+        effective_steps *= 1 + 0.5 * np.random.rand(len(steps))
+        return effective_steps
+
+
+class Random(Part):
+    def factors(self, effective_steps, steps, shares, prox_mu):  # Random
+        return np.random.default_rng().random(len(steps))
+
+
+class Bias(ClientRule):  # Bias
+    weights = "sample"
+
+
+class Pulls(ClientRule):
+    def tilt(self, w, shared, client, context):  # Pulls
+        return Tilt(mu=0.5)
+
+
+def made(client="Plain", rule="ServerStep", scale=None):
+    return Method("erring", globals()[client](), globals()[rule](), scale and globals()[scale]())
 """
 
 
@@ -373,6 +394,9 @@ def made(client="Plain", rule="ServerStep"):
         ({"client": "Takes"}, "# Takes", "the same from a second call with the same arguments, got KeyError: "),
         ({"client": "Loses"}, "# Loses", "its argument client 'e': expected left as it is, or returned, got replaced"),
         ({"rule": "Momentum"}, "# Momentum", ": Momentum.step: its answer: expected the same from a second call"),
+        ({"scale": "Random"}, "# Random", ": Random.factors: its answer: expected the same from a second call with"),
+        ({"client": "Bias"}, "# Bias", ": weights of its local part: expected 'samples' or 'uniform', got 'sample'"),
+        ({"client": "Pulls", "scale": "PerStep"}, "# Pulls", "its mu: expected 0, its prox_mu, by which the effe"),
         ({"rule": "Half"}, "# Half", ": erring: its server part, Half, has no 'step'; hpcfed.types.ServerMethod says"),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
@@ -396,6 +420,16 @@ def test_the_global_generators_and_a_metric_of_the_clock_may_be_used(world, plac
         for name in ("first", "second")
     ]
     assert len({result.metrics[-1]["hash"] for result in results}) == 1
+
+
+def test_factors_may_draw_from_the_global_generators(world, place):
+    """The same on every rank, and in a run that is resumed; arrays are their own to write to."""
+    world.on_root(lambda: (place / "erring.py").write_text(ERRING))
+    factory = {"factory": "erring:made", "scale": "Seeded"}
+    whole = hpcfed.run(recipe(place, "whole", factory), ["rounds=3"], world=world, quiet=True)
+    hpcfed.run(recipe(place, "parts", factory), ["rounds=2"], world=world, quiet=True)
+    parts = hpcfed.run(recipe(place, "parts", factory), ["rounds=3"], world=world, quiet=True)
+    assert [row["hash"] for row in parts.metrics] == [row["hash"] for row in whole.metrics]
 
 
 def test_a_state_may_be_assigned_to_and_returned(world, place):
@@ -423,10 +457,17 @@ from mpi4py import MPI
 
 from hpcfed import ClientRule
 from hpcfed.algorithms.fedavg import ServerStep
-from hpcfed.types import Method
+from hpcfed.types import Method, Part
 
 RANK = MPI.COMM_WORLD.rank
 NAMES = {"vectors": ("a", "b")[:: -1 if RANK == 1 else 1], "scalars": ("a", "b")[RANK == 1 :]}
+
+
+class Factors(Part):
+    what: str
+
+    def factors(self, effective_steps, steps, shares, prox_mu):
+        return steps * (2.0 if RANK == 1 and self.what == "factors" else 1.0)
 
 
 class Ranked(ClientRule):
@@ -441,16 +482,16 @@ class Ranked(ClientRule):
 
 
 def ranked(what):
-    return Method("ranked", Ranked(what=what), ServerStep())
+    return Method("ranked", Ranked(what=what), ServerStep(), Factors(what=what))
 """
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("what", ["vectors", "scalars"])
+@pytest.mark.parametrize("what", ["vectors", "scalars", "factors"])
 def test_ranks_that_report_others_are_named(what, world, place):
     """Before a round, whose sums would be of other names, or of another length."""
     world.on_root(lambda: (place / "ranked.py").write_text(RANKED))
-    says = rf"ranked: the reported {what} are not the same on every rank: expected .* of rank 0, got .* of rank 1 on "
+    says = rf"ranked: the {what} .* are not the same on every rank: expected .* of rank 0, got .* of rank 1 on "
     with pytest.raises(InputError, match=says):
         hpcfed.run(recipe(place, "run", {"factory": "ranked:ranked", "what": what}), world=world, quiet=True)
 

@@ -137,6 +137,17 @@ def test_a_vector_of_zeros_keeps_its_units_and_magnitudes_come_back_from_a_check
     assert again.predict({"delta": np.ones(2), "psi": np.ones(2)}) == expected
 
 
+def test_factors_that_cancel_out_hide_no_range(world):
+    """Of both signs: the words hold the terms, which are large where their sum is 0."""
+    magnitudes, counts = Magnitudes(4, torch.float32), np.array([1.0, -1.0])
+    small_ones, large = torch.full((2, 4), 1e-9), torch.tensor([[2.0, -1.0, 0.5, 0.25], [-2.0, 2.5, 1.5, 0.0]])
+    for _ in range(60):  # until the span has left the first round's
+        reduced(small_ones, counts, magnitudes, world)
+    found, attempts, _ = reduced(large, counts, magnitudes, world)
+    assert attempts == 2
+    assert torch.equal(found, torch.tensor([2.0, -1.75, -0.5, 0.125], dtype=torch.float64))
+
+
 def line(folder: Path, target: float, clients: int = 3) -> Path:
     """A regression with one feature, 1, and the same target for each of the clients' single samples."""
     one = np.ones((1, 1), np.float32)

@@ -159,6 +159,41 @@ def test_a_round_in_which_all_fail_ends_the_run(deed, data, world, folder):
     assert (ending["status"], ending["rounds"]) == ("diverged", BAD_ROUND - 1)
 
 
+REFUSING = """
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method
+
+
+class Refusing(ClientRule):
+    def tilt(self, w, shared, client, context):
+        if context.client.client == 2:
+            raise ValueError("not this one")
+        return super().tilt(w, shared, client, context)
+
+
+def method():
+    return Method("refusing", Refusing(), ServerStep())
+"""
+
+
+def test_a_skip_in_a_cohort_without_samples_moves_nothing(world, folder):
+    """Clients 1 and 2 have none, and client 2 fails."""
+
+    def write() -> None:
+        some, none = (np.zeros((count, 12), np.float32) for count in (20, 0))
+        clients = [(x, np.zeros(len(x), np.uint8)) for x in (some, none, none)]
+        write_federation(folder / "few.h5", clients, num_classes=4)
+        (folder / "refusing.py").write_text(REFUSING)
+
+    world.on_root(write)
+    cohort = {"schedule": [[0], [1, 2], [0]]}
+    recipe = small("run", data="few.h5", algorithm={"factory": "refusing:method"}, cohort=cohort, on_bad_client="skip")
+    rows = hpcfed.run(recipe, world=world, quiet=True).metrics
+    assert [row["skipped"] for row in rows] == [[], [2], []]
+    assert [row["delta_sq"] > 0 for row in rows] == [True, False, True]
+
+
 @pytest.mark.parametrize(("deed", "kind"), [("raise", InputError), ("nan", Diverged)])
 def test_by_default_the_run_ends(deed, kind, world, folder):
     with pytest.raises(kind, match=f"round {BAD_ROUND}, client 1 "):

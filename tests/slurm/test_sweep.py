@@ -77,7 +77,8 @@ def test_an_experiment_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "data").is_dir()  # prepared before the jobs
     for task in ("1", "2"):
         assert cluster.wait(f"{number_of(said.stdout)}_{task}", JobState="COMPLETED")["ExitCode"] == "0:0"
-    assert all(len(claims) == 1 for claims in read_claims(tmp_path / "out" / "fedexp-toy" / "sweep").values())
+    claims = read_claims(tmp_path / "out" / "fedexp-toy" / "sweep")
+    assert {len(own) for own in claims.values()} == {1}
     table = (tmp_path / "out" / "fedexp-toy" / "table.md").read_text()
     assert "not run" not in table
     assert "3 of 20" in table
@@ -94,7 +95,7 @@ def test_a_study_as_an_array(cluster: Cluster, place: Path) -> None:
     for task in ("1", "2"):
         assert cluster.wait(f"{number_of(said.stdout)}_{task}", JobState="COMPLETED")["ExitCode"] == "0:0"
     for sweep in ("studied/tuning/sweep", "studied/sweep"):
-        assert all(len(claims) == 1 for claims in read_claims(place / sweep).values())
+        assert {len(own) for own in read_claims(place / sweep).values()} == {1}
     assert len(read_claims(place / "studied/sweep")) == 6
     assert "have no result" not in (place / "studied" / "study.html").read_text()
     assert "studied: finished already" in cluster.call(*asked, cwd=place).stdout

@@ -78,7 +78,7 @@ def test_the_lowest_mean_loss_over_the_last_rounds(plan):
 
 def test_what_diverged_on_any_seed_has_no_rank(plan):
     standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
-    seed_1 = next(unit for unit in plan.units_of(3) if unit.seed == "1")
+    seed_1 = next(unit for unit in plan.units if (unit.point, unit.seed) == (3, "1"))
     standing[seed_1.name] = Standing(1, Claim(ending="diverged", recipe=seed_1.digest))
     best, _, rule = ranked(plan, "train_accuracy:last10", standing)
     assert best[0].point == 2
