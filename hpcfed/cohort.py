@@ -77,7 +77,8 @@ class Cohorts:
         self.measured = measured_in(recipe, len(sizes))
         self._num_present = int(self.present.sum())
         self.mean_size = float(sizes[self.present].mean())
-        self._samples = (sizes[self.present].sum(), sizes.sum()) if weights == "samples" else None
+        self._by_samples = weights == "samples"
+        self._num_samples, self._num_present_samples = sizes.sum(), sizes[self.present].sum()
         self._redraws = without is not None and without.cohorts == "redrawn"
         self.never: list[int] = []
         self._drawn, self.draws = self._sampler()
@@ -92,7 +93,7 @@ class Cohorts:
         shares = q / fraction if fraction > 0 else np.zeros(len(q))
         if self._num_present < len(self._sizes):
             fraction = float(self._shares_of_all(sizes, everyone=False).sum())
-        counts = np.ones(len(q)) if self._samples is None else len(q) * sizes / max(sizes.sum(), 1)
+        counts = len(q) * sizes / max(sizes.sum(), 1) if self._by_samples else np.ones(len(q))
         steps = self._steps(round, clients)
         batch_size = self._recipe.local.batch_size
         work = steps * (sizes if batch_size == "full" else np.minimum(sizes, int(batch_size)))
@@ -106,7 +107,7 @@ class Cohorts:
     @property
     def without_samples(self) -> int:
         """Clients without samples that count in the mean with an update of 0, as they do where weights are uniform."""
-        return int((self._sizes[self.present] == 0).sum()) if self._samples is None else 0
+        return 0 if self._by_samples else int((self._sizes[self.present] == 0).sum())
 
     def idle(self, ranks: int) -> str:
         """Return a remark if a cohort has fewer clients than there are ranks, so that some always wait; else ""."""
@@ -135,9 +136,9 @@ class Cohorts:
         that rounds without the missing ones keep their bits; ``redrawn`` takes it over those present, as a federation
         file that lacks the others would.
         """
-        if self._samples is None:
+        if not self._by_samples:
             return np.full(len(sizes), 1 / (len(self._sizes) if everyone else self._num_present))
-        return sizes / max(self._samples[everyone], 1)
+        return sizes / max(self._num_samples if everyone else self._num_present_samples, 1)
 
     def _sampler(self) -> tuple[Callable[[int], np.ndarray], float]:
         """Return a function round → clients drawn, and the average number of rounds in which a client takes part."""

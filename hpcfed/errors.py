@@ -105,10 +105,10 @@ class Stopped(_Explained):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for the known word closest to `word`, or the list of known words."""
     known = sorted(known)
-    return alike(word, known) or f"known: {', '.join(known)}"
+    return did_you_mean(word, known) or f"known: {', '.join(known)}"
 
 
-def alike(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return ``did you mean 'x'?`` for the known word closest to `word`, "" if none is similar enough."""
     match = difflib.get_close_matches(word, sorted(known), n=1, cutoff=cutoff)
     return f"did you mean {match[0]!r}?" if match else ""

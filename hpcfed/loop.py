@@ -151,7 +151,7 @@ def _stopping(recipe: Recipe, folder: RunFolder, world: World, done: int, saved:
 
 
 def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]:
-    """Return what ``environment.json`` says of a run, but of its data. Called on every rank."""
+    """Return the contents of ``environment.json``, except ``data``. Called on every rank."""
     return {
         **environment(parts.world, parts.model.vector.device, recipe.reduction, recipe.bits),
         "method": parts.method.name,

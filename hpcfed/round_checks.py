@@ -17,7 +17,7 @@ from hpcfed.reduce.slots import FAILED, SKIPPED, Sums
 from hpcfed.types import DELTA, ServerUpdate, State, Update
 
 LOWER = "lower local.lr, or set local.clip_norm"
-ALIKE = (
+SAME_ON_ALL = (
     "the method's begin, step, share and factors must do the same on every rank: no clock, no order of a set, nothing "
     "that an object keeps from call to call; if they do, "
 )
@@ -32,10 +32,11 @@ class RanksDiffer(EnvironmentFailure):
 
 def ranks_differ(round: int, which: str, *, own_method: bool = False) -> RanksDiffer:
     """Return the error for ranks whose states differ; with a method of the user's own that is looked at first."""
+    look = SAME_ON_ALL if own_method else ""
     error = RanksDiffer(
         f"round {round}: the ranks no longer hold the same model",
         got=which,
-        remedy=f"{ALIKE if own_method else ''}suspect that host's memory or its software; run 'hpcfed doctor' on it",
+        remedy=f"{look}suspect that host's memory or its software; run 'hpcfed doctor' on it",
     )
     error.which = which
     return error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.tables.read import header
-from hpcfed.errors import InputError, alike, cut
+from hpcfed.errors import InputError, cut, did_you_mean
 
 OBVIOUS = ("y", "target", "label", "class", "outcome")
 """Column names taken as the target without --target, if a table has exactly one of them."""
@@ -103,7 +103,7 @@ def is_identifier(name: str) -> bool:
 
 def _column(wanted: str, names: Sequence[str]) -> str:
     """Return a remedy for an unknown column: one that is spelt alike, or the list of all."""
-    return alike(wanted, names, SIMILAR) or f"columns: {cut(', '.join(names), 200)}"
+    return did_you_mean(wanted, names, SIMILAR) or f"columns: {cut(', '.join(names), 200)}"
 
 
 def _targets(path: Path, names: list[str], options: ColumnOptions) -> tuple[str, ...]:

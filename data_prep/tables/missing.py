@@ -14,7 +14,7 @@ from data_prep.tables.columns import ColumnOptions, ColumnRoles
 from data_prep.tables.survey import Survey
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import OF_NUMBERS
-from hpcfed.errors import InputError, alike, counted
+from hpcfed.errors import InputError, counted, did_you_mean
 
 REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
 MOST_BYTES = 64 << 20
@@ -28,7 +28,9 @@ def check_way(missing: str) -> None:
         InputError: naming the nearest.
     """
     if missing not in WAYS:
-        raise InputError(f"--missing {missing!r}", expected="refuse, drop, mean or median", remedy=alike(missing, WAYS))
+        raise InputError(
+            f"--missing {missing!r}", expected="refuse, drop, mean or median", remedy=did_you_mean(missing, WAYS)
+        )
 
 
 def counts(found: Survey, roles: ColumnRoles, features: Sequence[str]) -> dict[str, int]:

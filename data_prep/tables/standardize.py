@@ -12,7 +12,7 @@ from data_prep.split import Split
 from data_prep.spool import Spool, as_unit
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Standardization
-from hpcfed.errors import InputError, alike
+from hpcfed.errors import InputError, did_you_mean
 
 CLIENT, POOLED, NONE = WAYS = ("client", "pooled", "none")
 FEWEST = 2
@@ -45,7 +45,7 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
         InputError: an unknown `how`, tokens, or data that already have normalization constants.
     """
     if how not in WAYS:
-        raise InputError(f"--standardize {how!r}", expected="client, pooled or none", remedy=alike(how, WAYS))
+        raise InputError(f"--standardize {how!r}", expected="client, pooled or none", remedy=did_you_mean(how, WAYS))
     if how == NONE:
         return dataset
     if dataset.task == "next-token":

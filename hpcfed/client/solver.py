@@ -116,7 +116,7 @@ class Stepping:
         return effective_steps(steps, guessed, **known, arithmetic=self.arithmetic)
 
     def scales(self, mu: float) -> tuple[float, float]:
-        """Return by what y is multiplied when it joins the gradient, before a clip and after it."""
+        """Return the coefficients of y in the gradient: of what is clipped, and of what is added after the clip."""
         decay = self.section.weight_decay
         if self.section.clip_norm is None:
             return mu + decay, 0.0
@@ -127,14 +127,16 @@ class SequentialSolver:
     """Trains one client after another with one model and one set of buffers.
 
     Args:
-        model, loss, section: what is trained, on what, and how (the recipe's ``local``).
+        model, loss: what is trained, and its objective.
+        section: the recipe's ``local``.
         seed: the recipe's ``seed.batches``.
         draws: whether the model, the loss or the step draws random numbers, which then come from the client's stream.
         precision: the recipe's.
         streams: what the minibatches, and what the model draws, come from.
 
     Attributes:
-        precision, computing: the recipe's, and what a forward and backward pass is done within.
+        precision: the recipe's.
+        computing: context manager of a forward and backward pass.
     """
 
     together = group_size = 1

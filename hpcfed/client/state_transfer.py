@@ -26,8 +26,8 @@ class Moves:
 
     Args:
         clients: the states at this rank.
-        initial: returns a client's initial state: the names, shapes and types of all, and what a client has that has
-            kept it.
+        initial: returns a client's initial state, with the names, shapes and types of all; it is sent for a client that
+            has never replaced it.
         world: the ranks.
     """
 

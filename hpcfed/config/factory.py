@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
-from hpcfed.errors import RAISED, InputError, alike, nearest, shown
+from hpcfed.errors import RAISED, InputError, did_you_mean, nearest, shown
 from hpcfed.user_code.blame import defined_at, described, place_of, refusal
 from hpcfed.user_code.modules import search
 
@@ -59,7 +59,7 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         defined = [name for name, value in public.items() if getattr(value, "__module__", None) == module.__name__]
         raise InputError(
             f"{key}: no function {function_name!r} in {module_name}",
-            remedy=alike(function_name, public) or nearest(function_name, defined or public),
+            remedy=did_you_mean(function_name, public) or nearest(function_name, defined or public),
         )
     return function
 

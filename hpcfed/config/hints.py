@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from hpcfed import registry
 from hpcfed.config.elsewhere import KEYS, METHODS, VALUES, letters_of
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
-from hpcfed.errors import alike, nearest
+from hpcfed.errors import did_you_mean, nearest
 
 OF_CODE = ("model", "algorithm", "loss", "local.step")
 """Keys that may name code, beside every ``factory`` and ``evaluate.metrics``."""
@@ -106,10 +106,10 @@ def _for_metric(value: Any) -> str:
     if isinstance(value, Mapping):
         keys = ("whole", "sum", "better")
         unknown = [str(key) for key in value if key not in keys]
-        return alike(unknown[0], keys) if unknown else ""
+        return did_you_mean(unknown[0], keys) if unknown else ""
     if not isinstance(value, str):
         return ""
-    return "leave it out: it is measured anyway" if value in ("accuracy", "loss") else alike(value, BUILT_IN)
+    return "leave it out: it is measured anyway" if value in ("accuracy", "loss") else did_you_mean(value, BUILT_IN)
 
 
 def for_method(name: str, known: Iterable[str]) -> str:

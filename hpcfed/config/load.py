@@ -18,7 +18,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from hpcfed.config.hints import KEY, at_fault, for_key, for_value, section_of, spelled_out
 from hpcfed.config.limits import REACH
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError, alike, shown
+from hpcfed.errors import InputError, did_you_mean, shown
 from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> Input
     inner = _section(kind, location) if first["type"] == "model_type" and location else None
     better, remedy = for_value(dotted, first["type"], found, inner)
     if not remedy and isinstance(found, str):
-        remedy = alike(found, WORD.findall(expected))
+        remedy = did_you_mean(found, WORD.findall(expected))
     dotted = dotted.removesuffix(KEY)
     return InputError(dotted or noun, where=where, expected=better or expected, got=got[:200], remedy=remedy)
 

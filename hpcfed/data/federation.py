@@ -28,7 +28,7 @@ import numpy as np
 from hpcfed.data.attributes import Attributes, text
 from hpcfed.data.heaps import heaps_are_sound
 from hpcfed.data.storage import Elsewhere, Storage, StoredRows, flaw, is_numbers, member
-from hpcfed.errors import EnvironmentFailure, InputError, alike, nearest
+from hpcfed.errors import EnvironmentFailure, InputError, did_you_mean, nearest
 
 FORMAT = "hpcfed-federation"
 VERSION = 1
@@ -229,7 +229,7 @@ class Federation:
         if text.isascii() and text.isdecimal() and int(text) < self.num_clients:
             return int(text)
         expected = f"a name of the federation, or a number below {self.num_clients}"
-        remedy = alike(text, names[:COMPARED], cutoff=0.6)
+        remedy = did_you_mean(text, names[:COMPARED], cutoff=0.6)
         raise InputError(f"no client {text!r}", where=str(self.path), expected=expected, remedy=remedy)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from hpcfed.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.loaded import LoadedRun
 from hpcfed.report.clients import GLOBAL, read_clients
 from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
-from hpcfed.run_folder.identity import PLACES
+from hpcfed.run_folder.identity import WITHOUT_EFFECT
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.version import __version__
 
@@ -206,7 +206,7 @@ def _method(loaded: LoadedRun) -> str:
 
 def _recipe(loaded: LoadedRun) -> str:
     """Return the recipe without this machine's folders."""
-    plain = {key: value for key, value in to_plain(loaded.recipe).items() if key not in PLACES}
+    plain = {key: value for key, value in to_plain(loaded.recipe).items() if key not in WITHOUT_EFFECT}
     return dump_yaml(_portable(plain))
 
 

@@ -17,7 +17,7 @@ from hpcfed import registry
 from hpcfed.config.hints import LIKELY
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Model
-from hpcfed.errors import InputError, alike, nearest
+from hpcfed.errors import InputError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +56,7 @@ def spec(section: Model) -> Spec | None:
     if section.factory is not None:
         if section.parameters:
             key = next(iter(section.parameters))
-            remedy = alike(key, Model.model_fields, LIKELY) or "a factory's arguments go under 'args'"
+            remedy = did_you_mean(key, Model.model_fields, LIKELY) or "a factory's arguments go under 'args'"
             raise InputError(f"unknown key 'model.{key}'", where="recipe", remedy=remedy)
         return None
     name, known = str(section.name), named()

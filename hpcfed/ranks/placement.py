@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 LEARNED, KEPT = 0.1, 0.95
 """Weight of the last round in a rank's estimated speed; weight kept by earlier rounds in the fit of the costs."""
-ALIKE = 1e-3
+COLLINEAR_PIVOT = 1e-3
 """Relative size of a pivot below which terms of the work are too collinear to separate their costs."""
 EXPLANATIONS = ((0,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
 """Candidate terms of the cost, simplest first: samples (0), steps (1), clients (2).
@@ -275,7 +275,7 @@ def _solved(rows: list[list[float]]) -> list[float] | None:
     size = len(rows)
     diagonal = [rows[i][i] for i in range(size)]
     for i in range(size):
-        if not rows[i][i] > ALIKE * diagonal[i]:
+        if not rows[i][i] > COLLINEAR_PIVOT * diagonal[i]:
             return None
         for k in range(size):
             if k != i:

@@ -11,9 +11,9 @@ from typing import Any
 
 from hpcfed import algorithms
 from hpcfed.report.read import Run
-from hpcfed.run_folder.identity import FREE, PLACES
+from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT
 
-NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "checkpoint", "watchdog", *PLACES)
+NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 CODE = "code "
 """Begins the key of a file of the user's code."""
 ABSENT = "–"

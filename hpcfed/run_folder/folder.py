@@ -34,7 +34,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
 from hpcfed.run_folder.code import FRESH, CodeRecord, references
 from hpcfed.run_folder.cut import cut
-from hpcfed.run_folder.identity import FREE, PLACES, deciding, differences
+from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT, deciding, differences
 from hpcfed.run_folder.lock import FolderLock
 from hpcfed.run_folder.rounds import RECORD, count_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
@@ -75,7 +75,7 @@ class RunFolder:
         if not self._is_untrained():
             self._refuse_other(found, wanted)
         self.check_code(recipe)
-        same = deciding(found, PLACES) == deciding(wanted, PLACES)
+        same = deciding(found, WITHOUT_EFFECT) == deciding(wanted, WITHOUT_EFFECT)
         result = files.read_mapping(self.path / "result.json")
         if not same or result.get("status") != "finished":
             return False

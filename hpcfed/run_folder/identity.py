@@ -11,13 +11,13 @@ import xxhash
 from hpcfed.config.load import to_plain
 from hpcfed.config.recipe import Recipe
 
-PLACES = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers")
-"""Keys for the places of files and states, how they are read, and observers: they never invalidate a finished run."""
+WITHOUT_EFFECT = ("output", "python_path", "data_access", "verify_data", "gpu_reduce", "client_state", "observers")
+"""Keys without an effect on results: they never invalidate a finished run."""
 STATE, STATES = "client_state", ("device", "host", "disk")
-"""A key that decides nothing, but is part of all digests, since it was of the earlier ones: as `STATES[0]`, whatever it
-is. Digests of before may have any of its values.
+"""``client_state`` is hashed as ``device``, whatever it is: digests keep the key for compatibility, and older ones may
+have any of its values.
 """
-FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *PLACES)
+FREE = ("rounds", "evaluate", "stop", "checkpoint", "watchdog", *WITHOUT_EFFECT)
 """Keys that may change when a run is continued."""
 
 
@@ -27,7 +27,7 @@ def identity(recipe: Recipe, free: tuple[str, ...] = FREE) -> str:
 
 
 def identities(recipe: Recipe) -> tuple[str, ...]:
-    """Return the digests that a checkpoint of a recipe may have: `identity`, and those of before with any `STATES`."""
+    """Return the digests that a checkpoint of a recipe may have: `identity`, and older ones with any of `STATES`."""
     decides = deciding(to_plain(recipe), FREE)
     return tuple(_digest({**decides, STATE: state}) for state in STATES)
 

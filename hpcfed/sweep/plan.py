@@ -15,7 +15,7 @@ from hpcfed.config.load import load_recipes
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted
 from hpcfed.run_folder import files
-from hpcfed.run_folder.identity import PLACES, identity
+from hpcfed.run_folder.identity import WITHOUT_EFFECT, identity
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
 
@@ -42,7 +42,7 @@ class Unit:
     @property
     def digest(self) -> str:
         """Digest of the recipe, its number of rounds included."""
-        return identity(self.recipe, PLACES)
+        return identity(self.recipe, WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def make_plan(
     for path, point in zip(outputs, configurations, strict=True):
         try:
             loaded = _load(source, [*fixed, f"output={json.dumps(str(path))}"], point)
-            by_point.append(_where_they_are(loaded, path))
+            by_point.append(_at_existing_runs(loaded, path))
         except InputError as error:
             raise _blame(error, source, fixed, point) from None
     units = [
@@ -103,10 +103,10 @@ def make_plan(
     return Plan(first.name, folder, tuple(grids), tuple(configurations), tuple(units))
 
 
-def _where_they_are(recipes: list[Recipe], path: Path) -> list[Recipe]:
-    """Return a configuration's recipes, one a seed; the one whose run is in the folder `path` itself with that output.
+def _at_existing_runs(recipes: list[Recipe], path: Path) -> list[Recipe]:
+    """Return a configuration's recipes, one a seed; a seed whose run is in `path` itself keeps that output.
 
-    A sweep of one seed has its runs there, and folders of further seeds in it.
+    A sweep of one seed leaves its runs there, and folders of further seeds go into it.
     """
     if not (path / files.RECIPE).is_file():
         return recipes

@@ -32,7 +32,7 @@ from hpcfed.run_folder.code import NAME as CODE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RECIPE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.identity import PLACES, STATE, deciding
+from hpcfed.run_folder.identity import STATE, WITHOUT_EFFECT, deciding
 from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
@@ -43,7 +43,7 @@ FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE, *MODE
 LARGEST_STATES = 1 << 30
 """Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.checkpoint.layout`)."""
 DIGITS = 16
-ELSEWHERE = (*PLACES, "checkpoint", "watchdog")
+ELSEWHERE = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
 """Entries that are read, by their types."""

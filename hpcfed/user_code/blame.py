@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import PydanticUserError, ValidationError
 
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, alike, shown
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, did_you_mean, shown
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.types import LocalMethod
 from hpcfed.user_code.modules import is_own
@@ -76,7 +76,7 @@ def _of_class(error: PydanticUserError) -> str:
         return f"{type(error).__name__}: {error.message}"
     assigned, name = found.groups()
     value = assigned.removeprefix(f"{name} = ")
-    likely = alike(name, FLAGS)
+    likely = did_you_mean(name, FLAGS)
     forms = f"a constant is {name}: ClassVar = {value}, a parameter {name}: TYPE = {value}"
     return f"the attribute {assigned!r} has no type; {f'{likely} ' if likely else ''}{forms}"
 

@@ -41,7 +41,7 @@ def generators_kept() -> Iterator[None]:
 
 
 class Generators:
-    """A state of the generators of its own, beside that of the process."""
+    """A saved state of the global generators, from which code draws within `here`."""
 
     def __init__(self, device: torch.device, seed: int, purpose: Purpose, round: int = 0, client: int = 0):
         self._torch = [generator(each) for each in {CPU, device}]
