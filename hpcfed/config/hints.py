@@ -70,6 +70,8 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         name = getattr(value, "__qualname__", "")
         named = f"{value.__module__}:{name}" if name.isidentifier() else "module:function"
         return f"{named!r}, the name of a function or a class", "" if name.isidentifier() else "define it by a name"
+    if path == "seeds" and isinstance(value, list):  # of an experiment
+        return "how many: 3 runs the seeds 0, 1 and 2", ""
     if path == "seed" and isinstance(value, list):
         return "one seed", f"seeds={_short(value)} runs each"
     if path == "seed" and not isinstance(value, Mapping):

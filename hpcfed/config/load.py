@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 KINDS = ("literal[", "list[")
 """Beginnings of what pydantic puts behind a key that takes values of several kinds."""
-EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path"}  # pydantic's words that name our classes
+EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path", "tuple_type": "a list"}
+"""Type of pydantic's error → words in place of its own, which name classes."""
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 """A variable in the syntax of `os.path.expandvars`."""
 WORD = re.compile("'([a-z][a-z-]*)'")
@@ -74,6 +75,10 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         raise InputError("both 'seeds' and a 'seed' of each stream", where=where, remedy=remedy)
     for override in overrides:
         _override(content, override)
+    keys = {text.partition("=")[0].partition(".")[0] for text in overrides}
+    if "seeds" in content and "seed" in keys and "seeds" not in keys:
+        remedy = "override them in its place, such as seeds=[3]"
+        raise InputError(f"'seed' given beside the recipe's seeds, {content['seeds']}", where=where, remedy=remedy)
     content.setdefault("python_path", None)
     from_folder(content, folder, where)
     content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
@@ -148,7 +153,7 @@ def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
             if isinstance(entry, BaseModel):
                 _check_reach(entry, where, f"{key}.")
             elif isinstance(entry, float) and entry != 0 and not REACH[0] <= abs(entry) <= REACH[1]:
-                expected = f"0, or a magnitude from {REACH[0]:g} to {REACH[1]:g}"
+                expected = f"a magnitude from {REACH[0]:g} to {REACH[1]:g}, or 0 where that is allowed"
                 raise InputError(key, where=where, expected=expected, got=repr(entry))
 
 

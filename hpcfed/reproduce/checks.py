@@ -207,7 +207,10 @@ def _recipe(experiment: Experiment, case: str, method: str, scale: str, where: s
         if recipe.algorithm.factory is None:  # the user's code is not run yet
             algorithms.build(recipe.algorithm, [])
     except InputError as error:
-        raise InputError(str(error).removeprefix("recipe: "), where=where) from None
+        what, remedy = str(error).removeprefix("recipe: "), ""
+        if what.startswith("unknown key 'recipe'") and method in one.methods:
+            what, remedy = "no key 'recipe'", f"cases.{case}.methods.{method} has a recipe's keys themselves"
+        raise InputError(what, where=where, remedy=remedy) from None
     for key, expected, has in NEEDS.get(experiment.measure.kind, ()):
         if not has(recipe):
             expected = f"{expected}, for kind: {experiment.measure.kind}"

@@ -80,7 +80,9 @@ class ReproduceSession:
             where = ", ".join(experiment.name for experiment in experiments)
             if prepared:
                 raise InputError("nothing has been run", where=where, remedy="leave --table out, or name its --output")
-            raise InputError("no data", where=where, remedy="name the folder of all raw data by --raw")
+            files = [one.cases[case].data.file for one in experiments for case in lacking(one, self.places)]
+            remedy = "correct the 'file' of its data" if all(files) else "name the folder of all raw data by --raw"
+            raise InputError("no data", where=where, remedy=remedy)
         return found
 
     def prepare(self, experiment: Experiment) -> Experiment:

@@ -25,13 +25,12 @@ from data_prep.streams import stream
 from hpcfed.config.recipe import Seeds
 from hpcfed.data.cache import Samples
 from hpcfed.errors import Stopped
-from hpcfed.evaluation.metrics import ranking_scores, whole_metrics
+from hpcfed.evaluation.metrics import ranking_scores
 from hpcfed.io.output import Output
 from hpcfed.loaded import load
-from hpcfed.models.losses import ACCURACY, metrics_for
 from hpcfed.run_folder.progress import QUIET_SECONDS, clock
 from hpcfed.study.arms import ALONE, ENSEMBLE, Arm
-from hpcfed.study.ensemble import mean_prediction, test_samples
+from hpcfed.study.ensemble import functions_of, mean_prediction, test_samples
 from hpcfed.study.measures import StudyMetric
 
 if TYPE_CHECKING:
@@ -214,11 +213,8 @@ def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], s
 def _weighs(study: Study) -> dict[str, Weigh]:
     """Return the study's metrics that are numbers, of samples with multiplicities."""
     recipe, dataset = study.recipe, study.samples.dataset
-    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
-    if dataset.task in ACCURACY:
-        sums = {"accuracy": ACCURACY[dataset.task], **sums}
+    sums, wholes = functions_of(study)
     found: dict[str, Weigh] = {name: partial(_of_sums, metric) for name, metric in sums.items()}
-    wholes = whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)
     for name, metric in wholes.items():
         two = dataset.task == "classification" and dataset.num_classes == 2
         if metric.shape == ():

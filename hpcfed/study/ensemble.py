@@ -15,9 +15,9 @@ from hpcfed.config.recipe import Seeds
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
-from hpcfed.evaluation.metrics import whole_metrics
+from hpcfed.evaluation.metrics import WholeMetric, whole_metrics
 from hpcfed.loaded import load
-from hpcfed.models.losses import ACCURACY, metrics_for
+from hpcfed.models.losses import ACCURACY, Metric, metrics_for
 from hpcfed.study.arms import ALONE
 from hpcfed.study.federations import files_of
 from hpcfed.study.measured import GLOBAL, RunResult, Values
@@ -75,18 +75,23 @@ def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
 def _measure(study: Study, samples: Samples) -> Values:
     """Return the study's metrics of outputs and targets."""
     output, target = samples
-    recipe, dataset = study.recipe, study.samples.dataset
-    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
-    if dataset.task in ACCURACY:
-        sums = {"accuracy": ACCURACY[dataset.task], **sums}
+    sums, whole = functions_of(study)
     found: Values = {}
     for name, metric in sums.items():
         total, count = metric(output, target)
         found[name] = total / count if count else None
-    whole = whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)
     for name, function in whole.items():
         cells = function.cells(output, target)
         defined, numbers = cells[:, 1].all(), cells[:, 0]
         shaped = numbers.reshape(function.shape).tolist() if function.shape else float(numbers[0])
         found[name] = shaped if defined else None
     return found
+
+
+def functions_of(study: Study) -> tuple[dict[str, Metric], dict[str, WholeMetric]]:
+    """Return the functions of outputs and targets that measure a study, without the loss: sums and others."""
+    recipe, dataset = study.recipe, study.samples.dataset
+    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
+    if dataset.task in ACCURACY:
+        sums = {"accuracy": ACCURACY[dataset.task], **sums}
+    return sums, whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)

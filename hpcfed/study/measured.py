@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,16 @@ class StudyResults:
 
     def values(self, arm: str, metric: str, site: int, splits: int, model: str = GLOBAL) -> list[float]:
         """Return a metric on a site in each split, (J,), each a mean over seeds; nan where it is missing."""
-        found: list[list[float]] = [[] for _ in range(splits)]
-        for run in self.runs.get(arm, ()):
-            value = run.sites.get((model, site), {}).get(metric)
-            if isinstance(value, int | float) and math.isfinite(value):
-                found[run.split].append(float(value))
-        return [float(np.mean(values)) if values else math.nan for values in found]
+        return self._by_split(arm, splits, lambda run: run.sites.get((model, site), {}).get(metric))
 
     def whole(self, arm: str, metric: str, splits: int) -> list[float]:
         """Return a metric on all test samples together in each split, (J,), as `values` does."""
+        return self._by_split(arm, splits, lambda run: run.whole.get(metric))
+
+    def _by_split(self, arm: str, splits: int, value_of: Callable[[RunResult], Any]) -> list[float]:
         found: list[list[float]] = [[] for _ in range(splits)]
         for run in self.runs.get(arm, ()):
-            value = run.whole.get(metric)
+            value = value_of(run)
             if isinstance(value, int | float) and math.isfinite(value):
                 found[run.split].append(float(value))
         return [float(np.mean(values)) if values else math.nan for values in found]

@@ -137,6 +137,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no case": ({"cases": {}, "small": None}, ("cases: expected at least one, got none",)),
     "no method": ({"methods": {}, "measure": {"kind": "best"}, "cases.tuned.paper": {}, "cases.few.only": []},
                   ("methods: expected at least one, got none",)),
+    "recipe of a method in a case": (
+        {"cases.tuned.methods": {"fedavg": {"recipe": {"local": {"lr": 0.1}}}}},
+        ("no key 'recipe'; cases.tuned.methods.fedavg has a recipe's keys themselves",),
+    ),
+    "list of seeds": ({"seeds": [0, 5]}, ("seeds: expected how many: 3 runs the seeds 0, 1 and 2, got [0, 5]",)),
     "seed": ({"recipe.seed": 7}, ("seed: expected a stream left to the experiment's 2 seeds", "seeds=1")),
     "sites": ({"measure": {"kind": "sites"}}, ("cases 'sites' and 'pooled' for kind: sites, got tuned, few",)),
     "dynamics": (
