@@ -22,8 +22,11 @@ from hpcfed.errors import InputError, nearest
 NAME = r"^[A-Za-z][\w-]*$"
 MEASURED = ("loss", "accuracy")
 """Names of what is measured without being asked for."""
-TAKEN = ("round", "client", "model", "split", *MEASURED, "n", "name")
-"""Names that no metric may have: columns that ``clients.csv`` has already."""
+ROW_KEYS = ("round", "client", "model", "split")
+"""The columns of ``clients.csv`` that tell its rows apart, which are its first."""
+CLIENT_COLUMNS = (*ROW_KEYS, *MEASURED, "n", "name")
+"""The columns that ``clients.csv`` always has; the recipe's metrics follow, under other names."""
+UNMEASURED_COLUMNS = tuple(name for name in CLIENT_COLUMNS if name not in MEASURED)
 CLASSES, LABELS, NUMBERS, TIMES = "one label a sample", "several labels a sample", "numbers", "event times"
 """The kinds of targets: a single label of zeros and ones (``multi-label`` with one class) is two classes."""
 
@@ -139,7 +142,7 @@ A_METRIC = {
 }
 NAMED_METRICS = {
     "type": "object",
-    "propertyNames": {"pattern": NAME, "not": {"enum": [*TAKEN]}},
+    "propertyNames": {"pattern": NAME, "not": {"enum": [*CLIENT_COLUMNS]}},
     "additionalProperties": A_METRIC,
 }
 METRICS_SCHEMA = {

@@ -38,7 +38,7 @@ from hpcfed.config.limits import (
     a_time_or_0,
     a_tuple,
 )
-from hpcfed.config.metrics import MEASURED, METRICS_SCHEMA, NAME, TAKEN, Metric, a_metric, listed, plain
+from hpcfed.config.metrics import CLIENT_COLUMNS, MEASURED, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
 
@@ -317,8 +317,8 @@ class Evaluate(Section):
     def _names_are_free(self) -> Evaluate:
         if self.metrics.keys() & {*MEASURED}:
             raise ValueError(f"names in 'metrics' other than {' and '.join(MEASURED)}, which are measured anyway")
-        if self.metrics.keys() & {*TAKEN}:
-            raise ValueError(f"names in 'metrics' other than the columns of clients.csv: {', '.join(TAKEN)}")
+        if self.metrics.keys() & {*CLIENT_COLUMNS}:
+            raise ValueError(f"names in 'metrics' other than the columns of clients.csv: {', '.join(CLIENT_COLUMNS)}")
         return self
 
     @model_validator(mode="after")

@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, read_text
 
 PREFERRED_SPLITS = ("test", "train")
-MEASURES = ("accuracy", "loss")
+PREFERRED_MEASURES = ("accuracy", "loss")
 GLOBAL = "global"
-OTHERS = ("round", "client", "model", "split", "n", "name")
-"""Columns that are no measures."""
 MOST = 1 << 34
 """Bytes: a million clients over hundreds of evaluations."""
 DIGITS = 18
@@ -88,7 +87,7 @@ def read_clients(path: Path) -> Clients | None:
     ]
     last = max((number for number, _ in of_split), default=0)
     latest = [row for number, row in of_split if number == last]
-    measure = next((name for name in MEASURES if any(row.get(name) for row in latest)), None)
+    measure = next((name for name in PREFERRED_MEASURES if any(row.get(name) for row in latest)), None)
     if measure is None:
         return None
     models = dict.fromkeys(row.get("model") or "global" for row in latest)
@@ -100,8 +99,8 @@ def read_clients(path: Path) -> Clients | None:
     of_main = [row for row in latest if (row.get("model") or "global") == main]
     names = tuple(row.get("name") or row.get("client") or "" for row in of_main)
     sizes = tuple(row.get("n") or "" for row in of_main)
-    own = [name for name in of_main[0] if name and name not in (*OTHERS, *MEASURES)]
-    known = [name for name in MEASURES if any(row.get(name) for row in of_main)]
+    own = [name for name in of_main[0] if name and name not in CLIENT_COLUMNS]
+    known = [name for name in PREFERRED_MEASURES if any(row.get(name) for row in of_main)]
     measures = {name: _column(of_main, name, path) for name in [*known, *(n for n in own if _is_number(of_main, n))]}
     return Clients(last, split or "all", measure, values, names, sizes, measures)
 

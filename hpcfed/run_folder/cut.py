@@ -8,6 +8,7 @@ from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any
 
+from hpcfed.config.metrics import ROW_KEYS
 from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
 from hpcfed.run_folder.code import FRESH
@@ -18,7 +19,7 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES, bytes_of_update_hashe
 MODELS = ("model.safetensors", "model-evaluated.safetensors")
 OF_THE_END = ("result.json", *MODELS, CERTIFICATE, SIGNATURE)
 """Files that a run leaves when it ends."""
-COLUMNS = b"round,client,model,split,"
+HEADER = "".join(f"{name}," for name in ROW_KEYS).encode()
 """Beginning of the header of ``clients.csv``."""
 DIGITS = 18
 """Maximum digits of a round number in ``clients.csv``."""
@@ -86,9 +87,9 @@ def _bytes_of_clients(path: Path, done: int, expected: int) -> int:
     kept = lines = 0
     with path.open("rb") if path.exists() else io.BytesIO() as table:
         header = table.readline()
-        is_torn = not header.endswith(b"\n") and (header.startswith(COLUMNS) or COLUMNS.startswith(header))
-        if not is_torn and (not header.startswith(COLUMNS) or header.endswith(b"\r\n")):
-            wanted, got = f"a header that begins with {COLUMNS.decode()}", shown(header.decode(errors="replace"))
+        is_torn = not header.endswith(b"\n") and (header.startswith(HEADER) or HEADER.startswith(header))
+        if not is_torn and (not header.startswith(HEADER) or header.endswith(b"\r\n")):
+            wanted, got = f"a header that begins with {HEADER.decode()}", shown(header.decode(errors="replace"))
             raise InputError("not a run's table", where=str(path), expected=wanted, got=got, remedy=RESTORE)
         rows = takewhile(lambda row: _is_row(row, done), table)
         for lines, line in enumerate(() if is_torn else chain([header], rows), start=1):

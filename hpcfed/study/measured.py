@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.config.metrics import UNMEASURED_COLUMNS
 from hpcfed.config.recipe import Seeds
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, parse_json, read_text
@@ -133,15 +134,12 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
         if row["split"] != "test" or client < 0:
             continue
         site = trainers[client]
-        values = {name: _parsed(text) for name, text in row.items() if name not in HEAD}
+        values = {name: _parsed(text) for name, text in row.items() if name not in UNMEASURED_COLUMNS}
         sites[row["model"], site] = values
         for metric, value in values.items():
             if _is_number(value):
                 curves.setdefault((row["model"], site, metric), []).append((int(row["round"]), value))
     return RunResult(split, seed.model, sites, curves, last, skipped)
-
-
-HEAD = ("round", "client", "model", "split", "n", "name")
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -17,10 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcfed.config.metrics import direction_of_column, is_matrix, is_percentage
+from hpcfed.config.metrics import MEASURED, direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted, nearest
-from hpcfed.report.clients import MEASURES
 from hpcfed.report.read import mixed_code
 from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
 from hpcfed.sweep.plan import Plan, Unit
@@ -132,7 +131,7 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
     """Yield the columns of the recipe's metrics, and of statistics over clients."""
     metrics = [name for name, metric in recipe.evaluate.metrics.items() if not is_matrix(metric)]
     yield from (f"{part}_{name}" for part in ("test", "train") for name in metrics)
-    measures = (*MEASURES, *metrics)
+    measures = (*MEASURED, *metrics)
     over_clients = (recipe.evaluate.clients.models, ("train", "test"), measures, ("mean", "worst_decile", "variance"))
     if recipe.evaluate.clients.every:
         yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
