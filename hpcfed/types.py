@@ -296,7 +296,7 @@ class LocalMethod(Protocol):
 
     @property
     def prox_mu(self) -> float:
-        """μ of the quadratic term, where clients share one."""
+        """μ of the quadratic term, where clients share one. Effective steps are counted with it as ``tilt.mu``."""
         ...
 
     @property
