@@ -179,8 +179,9 @@ class Simulation:
         started = time.perf_counter()
         ranks = self._buffer.exchange(self._state_hash(), requests=requests, written=written)
         check_same(ranks["hash"], plan.round, self._world)
-        unchanged = {"previous": self.w, "mean_delta": torch.zeros_like(self.w, dtype=torch.float64)}
-        self._last = {name: unchanged[name] for name in self._last}
+        if self._last:
+            unchanged = {"previous": self.w, "mean_delta": torch.zeros_like(self.w, dtype=torch.float64)}
+            self._last = {name: unchanged[name] for name in self._last}
         nothing = Means({}, math.nan, math.nan, 0.0, 0, plan.round, plan.lr, None)
         return RoundResult(
             cohort=plan.cohort,
@@ -228,7 +229,7 @@ class Simulation:
         self._parts.watchdog.stage(f"round {round}: waiting for other ranks", waits=True)
         with self._world.ends_within(PATIENCE, failure) if failure else nullcontext():
             sums = self._buffer.reduce(
-                self._state_hash(plan.factors),
+                self._state_hash(),
                 trained - started,
                 moving_seconds=self._training.moving_seconds,
                 requests=requests,
@@ -375,11 +376,9 @@ class Simulation:
         """The hash of w, the server's state and the magnitudes, 64 bit, hexadecimal, as in the last round's record."""
         return f"{np.int64(self._state_hash()).view(np.uint64):016x}"
 
-    def _state_hash(self, factors: np.ndarray | None = None) -> int:
+    def _state_hash(self) -> int:
         """Return the hash of what must be the same on every rank, as a signed 64-bit integer.
 
-        Args:
-            factors: of a round that is trained, (S,); they count where the method has a normalisation.
 
         Taken twice a round: after the step for the record, and anew before the next Allreduce, so that damage to a
         rank's memory in between ends the round that it hit.
@@ -389,8 +388,6 @@ class Simulation:
         for state in (self.server, self.shared, self.buffers.state):
             for name in sorted(state):
                 digest.update(state[name].numpy().tobytes() if state[name].dim() == 0 else state[name].numpy().data)
-        if factors is not None and self._parts.method.normalize is not None:
-            digest.update(factors.data)
         return int(np.uint64(digest.intdigest()).view(np.int64))
 
 

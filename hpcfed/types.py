@@ -386,6 +386,8 @@ class Normalization(Protocol):
     def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
         """Return the factor of each cohort member, (S,), from their ‖a_i‖₁, τ_i and p_i, each (S,), and from μ.
 
+        ‖a_i‖₁ is counted with μ, the local part's ``prox_mu``, whatever its tilts have.
+
         Every rank calls it; a draw from the global generators has the same numbers in each round.
         """
         ...

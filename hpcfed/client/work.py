@@ -66,6 +66,11 @@ def are_ones(factors: np.ndarray) -> bool:
     return bool(np.allclose(factors, 1.0, rtol=ROUNDING, atol=0.0))
 
 
+def same_factors(these: np.ndarray, others: np.ndarray) -> bool:
+    """Whether two cohorts' factors, (S,), are the same but for rounding."""
+    return bool(np.allclose(these, others, rtol=ROUNDING, atol=0.0))
+
+
 def common_to_all(effective_steps: list[float | None]) -> float | None:
     """Return the ‖a‖₁ that all members share; None if they differ or have none."""
     return effective_steps[0] if len(set(effective_steps)) == 1 else None

@@ -75,10 +75,9 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         raise InputError("both 'seeds' and a 'seed' of each stream", where=where, remedy=remedy)
     for override in overrides:
         _override(content, override)
-    keys = {text.partition("=")[0].partition(".")[0] for text in overrides}
-    if "seeds" in content and "seed" in keys and "seeds" not in keys:
-        remedy = "override them in its place, such as seeds=[3]"
-        raise InputError(f"'seed' given beside the recipe's seeds, {content['seeds']}", where=where, remedy=remedy)
+    if "seeds" in content and any(re.match(r"seed\b", override) for override in overrides):
+        what = f"'seed' given beside several seeds, {content['seeds']}"
+        raise InputError(what, where=where, remedy="leave it out: each of 'seeds' is one 'seed'")
     content.setdefault("python_path", None)
     from_folder(content, folder, where)
     content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)

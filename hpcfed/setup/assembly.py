@@ -18,6 +18,7 @@ from hpcfed.vendor.malloc import keep_freed_memory
 if TYPE_CHECKING:
     from hpcfed.evaluation.evaluate import Evaluator
     from hpcfed.parts import Parts
+    from hpcfed.types import Method
 
 
 def assemble(
@@ -39,7 +40,9 @@ def assemble(
         checked = own_code_named()(device_faults(world)(_assemble))
         assembled = world.together(lambda: checked(recipe, federation, world, own, watchdog or Watchdog(world)))
         check_hosts(recipe, world)
-        _check_reports(assembled[0], world)
+        _check_reports(assembled[0].method, world)
+        if recipe.algorithm.factory is not None and assembled[0].method.normalize is not None:
+            _check_factors(assembled[0], world)
     except BaseException:  # whose traceback would hold the file open
         federation.close()
         raise
@@ -55,27 +58,43 @@ def _assemble(
     return parts_of(recipe, federation, world, device_slot, watchdog)
 
 
-def _check_reports(parts: Parts, world: World) -> None:
+def _check_reports(method: Method, world: World) -> None:
     """Refuse a method whose ranks would reduce buffers of other layouts; called on every rank.
 
     Raises:
-        InputError: naming the first rank whose vectors, scalars or factors of the first round are not those of rank 0.
+        InputError: naming the first rank whose vectors or scalars are not those of rank 0.
     """
-    from hpcfed.client.work import effective_work
-
-    method = parts.method
-    own = {
-        "vectors reported": [method.reported(alike) for alike in (False, True)],
-        "scalars reported": list(method.local.scalars),
-        "factors of round 1": effective_work(method, parts.stepping, parts.cohorts.round(1), 1)[1].tolist(),
-    }
+    own = {"vectors": [method.reported(alike) for alike in (False, True)], "scalars": list(method.local.scalars)}
     first, *others = world.gather(own)
     for rank, other in enumerate(others, start=1):
         for what, names in other.items():
             if names != first[what]:
                 raise InputError(
-                    f"{method.name}: the {what} are not the same on every rank",
+                    f"{method.name}: the reported {what} are not the same on every rank",
                     expected=f"{shown(first[what])} of rank 0",
                     got=f"{shown(names)} of rank {rank} on {world.hosts[rank]}",
-                    remedy="neither the rank nor a clock, a random number or the order of a set may decide them",
+                    remedy="neither the rank nor a clock, a random number or the order of a set may decide their names",
                 )
+
+
+def _check_factors(parts: Parts, world: World) -> None:
+    """Refuse an own normalisation whose factors of the first round differ between ranks; called on every rank.
+
+    Different processors may round them differently.
+
+    Raises:
+        InputError: naming the first rank whose factors are not those of rank 0.
+    """
+    from hpcfed.client.work import effective_work, same_factors
+
+    method = parts.method
+    own = effective_work(method, parts.stepping, parts.cohorts.round(1), 1)[1]
+    same = world.gather(same_factors(own, world.broadcast(own)))
+    if not all(same):
+        rank = same.index(False)
+        raise InputError(
+            f"{method.name}: the factors of round 1 are not the same on every rank",
+            expected="those of rank 0",
+            got=f"others of rank {rank} on {world.hosts[rank]}",
+            remedy="neither the rank nor a clock, a random number or the order of a set may decide them",
+        )

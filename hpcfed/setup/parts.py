@@ -9,6 +9,7 @@ import torch
 
 from hpcfed import algorithms, models
 from hpcfed.algorithms._evaluated import following_clients, following_iterates
+from hpcfed.algorithms.fednova import PerStep
 from hpcfed.bits.arithmetic import arithmetic_of
 from hpcfed.client.engine import engine_for, tuner_for
 from hpcfed.client.private_parts import PrivateParts, keeping_private
@@ -115,7 +116,8 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
     """Return the recipe's method, with what the model to be evaluated needs."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None:
-        method = checked(method, model.gaps, recipe.seed.batches)
+        by_steps = isinstance(method.normalize, PerStep)
+        method = checked(method, model.gaps, recipe.seed.batches, by_steps=by_steps)
     if recipe.evaluate.model == "client-average":
         return following_clients(method)
     return following_iterates(method) if recipe.evaluate.model == "step-average" else method

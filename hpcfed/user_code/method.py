@@ -50,16 +50,17 @@ Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
 
 
-def checked(method: Method, gaps: Tensor, seed: int) -> Method:
+def checked(method: Method, gaps: Tensor, seed: int, *, by_steps: bool) -> Method:
     """Return the method with parts whose results are checked.
 
     Args:
         gaps: entries of a vector (d,) that no parameter has, int64, on the clients' device.
         seed: of what its ``begin`` draws from global generators.
+        by_steps: whether its normalisation is hpcfed's own, which divides by the effective steps.
     """
     return replace(
         method,
-        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed, method.uses_effective_steps)),
+        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed, by_steps)),
         server=_CheckedServer(method.server, gaps.cpu(), seed),
         normalize=None if method.normalize is None else _CheckedNormalization(method.normalize, gaps, seed),
     )
@@ -200,9 +201,9 @@ class _CheckedLocal(_Checked):
     _state: Signature | None = None
     _shared: Signature | None = None
 
-    def __init__(self, part: LocalMethod, gaps: Tensor, seed: int, counts_steps: bool):
+    def __init__(self, part: LocalMethod, gaps: Tensor, seed: int, by_steps: bool):
         super().__init__(part, gaps, seed)
-        self._counts_steps = counts_steps  # ‖a_i‖₁, which every rank computes with prox_mu
+        self._counts_steps = by_steps or part.uses_effective_steps  # ‖a_i‖₁, which every rank computes with prox_mu
 
     def begin(self, w: Tensor) -> State:
         state = self._answer("begin", self._draw, w, w=w)
@@ -226,9 +227,10 @@ class _CheckedLocal(_Checked):
             self._refuse("tilt", "its offset or radius", "a rule with evaluates_elsewhere = True", "False")
         for what, number in (("mu", tilt.mu), ("radius", tilt.radius)):
             self._check_number("tilt", f"its {what}", number)
-        if self._counts_steps and tilt.mu != self._part.prox_mu:
+        if self._counts_steps and not math.isclose(tilt.mu, self._part.prox_mu, rel_tol=1e-6):
             expected = f"{self._part.prox_mu:g}, its prox_mu, by which the effective steps are counted"
-            self._refuse("tilt", "its mu", expected, f"{tilt.mu:g}", "set prox_mu of the rule to the same number")
+            remedy = "give prox_mu and every tilt of the rule one μ, or use another normalisation"
+            self._refuse("tilt", "its mu", expected, f"{tilt.mu:g}", remedy)
         return replace(tilt, **{what: self._closed(vector) for what, vector in vectors.items() if vector is not None})
 
     def report(self, local: LocalResult, w: Tensor, shared: State, client: State, context: RoundContext) -> Update:

@@ -369,8 +369,9 @@ def test_seeds_replace_one_seed_but_not_a_stream_of_its_own(prepared):
         assert [one.seed.cohort for one in load_recipes({**recipe, "seed": seed})] == [3, 4]
     with pytest.raises(InputError, match="both 'seeds' and a 'seed' of each stream"):
         load_recipes({**recipe, "seed": {"cohort": 7}})
-    with pytest.raises(InputError, match=r"'seed' given beside the recipe's seeds, \[3, 4\]; override them"):
-        load_recipes(recipe, ["seed=7"])
+    for given in (["seed=7"], ["seed.cohort=7", "seeds=[1, 2]"]):
+        with pytest.raises(InputError, match=r"'seed' given beside several seeds, \[., .\]; leave it out"):
+            load_recipes(recipe, given)
 
 
 @pytest.mark.one_mpi

@@ -491,7 +491,7 @@ def ranked(what):
 def test_ranks_that_report_others_are_named(what, world, place):
     """Before a round, whose sums would be of other names, or of another length."""
     world.on_root(lambda: (place / "ranked.py").write_text(RANKED))
-    says = rf"ranked: the {what} .* are not the same on every rank: expected .* of rank 0, got .* of rank 1 on "
+    says = rf"ranked: the .*{what}.* are not the same on every rank: expected .* of rank 0, got .* of rank 1 on "
     with pytest.raises(InputError, match=says):
         hpcfed.run(recipe(place, "run", {"factory": "ranked:ranked", "what": what}), world=world, quiet=True)
 
