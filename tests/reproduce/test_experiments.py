@@ -11,6 +11,7 @@ SHOWN = {
     "fedexp": [
         *(f"table{n}" for n in (1, 3, 4, 5, 6)),
         "section3",
+        "section4",
         "figure3a",
         *(f"figure{n}" for n in (1, 2, 3, 4, *range(6, 18))),
     ],
