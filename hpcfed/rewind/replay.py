@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,13 +111,21 @@ class Replay:
             model.set_buffers(self.steps[step - 1].own, self.steps[step - 1].buffers)
         return model.module
 
+    @property
+    def skipped(self) -> bool:
+        """Whether the run left the client out of the round, since its training failed (``on_bad_client: skip``)."""
+        return self.client in self._run.rows[self.round - 1].get("skipped", [])
+
     @cached_property
     def agrees(self) -> bool:
         """Whether the update is the recorded one: by its hash, or where none is recorded by the hash of the round,
-        which is computed for that.
+        which is computed for that. Of a skipped client whether it is not finite here either.
         """
         if self.parted is not None:
             return False
+        if self.skipped:
+            sums = [float(vector.double().sum()) for vector in self.reported.vectors.values()]
+            return not all(map(math.isfinite, (*sums, *self.reported.scalars.values())))
         if self.recorded_hash is not None:
             return self.reported.hash == self.recorded_hash
         return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")

@@ -42,6 +42,9 @@ def lines(replay: Replay) -> list[str]:
 def _verdict(replay: Replay) -> str:
     if replay.parted is not None:
         return f"differs: the state after round {replay.parted} is not the recorded one; 'hpcfed verify' tells more"
+    if replay.skipped:
+        left_out = "the run left this client out of the round (on_bad_client: skip)"
+        return f"{left_out}: its update is not finite here either" if replay.agrees else f"differs: {left_out}"
     if replay.recorded_hash is None:
         same = "is" if replay.agrees else "differs: it is not"
         return f"no hash of updates was recorded (update_hashes: true); the round's hash {same} as recorded"

@@ -18,6 +18,7 @@ from hpcfed.errors import InputError
 HOLDOUT, FOLDS, SITE_OUT = KINDS = ("holdout", "k-fold", "leave-one-site-out")
 LEAST = 2
 """Samples of a stratum for a holdout: one on each side."""
+WITHOUT = "prepare the data without that site, such as with --min-samples"
 UNMET = 0.1
 """Share of the smaller part by which a site's test samples may differ from `fraction` of it without a word; or by 1."""
 
@@ -96,7 +97,7 @@ def make_splits(
     if sizes.min() < least:
         k = int(sizes.argmin())
         what = f"{kind} of {count} splits: site {sites[k]!r} is too small"
-        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= LEAST else "leave the site out"
+        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= LEAST else WITHOUT
         raise InputError(what, expected=f"at least {least} samples", got=str(sizes[k]), remedy=remedy)
     tests = np.zeros((count, len(site)), bool)
     remarks: list[str] = []
@@ -177,7 +178,7 @@ def _by_group(
     if numbers.min() < least:
         k = int(numbers.argmin())
         what = f"{kind} of {count} splits: site {sites[k]!r} has too few groups"
-        remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= LEAST else "leave the site out"
+        remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= LEAST else WITHOUT
         raise InputError(what, expected=f"at least {least}", got=str(numbers[k]), remedy=remedy)
     stratum = site if label is None else site * (1 + int(label.max())) + label
     if kind == FOLDS:

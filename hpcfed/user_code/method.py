@@ -140,6 +140,8 @@ class _Checked:
     def _refuse_impure(self, name: str, got: str) -> NoReturn:
         expected = "the same from a second call with the same arguments"
         remedy = "keep what it remembers in its state, and draw by context.stream() or the global generators"
+        if name == "factors":
+            remedy = "it has no memory, and may draw by the global generators, the same numbers in each round"
         self._refuse(name, "its answer", expected, got, remedy)
 
     def _place(self, name: str) -> str:

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,8 @@ def contributed(coalitions: Coalitions) -> Contributed:
     for seed in coalitions.seeds:
         own = {subset: scores[coalitions.unit_of[subset, seed].name] for subset in coalitions.subsets}
         values.append({NOTHING: _of_initial_model(coalitions, seed), **own})
-    return Contributed(coalitions, rows, values, _clients(coalitions, values))
+    finished = {row.unit.name for row in rows if row.status == "finished"}
+    return Contributed(coalitions, rows, values, _clients(coalitions, values, finished))
 
 
 def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
@@ -159,7 +160,9 @@ def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
     return float(found) if isinstance(found, int | float) else math.nan
 
 
-def _clients(coalitions: Coalitions, values: Sequence[Mapping[Subset, float]]) -> list[Contribution]:
+def _clients(
+    coalitions: Coalitions, values: Sequence[Mapping[Subset, float]], finished: Collection[str]
+) -> list[Contribution]:
     count, sign = len(coalitions.names), 1.0 if coalitions.rule.largest else -1.0
     scores = [score for own in values for score in own.values()]
     left_out = estimates(sign * np.array([leave_one_out(own, count) for own in values]), scores)
@@ -172,7 +175,7 @@ def _clients(coalitions: Coalitions, values: Sequence[Mapping[Subset, float]]) -
     found = []
     for k in range(count):
         of_all, of_others, of_one = (
-            np.array([_own_score(coalitions, subset, seed, k) for seed in coalitions.seeds])
+            np.array([_own_score(coalitions, subset, seed, k, finished) for seed in coalitions.seeds])
             for subset in (every, others[k], frozenset({k}))
         )
         (takes,) = estimates(sign * (of_all - of_others)[:, None], [*of_all, *of_others])
@@ -192,10 +195,10 @@ def _clients(coalitions: Coalitions, values: Sequence[Mapping[Subset, float]]) -
     return found
 
 
-def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int) -> float:
-    """Return the metric on a client's own test set at the end of a run; nan if it was not measured."""
+def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, finished: Collection[str]) -> float:
+    """Return the metric on a client's own test set at the end of a run; nan if it has not finished or measured it."""
     unit = coalitions.unit_of.get((subset, seed))
-    path = None if unit is None else unit.recipe.output / "clients.csv"
+    path = None if unit is None or unit.name not in finished else unit.recipe.output / "clients.csv"
     if path is None or not coalitions.own_tests or not path.exists():
         return math.nan
     measure = coalitions.rule.column.removeprefix("test_")

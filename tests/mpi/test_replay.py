@@ -150,6 +150,35 @@ def test_dropout_is_drawn_as_it_was(world, folder):
     check_steps(found)
 
 
+SICK = """
+import torch
+from hpcfed import ClientRule
+from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.types import Method, Tilt
+
+
+class Sick(ClientRule):
+    def tilt(self, w, shared, client, context):
+        sick = context.client.client == 1 and context.round == 2
+        return Tilt(shift=torch.full_like(w, float("nan"))) if sick else Tilt()
+
+
+def method():
+    return Method("sick", Sick(), ServerStep())
+"""
+
+
+def test_a_skipped_client_is_told_as_such(world, folder):
+    world.on_root(lambda: (folder / "sick.py").write_text(SICK) and None)
+    run = of("fedavg", algorithm={"factory": "sick:method"}, cohort=None, on_bad_client="skip", rounds=3)
+    result = hpcfed.run(run, world=world, quiet=True)
+    assert [row["skipped"] for row in result.metrics] == [[], [1], []]
+    found = hpcfed.replay(result.folder, 2, 1)
+    assert (found.skipped, found.agrees) == (True, True)
+    assert "left this client out of the round (on_bad_client: skip): its update is not finite here" in lines(found)[-1]
+    assert not hpcfed.replay(result.folder, 2, 0).skipped
+
+
 def test_another_update_differs(world, folder):
     run = hpcfed.run(of("fedavg"), world=world, quiet=True)
     world.gather(None)

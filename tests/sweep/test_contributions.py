@@ -229,3 +229,16 @@ def test_skipped_updates_and_untrained_private_parts_are_told(tmp_path, monkeypa
         "updates were left out (on_bad_client: skip): site-2 in 3 runs",
         "clients outside S are measured with the private part of the initial model",
     ]
+
+
+def test_a_diverged_run_has_no_score_on_a_clients_own_test_set(tmp_path, monkeypatch):
+    """Without site-0 nobody is left in round 2; its own test set was measured after round 1."""
+    monkeypatch.chdir(tmp_path)
+    recipe = {**prepare(tmp_path, 3), "rounds": 2, "on_bad_client": "skip", "cohort": {"schedule": [[0, 1], [0, 2]]}}
+    recipe["evaluate"] = {"clients": {"every": 1}}
+    with h5py.File(tmp_path / "sites.h5", "a") as file:
+        file["train/x"][-8:] = 1e200
+    hpcfed.run(recipe, quiet=True)
+    first, second, _ = compute(permutations=0).clients
+    assert np.isnan([first.left_out.mean, first.without, first.takes.mean]).all()
+    assert np.isfinite([first.with_all, second.without, second.takes.mean]).all()
