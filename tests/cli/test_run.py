@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 import hpcfed
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe
+from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.evaluation.per_client import COLUMNS, NAME
 from hpcfed.ranks.world import World
 from hpcfed.remarks import remarks
 from hpcfed.setup import assemble, resolve
@@ -118,7 +118,7 @@ def test_the_page_of_columns_has_those_of_the_record(finished):
         re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) for part in page.split("## `clients.csv`")
     )
     assert rounds == list(ROW)
-    assert clients == [*COLUMNS, NAME]
+    assert clients == [*CLIENT_COLUMNS]
     seconds = page.split("`seconds` has ")[1].split("## ")[0]
     row = json.loads((finished[0] / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert [name for name in re.findall(r"`(\w+)`", seconds) if name in row["seconds"]] == list(row["seconds"])

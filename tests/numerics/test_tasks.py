@@ -11,9 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import hpcfed
-from hpcfed.config.metrics import TAKEN
 from hpcfed.errors import InputError
-from hpcfed.evaluation.per_client import COLUMNS, NAME
 from tests.federations import write_federation
 from tests.mpi.recipes import small
 
@@ -133,10 +131,6 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
     with pytest.raises(InputError, match=r"round 1, client \d.*'calls'") as error:
         last_row(world, data="classes.h5", model={"factory": "own_functions:Counting"})
     assert "\n" not in str(error.value)
-
-
-def test_no_metric_has_the_name_of_a_column_of_clients_csv():
-    assert (*COLUMNS, NAME) == TAKEN
 
 
 @pytest.mark.parametrize(
