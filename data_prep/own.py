@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -137,29 +138,15 @@ def gather(
     x, y = samples.finish()
     if not len(x):
         raise InputError(f"{name}: no client has a sample", remedy="give at least one")
-    sizes = np.bincount(owner, minlength=len(names))
-    empty = [one for one, size in zip(names, sizes.tolist(), strict=True) if not size]
-    places = {one: f"client {one!r}" for one in empty}
-    test_x = test_y = test_owner = None
-    tested: Kept = []
-    largest = samples.largest
-    if test is not None:
-        tests = Samples(task, num_classes, like=samples, missing=absent)
-        if isinstance(test, Mapping) and test.keys() != {"x", "y"}:
-            _, test_owner, tested = _each(test, tests, {name: k for k, name in enumerate(names)}, False)
-        else:
-            tested = [("", tests.add("the test set", test))]
-            test_groups = None if test_groups is None else {"": test_groups}
-        test_x, test_y = tests.finish()
-        if test_owner is None and not len(test_x):
-            test_x = test_y = None
-        largest = max(largest, tests.largest)
+    tests = Samples(task, num_classes, like=samples, missing=absent)
+    tested = _tested(test, tests, names)
     if absent == "keep" and x.ndim != 2:
         raise InputError(
             f"--missing {missing}", expected="x (n, p)", got=f"shape {x.shape[1:]} each", remedy="use drop"
         )
     if task == "multi-label" and y.ndim != 2:
         raise InputError(f"{name}: y", expected="zeros and ones, a column a label", got=f"shape {y.shape[1:]} each")
+    test_y = tested.y
     if samples.labels is not None:
         classes = samples.labels.classes(positive)
         class_of = samples.labels.class_of(classes)
@@ -169,34 +156,65 @@ def gather(
         if classes.names is not None:
             source = {**(source or {}), "classes": classes.names}
     elif task not in OF_NUMBERS:
+        largest = max(samples.largest, tests.largest)
         num_classes = y.shape[1] if task == "multi-label" else num_classes or largest + 1
-        y = _narrow(y, largest)
-        test_y = None if test_y is None else _narrow(test_y, largest)
+        y, test_y = _narrow(y, largest), None if test_y is None else _narrow(test_y, largest)
     group = test_group = None
     if groups is not None:
-        of_rows, of_tests = names_of(kept, groups), names_of(tested, test_groups or {})
-        group, test_group = numbered(of_rows, of_tests)
-        remarks = (*remarks, *described(owner, group, test_group, {*of_rows, *of_tests}))
+        of_tests = {"": test_groups} if tested.is_common and test_groups is not None else test_groups or {}
+        group_names, test_group_names = names_of(kept, groups), names_of(tested.kept, of_tests)
+        group, test_group = numbered(group_names, test_group_names)
+        remarks = (*remarks, *described(owner, group, test_group, {*group_names, *test_group_names}))
     return Dataset(
         name=name,
         task=task,
         x=x,
         y=y,
         num_classes=None if task in OF_NUMBERS else num_classes,
-        test_x=test_x,
+        test_x=tested.x,
         test_y=test_y,
         normalization=normalization,
         source=source or {},
         owner=owner,
-        test_owner=test_owner,
+        test_owner=tested.owner,
         clients=names,
         vocabulary=vocabulary,
-        emptied={one: places[one] in samples.labelled for one in empty if samples.dropped[places[one]]},
+        emptied=_emptied(names, owner, samples),
         remarks=remarks,
         fill=missing if absent == "keep" and x.dtype.kind == "f" else "",
         group=group,
-        test_group=None if test_x is None else test_group,
+        test_group=None if tested.x is None else test_group,
     )
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """Test samples x and y, None without any; the owner of each, None for a common set; and which were kept."""
+
+    x: np.ndarray | None = None
+    y: np.ndarray | None = None
+    owner: np.ndarray | None = None
+    kept: Kept = field(default_factory=list)
+    is_common: bool = False
+
+
+def _tested(test: Any, tests: Samples, names: list[str]) -> _Tested:
+    """Add the samples of a common test set, or of the clients' own ones, and return them."""
+    if test is None:
+        return _Tested()
+    if isinstance(test, Mapping) and test.keys() != {"x", "y"}:
+        _, owner, kept = _each(test, tests, {name: k for k, name in enumerate(names)}, False)
+        return _Tested(*tests.finish(), owner, kept)
+    kept = [("", tests.add("the test set", test))]
+    x, y = tests.finish()
+    return _Tested(x, y, None, kept, True) if len(x) else _Tested(kept=kept, is_common=True)
+
+
+def _emptied(names: list[str], owner: np.ndarray, samples: Samples) -> dict[str, bool]:
+    """Return the clients that lost all their samples to missing values → whether one of these has a label."""
+    sizes = np.bincount(owner, minlength=len(names))
+    places = {one: f"client {one!r}" for one, size in zip(names, sizes.tolist(), strict=True) if not size}
+    return {one: place in samples.labelled for one, place in places.items() if samples.dropped[place]}
 
 
 def _each(
