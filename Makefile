@@ -81,7 +81,7 @@ format: $(mpich) ## Rewrite the code in the house style
 	@$(python) -m ruff format .
 
 .PHONY: generated
-generated: $(mpich) ## Write what is generated: the README's table of methods, the JSON Schemas
+generated: $(mpich) ## Write what is generated: the table of methods in docs/recipe.md, the JSON Schemas
 	@$(python) .ci/generate.py
 
 ##@ Set up

@@ -1,4 +1,4 @@
-"""Write the README's table of methods and the JSON Schemas from the code (called by ``make generated``)."""
+"""Write the table of methods in docs/recipe.md and the JSON Schemas from the code (called by ``make generated``)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def methods() -> str:
     return "\n".join([*rows, "", f"Parts of a product: {parts}.", "Each part takes its own keys.", ""])
 
 
-def readme(text: str) -> str:
-    """Return the README with the table of today's methods."""
+def recipe_page(text: str) -> str:
+    """Return docs/recipe.md with the table of today's methods."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{methods()}\n{END}{rest.split(END)[1]}"
 
@@ -62,8 +62,8 @@ def _one_of(default: str, known: list[str]) -> str:
 
 def main() -> None:
     """Rewrite the files in place."""
-    page = ROOT / "README.md"
-    page.write_text(readme(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = ROOT / "docs" / "recipe.md"
+    page.write_text(recipe_page(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name in SCHEMAS:
         (ROOT / "jobs" / "recipes" / f"{name}.schema.json").write_text(schema(name), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Meanings of the recipe's keys, for the README's table (a test compares them) and the schema's descriptions."""
+"""Meanings of the recipe's keys, for docs/recipe.md (a test compares them) and the schema's descriptions."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ class Evaluate(Section):
 
 
 class Recipe(Section):
-    """The recipe of a run; the README's table explains its fields, the docstrings of sections theirs."""
+    """The recipe of a run; docs/recipe.md explains its fields, the docstrings of sections theirs."""
 
     later: ClassVar[frozenset[str]] = frozenset({"parameters", "update_hashes", "bits"})
 

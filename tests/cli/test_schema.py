@@ -1,4 +1,4 @@
-"""``hpcfed schema``: it accepts the recipes that the loader accepts; its descriptions are the README's."""
+"""``hpcfed schema``: it accepts the recipes that the loader accepts; its descriptions are those of docs/recipe.md."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_names_have_letters_of_any_script():
             load_recipe(small("run", name=name))
 
 
-def test_its_words_are_the_readmes():
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
+def test_its_words_are_the_pages():
+    table = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `([\w.]+)[^|]*?` \| (.*?) \|$", table, flags=re.MULTILINE)
     assert dict(rows) == MEANINGS
     described = of_recipe()["properties"]
@@ -90,8 +90,8 @@ def test_its_words_are_the_readmes():
     )
 
 
-def test_the_defaults_in_the_readme_are_the_models():
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
+def test_the_defaults_on_the_page_are_the_models():
+    table = (ROOT / "docs" / "recipe.md").read_text(encoding="utf-8").split("| key | meaning |")[1].split("\n\n")[0]
     described = of_recipe()["properties"]
     rows = re.findall(r"^\| `(\w+): ([^`{]+)` \|", table, flags=re.MULTILINE)
     assert len(rows) > 10
