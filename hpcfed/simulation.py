@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hpcfed.algorithms._blocks import server_step
 from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
+from hpcfed.bits.sums import squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_work, factor_of_the_kept
 from hpcfed.cohort import Cohort
@@ -345,8 +346,8 @@ class Simulation:
             vectors=vectors,
             mean_delta_sq=math.nan
             if delta is None
-            else float((cohort.shares * sums.delta_sq).sum()) / kept * factor**2,
-            delta_sq=math.nan if delta is None else self._parts.arithmetic.squared_norm(delta),
+            else float((cohort.shares * sums.delta_sq).sum()) / kept * factor * factor,
+            delta_sq=math.nan if delta is None else squared_norm(delta),
             fraction=cohort.fraction * kept,
             cohort_size=int(done.sum()),
             round=plan.round,
@@ -354,7 +355,6 @@ class Simulation:
             effective_steps=plan.common_effective_steps,
             scalars={name: float((cohort.shares * own).sum()) / kept for name, own in scalars.items()},
             client_scalars=each if self._parts.method.client_scalars else {},
-            arithmetic=self._parts.arithmetic,
         )
 
     def _factor_of_the_kept(self, plan: RoundPlan, done: np.ndarray) -> float:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.errors import InputError
 
 if TYPE_CHECKING:
@@ -198,7 +197,6 @@ class Means:
         scalars: mean of each reported scalar.
         client_scalars: each client's, (S,) by place in the cohort, for server rules with ``client_scalars``; NaN for a
             client that was skipped. Empty for others.
-        arithmetic: norms and powers as the recipe's ``bits`` have them.
     """
 
     vectors: Mapping[str, Tensor]
@@ -211,7 +209,6 @@ class Means:
     effective_steps: float | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
     client_scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
-    arithmetic: Arithmetic = LIBRARIES
 
     @property
     def delta(self) -> Tensor:

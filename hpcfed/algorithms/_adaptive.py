@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfed.algorithms._blocks import elementwise
-from hpcfed.bits.arithmetic import Arithmetic
+from hpcfed.bits.elementary import power, sqrt
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Adaptive(Part):
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         """Return the next v, (d,), from v and the entries of Δ̄² or m²."""
 
-    def scale_of_v(self, steps: int, arithmetic: Arithmetic) -> float:
+    def scale_of_v(self, steps: int) -> float:
         """1 − β₂ᵗ after t steps; 1 for rules without β₂."""
         return 1.0
 
     def begin(self, w: Tensor) -> State:
-        return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau**2 if self.v0 == "tau2" else 0.0)}
+        return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau * self.tau if self.v0 == "tau2" else 0.0)}
 
     @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
@@ -62,9 +62,8 @@ class Adaptive(Part):
         direction, spread = m, v
         if self.debias != "none":
             steps = 1 if self.debias == "constant" else means.round
-            direction = m / (1 - means.arithmetic.power(self.beta1, steps))
-            spread = v / self.scale_of_v(steps, means.arithmetic)
-        sqrt = means.arithmetic.sqrt
+            direction = m / (1 - power(self.beta1, steps))
+            spread = v / self.scale_of_v(steps)
         below = sqrt(spread + self.tau) if self.root == "padded" else sqrt(spread) + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
         return ServerUpdate(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
@@ -75,5 +74,5 @@ class Decaying(Adaptive):
 
     beta2: float = Field(0.99, ge=0, lt=1)
 
-    def scale_of_v(self, steps: int, arithmetic: Arithmetic) -> float:
-        return 1 - arithmetic.power(self.beta2, steps)
+    def scale_of_v(self, steps: int) -> float:
+        return 1 - power(self.beta2, steps)

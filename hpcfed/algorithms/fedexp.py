@@ -25,6 +25,7 @@ from pydantic import Field
 
 from hpcfed.algorithms._blocks import elementwise
 from hpcfed.algorithms.fedavg import Plain
+from hpcfed.bits.elementary import power
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Epsilon(Part):
 
     def eps_of(self, means: Means) -> float:
         """ε of the round."""
-        decay = means.arithmetic.power(self.eps_decay, means.round)
+        decay = power(self.eps_decay, means.round)
         return self.eps * decay * (means.cohort_size if self.eps_scale == "cohort" else 1)
 
 

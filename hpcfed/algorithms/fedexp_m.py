@@ -21,6 +21,7 @@ from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
 from hpcfed.algorithms.fedexp import Epsilon
+from hpcfed.bits.sums import squared_norm
 from hpcfed.types import Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class ExtrapolatedMomentum(Epsilon):
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         v = means.delta + self.beta * state["v"]
         discounted = means.mean_delta_sq + self.beta / 2 * state["M"]
-        below = 2.0 * (means.arithmetic.squared_norm(v) + self.eps_of(means))
+        below = 2.0 * (squared_norm(v) + self.eps_of(means))
         eta_g = float(discounted) / below if below > 0 else 1.0
         return ServerUpdate(w - eta_g * v, {"v": v, "M": discounted}, eta_g)
 

@@ -26,7 +26,6 @@ from pydantic import Field
 
 from hpcfed.algorithms.fedavgm import Momentum
 from hpcfed.algorithms.fedprox import Prox
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.types import Part
 
 
@@ -45,18 +44,11 @@ class PerStep(Part):
 
     tau_eff: Literal["auto", "norm", "steps"] = "auto"
 
-    def factors(
-        self,
-        effective_steps: np.ndarray,
-        steps: np.ndarray,
-        shares: np.ndarray,
-        prox_mu: float,
-        arithmetic: Arithmetic = LIBRARIES,
-    ) -> np.ndarray:
+    def factors(self, effective_steps: np.ndarray, steps: np.ndarray, shares: np.ndarray, prox_mu: float) -> np.ndarray:
         by_steps = self.tau_eff == "steps" or (self.tau_eff == "auto" and prox_mu > 0)
         if not by_steps and effective_steps.min() == effective_steps.max():
             return np.ones_like(effective_steps)
-        tau_eff = arithmetic.dot(shares, steps if by_steps else effective_steps)
+        tau_eff = (shares * (steps if by_steps else effective_steps)).sum()  # a dot product's last bits are BLAS's
         moved = effective_steps > 0  # a client without samples has Δ_i = 0, for any factor
         return np.divide(tau_eff, effective_steps, out=np.ones_like(effective_steps), where=moved)
 

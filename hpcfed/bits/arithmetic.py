@@ -1,10 +1,10 @@
-"""The operations of a run that machines round differently, in two kinds: by the fastest library, or portable."""
+"""The operations of clients that machines round differently, in two kinds: by the fastest library, or portable."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from hpcfed.bits.elementary import power
+from hpcfed.bits.elementary import sqrt
 from hpcfed.bits.sums import sum_over_first
 
 if TYPE_CHECKING:
@@ -32,24 +32,12 @@ class Arithmetic(Protocol):
         """Return ‖v‖ of each row, (R, d) → (R,)."""
         ...
 
-    def sqrt(self, x: Tensor) -> Tensor:
-        """Return √x of each entry of a vector."""
-        ...
-
     def add_scaled(self, y: Tensor, x: Tensor, scale: float) -> None:
         """Set y to y + scale·x."""
         ...
 
     def decay_and_add(self, v: Tensor, decay: float, g: Tensor) -> None:
         """Set v to decay·v + g."""
-        ...
-
-    def dot(self, a: np.ndarray, b: np.ndarray) -> float:
-        """Return Σ a b of (n,) arrays."""
-        ...
-
-    def power(self, base: float, exponent: float) -> float:
-        """Return base^exponent of a whole exponent."""
         ...
 
     def __hash__(self) -> int: ...
@@ -73,9 +61,6 @@ class _Libraries:
 
         return torch.linalg.vector_norm(rows, dim=1)
 
-    def sqrt(self, x: Tensor) -> Tensor:
-        return x.sqrt()
-
     def add_scaled(self, y: Tensor, x: Tensor, scale: float) -> None:
         y.add_(x, alpha=scale)
 
@@ -83,12 +68,6 @@ class _Libraries:
         import torch
 
         torch.add(g, v, alpha=decay, out=v)
-
-    def dot(self, a: np.ndarray, b: np.ndarray) -> float:
-        return float(a @ b)
-
-    def power(self, base: float, exponent: float) -> float:
-        return float(base**exponent)
 
 
 class _Portable:
@@ -103,25 +82,13 @@ class _Portable:
         return _squares(rows).numpy()
 
     def norms(self, rows: Tensor) -> Tensor:
-        return self.sqrt(_squares(rows))
-
-    def sqrt(self, x: Tensor) -> Tensor:
-        import numpy as np
-        import torch
-
-        return torch.from_numpy(np.sqrt(x.numpy()))  # torch's is MKL's, which on Intel's processors errs by 1 ulp
+        return sqrt(_squares(rows))
 
     def add_scaled(self, y: Tensor, x: Tensor, scale: float) -> None:
         y.add_(x * scale)
 
     def decay_and_add(self, v: Tensor, decay: float, g: Tensor) -> None:
         v.mul_(decay).add_(g)
-
-    def dot(self, a: np.ndarray, b: np.ndarray) -> float:
-        return float(sum_over_first(a * b))
-
-    def power(self, base: float, exponent: float) -> float:
-        return power(base, exponent)
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exponential, logarithm and whole powers from exact or singly rounded operations.
+"""Exponential, logarithm, roots and whole powers from exact or singly rounded operations.
 
     exp     x = k ln 2 + r, |r| ≤ ln 2 / 2:  2^k Σ r^j / j!  (to 1.2 ulp; beyond ±700 x is cut)
     log     x = 2^k m, m in [√½, √2), t = (m − 1) / (m + 1):  k ln 2 + 2 (t + t³/3 + t⁵/5 + …)  (to 3 ulp)
@@ -50,6 +50,14 @@ def log(x: Tensor) -> Tensor:
 def log1p(x: Tensor) -> Tensor:
     """Return ln(1 + x), float64, of numbers between 0 and 1."""
     return _series(LOG1P_TERMS, x / (x + 2))
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Return √x on the host, to the nearest number: NumPy's, since torch's is MKL's, which errs by 1 ulp on Intel's."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.sqrt(x.numpy()))
 
 
 def power(base: float, exponent: float) -> float:

@@ -15,21 +15,19 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.bits.elementary import power
 
 
 @lru_cache(maxsize=1 << 14)
-def effective_steps(
-    steps: int, guessed: float, *, lr: float, momentum: float, mu: float, arithmetic: Arithmetic = LIBRARIES
-) -> float:
+def effective_steps(steps: int, guessed: float, *, lr: float, momentum: float, mu: float) -> float:
     """Return ‖a_i‖₁ of a client that takes `steps` steps and then guesses `guessed` more (``inf`` for the limit)."""
     x = v = 0.0
     for _ in range(steps):
         v = momentum * v + (1.0 - lr * mu * x)
         x += v
-    return x + guess_factor(momentum, guessed, arithmetic) * v
+    return x + guess_factor(momentum, guessed) * v
 
 
-def guess_factor(decay: float, guessed: float, arithmetic: Arithmetic = LIBRARIES) -> float:
+def guess_factor(decay: float, guessed: float) -> float:
     """Return ρ + ρ² + … + ρ^τ' = ρ (1 − ρ^τ') / (1 − ρ): how often a guess repeats the last step."""
-    return decay / (1 - decay) * (1.0 if math.isinf(guessed) else 1 - arithmetic.power(decay, guessed))
+    return decay / (1 - decay) * (1.0 if math.isinf(guessed) else 1 - power(decay, guessed))

@@ -61,7 +61,7 @@ class Sgd:
 
     def guess(self, y: Tensor, lr: float, steps: float, rows: slice = ALL) -> None:
         if self._velocity is not None:
-            scale = -lr * guess_factor(self._momentum, steps, self._arithmetic)
+            scale = -lr * guess_factor(self._momentum, steps)
             self._arithmetic.add_scaled(y, self._velocity[rows], scale)
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.bits.elementary import power
 from hpcfed.client.augment import augmented
 from hpcfed.client.effective_steps import effective_steps
 from hpcfed.client.optimizers import optimizer_for
@@ -99,21 +99,20 @@ class Stepping:
     """Step sizes and effective steps of local training."""
 
     section: LocalSection
-    arithmetic: Arithmetic = LIBRARIES
 
     def lr(self, round: int) -> float:
         """Return η_l of a round, counted from 1."""
         if self.section.lr_schedule:
             begun = [entry.lr for entry in self.section.lr_schedule if entry.round <= round]
             return begun[-1] if begun else self.section.lr
-        return self.section.lr * self.arithmetic.power(self.section.lr_decay, round - 1)
+        return self.section.lr * power(self.section.lr_decay, round - 1)
 
     def effective_steps(self, steps: int, guessed: float, *, round: int, mu: float) -> float | None:
         """Return ‖a_i‖₁ of a client whose tilt has this μ; None for an optimizer that has none."""
         if self.section.optimizer != "sgd":
             return None
         known = {"lr": self.lr(round), "momentum": self.section.momentum, "mu": mu}
-        return effective_steps(steps, guessed, **known, arithmetic=self.arithmetic)
+        return effective_steps(steps, guessed, **known)
 
     def scales(self, mu: float) -> tuple[float, float]:
         """Return the coefficients of y in the gradient: of what is clipped, and of what is added after the clip."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpcfed.algorithms.fednova import PerStep
 from hpcfed.client.solver import Stepping
 from hpcfed.cohort import Cohort, members
 from hpcfed.types import Method
@@ -33,10 +32,7 @@ def effective_work(
     if method.normalize is None:
         return effective_steps, np.ones(size)
     known = np.array(effective_steps, dtype=np.float64)
-    given = known, cohort.steps, cohort.shares, prox_mu
-    if isinstance(method.normalize, PerStep):
-        return effective_steps, method.normalize.factors(*given, stepping.arithmetic)
-    return effective_steps, method.normalize.factors(*given)
+    return effective_steps, method.normalize.factors(known, cohort.steps, cohort.shares, prox_mu)
 
 
 def factor_of_the_kept(

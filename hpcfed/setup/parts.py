@@ -91,7 +91,7 @@ def parts_of(
         model=model,
         initial_w=initial_w,
         engine=engine,
-        stepping=Stepping(recipe.local, arithmetic),
+        stepping=Stepping(recipe.local),
         tuner=tuner_for(fine_tune, model, loss, seed, draws=_draws(recipe)) if fine_tune is not None else None,
         shards=shards,
         cohorts=cohorts,

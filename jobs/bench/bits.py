@@ -32,13 +32,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hpcfed import algorithms, models
-from hpcfed.bits.arithmetic import LIBRARIES, PORTABLE, Arithmetic
+from hpcfed.algorithms.fednova import PerStep
+from hpcfed.bits.arithmetic import PORTABLE
+from hpcfed.bits.elementary import sqrt
+from hpcfed.bits.sums import squared_norm
 from hpcfed.client.batched.gradients import perceptron_of
 from hpcfed.client.batched.matmul import matmul_for
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.client.batched.solver import StackedSolver
 from hpcfed.client.optimizers import optimizer_for
-from hpcfed.client.solver import SequentialSolver, Task
+from hpcfed.client.solver import SequentialSolver, Stepping, Task
 from hpcfed.config.recipe import Algorithm, Local, Model
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import LOSSES
@@ -228,21 +231,17 @@ def reduction(rng: torch.Generator) -> Outputs:
 
 
 def norms(rng: torch.Generator) -> Outputs:
-    """‖Δ_i‖² and ‖Δ̄‖² of the reduction."""
+    """‖Δ_i‖² of the reduction."""
     vectors = [drawn(rng, length, dtype=torch.float64) for length in (5, 33, 4810, 100_001)]
     return {f"{len(v)}": torch.dot(v, v).reshape(1) for v in vectors}
 
 
-def server(*names: str, arithmetic: Arithmetic = LIBRARIES) -> Operation:
-    """Return the next models and states of methods' server steps, given the same means and norms."""
-
-    def operation(rng: torch.Generator) -> Outputs:
-        return {f"{name} {part}": tensor for name in names for part, tensor in server_steps(name, rng, arithmetic)}
-
-    return operation
+def server(rng: torch.Generator) -> Outputs:
+    """The next models and states of all methods' server steps, given the same means."""
+    return {f"{name} {part}": tensor for name in algorithms.names() for part, tensor in server_steps(name, rng)}
 
 
-def server_steps(name: str, rng: torch.Generator, arithmetic: Arithmetic) -> Iterator[tuple[str, Tensor]]:
+def server_steps(name: str, rng: torch.Generator) -> Iterator[tuple[str, Tensor]]:
     """Yield the model and the states after three server steps of a method."""
     parameters = dict(algorithms.examples()[name])
     if name in ("fedadam", "fedyogi"):
@@ -252,7 +251,7 @@ def server_steps(name: str, rng: torch.Generator, arithmetic: Arithmetic) -> Ite
     vectors = {"delta": delta, **dict.fromkeys(method.local.vectors(True), delta / 3)}
     state, shared = method.server.begin(w), method.local.begin_shared(w)
     for round in range(1, 4):
-        means = Means(vectors, 3.7, 1.9, 0.3, 3, round, 0.1, 7.0, arithmetic=arithmetic)
+        means = Means(vectors, 3.7, squared_norm(delta), 0.3, 3, round, 0.1, 7.0)
         update = method.server.step(w, state, means, RoundContext(round, 0.1))
         w, state, shared = update.w, update.state, method.local.share(shared, means)
     yield "w", w
@@ -272,9 +271,22 @@ def initial(section: Mapping[str, object]) -> Operation:
     return operation
 
 
-def powers(rng: torch.Generator) -> Outputs:
-    """lr_decay^t, in Python's floats."""
-    return {"lr": torch.tensor([decay**t for decay in (0.9, 0.998, 0.99999) for t in range(3000)], dtype=torch.float64)}
+def shared(rng: torch.Generator) -> Outputs:
+    """Step sizes, effective steps and FedNova's factors, which every rank computes by itself."""
+    found: dict[str, list[float]] = {"lr": [], "steps": [], "factors": []}
+    for decay in (0.9, 0.998, 0.99999):
+        stepping = Stepping(Local(steps=1, lr=0.1, lr_decay=decay, momentum=0.7))
+        found["lr"] += [stepping.lr(round) for round in range(1, 3001)]
+        found["steps"] += [stepping.effective_steps(t, 5.0 * t, round=t, mu=0.3) or 0.0 for t in range(1, 101)]
+    for size in (2, 3, 9, 20, 100, 1001):
+        steps = torch.randint(1, 99, (size,), generator=rng).numpy()
+        shares, effective = (
+            np.full(size, 1 / size),
+            steps * torch.rand(size, generator=rng, dtype=torch.float64).numpy(),
+        )
+        for tau_eff in ("norm", "steps"):
+            found["factors"] += PerStep(tau_eff=tau_eff).factors(effective, steps, shares, 0.0).tolist()
+    return {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in found.items()}
 
 
 def of_numpy(function: Callable[[np.ndarray], object]) -> Operation:
@@ -294,7 +306,7 @@ IMAGES, SMALL_IMAGES = (3, 32, 32), (1, 28, 28)
 OPERATIONS: Mapping[str, Operation] = {
     "a + b, a − b, a · b, a / b": elementwise(lambda a, b: torch.cat([a + b, a - b, a * b, a / b]), 2),
     "square root": elementwise(torch.sqrt, 1, positive=True),
-    "square root, bits: portable": elementwise(PORTABLE.sqrt, 1, positive=True),
+    "square root of server steps": elementwise(sqrt, 1, positive=True),
     "a + α b in one call": elementwise(lambda a, b: torch.add(a, b, alpha=-0.1), 2),
     "lerp, addcmul, addcdiv": elementwise(
         lambda a, b, c: torch.cat([torch.lerp(a, b, 0.1), a.addcmul(b, c, value=0.3), a.addcdiv(b, c, value=0.3)]),
@@ -337,12 +349,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "client Yogi": client_optimizer("yogi"),
     "exact reduction": reduction,
     "norms ‖Δ‖²": norms,
-    "server steps, of all methods but FedExP-M": server(*(name for name in algorithms.names() if name != "fedexp-m")),
-    "server step of FedExP-M": server("fedexp-m"),
-    "server steps, bits: portable": server(*algorithms.names(), arithmetic=PORTABLE),
+    "server steps": server,
+    "step sizes, effective steps, factors": shared,
     "initial model, linear": initial({"name": "linear"}),
     "initial model, feddyn-cnn": initial({"name": "feddyn-cnn"}),
-    "lr_decay^t": powers,
     "NumPy: sum, mean, variance": of_numpy(lambda a: [a.sum(), a.mean(), a.var()]),
     "NumPy: a @ b": of_numpy(lambda a: a @ a[::-1].copy()),
     "NumPy: exp, log": of_numpy(lambda a: np.concatenate([np.exp(a), np.log(np.abs(a) + 0.01)])),

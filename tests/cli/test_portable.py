@@ -21,7 +21,17 @@ from tests.cli.portable_runs import RUNS, digests
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_recipe, write_small
 
-SETTINGS = runpy.run_path(str(ROOT / "jobs" / "bench" / "bits.py"))["SETTINGS"]
+BITS = ROOT / "jobs" / "bench" / "bits.py"
+SETTINGS = runpy.run_path(str(BITS))["SETTINGS"]
+OF_ALL_RANKS = """
+import hashlib, runpy, sys, torch
+
+operations = runpy.run_path(sys.argv[1])["OPERATIONS"]
+for name in ("server steps", "step sizes, effective steps, factors"):
+    for part, tensor in operations[name](torch.Generator().manual_seed(0)).items():
+        print(name, part, hashlib.sha256(tensor.contiguous().numpy().data).hexdigest())
+"""
+"""Prints digests of what each rank computes by itself, and all must have alike."""
 FEW = ["scaffold", "fedexp-m", "fednova", "fedadam", "momentum", "clip", "float64", "least-squares"]
 OLDEST, NATIVE = "all oldest", "native"
 
@@ -41,6 +51,17 @@ def test_a_run_has_the_same_bits_under_the_oldest_instructions(tmp_path):
     assert {name: here[name] for name in FEW} == {name: oldest[name] for name in FEW}
     if torch.backends.cpu.get_cpu_capability() != "DEFAULT":  # else there is nothing older
         assert here[NATIVE] != oldest[NATIVE]
+
+
+def test_what_all_ranks_must_have_alike_has_the_same_bits_on_any_processor():
+    printed = []
+    for setting in ("as it is", OLDEST):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **SETTINGS[setting]}
+        command = [sys.executable, "-c", OF_ALL_RANKS, str(BITS)]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+        printed.append(done.stdout.splitlines())
+    assert len(printed[0]) > 20
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.soak

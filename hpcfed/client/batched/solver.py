@@ -75,7 +75,7 @@ class StackedSolver:
         self._seed, self._draws = seed, draws
         self._most_samples = most_samples
         self._streams = Streams(seed, Purpose.BATCHES)
-        self._stepping = Stepping(section, arithmetic)
+        self._stepping = Stepping(section)
         self.together = max(1, min(MOST, _stack_bytes(model.vector.device) // model.vector.nbytes))
         alone = self.together == 1  # a large model: it is trained where it lies, and Δ takes its gradient's place
         self._delta = model.grad.unsqueeze(0) if alone else model.vector.new_zeros(self.together, model.vector.numel())

@@ -100,7 +100,7 @@ class FlatDescent:
         together: int,
         arithmetic: Arithmetic = LIBRARIES,
     ):
-        self._network, self._section, self._stepping = network, section, Stepping(section, arithmetic)
+        self._network, self._section, self._stepping = network, section, Stepping(section)
         self._arithmetic = arithmetic
         alone = together == 1
         self._y = model.vector.unsqueeze(0) if alone else model.vector.new_zeros(together, model.vector.numel())
