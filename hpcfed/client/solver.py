@@ -5,7 +5,8 @@
 from y = w, and then, if the recipe has it guess, on without gradients. What a method adds is its tilt (shift, μ,
 anchor), constant during the round; so shift − μ·anchor is computed once, and μ·y joins the weight decay where no
 clipping comes between the two. This is ``clip: all``; ``clip: linear`` clips ∇f + shift − μ·anchor alone and adds μ·y
-after it, as it does wd·y.
+after it, as it does wd·y. Adam and Yogi get μ (y − anchor) from the difference: where the loss has no slope, the
+rounding of μ·y − μ·anchor would be the whole gradient, whose size they take away.
 
 Two engines do this: `SequentialSolver`, one client after another with autograd, here, and `StackedSolver`, many clients
 at once (`hpcfed.client.batched.solver`), by two kinds of steps. The equation thus stands in three places, each in the
@@ -114,9 +115,14 @@ class Stepping:
         known = {"lr": self.lr(round), "momentum": self.section.momentum, "mu": mu}
         return effective_steps(steps, guessed, **known)
 
+    def pull(self, mu: float) -> float:
+        """Return the coefficient of y − anchor in the gradient, where that is formed from the difference; else 0."""
+        splits = self.section.clip_norm is not None and self.section.clip == "linear"
+        return 0.0 if self.section.optimizer == "sgd" or splits else mu
+
     def scales(self, mu: float) -> tuple[float, float]:
         """Return the coefficients of y in the gradient: of what is clipped, and of what is added after the clip."""
-        decay = self.section.weight_decay
+        decay, mu = self.section.weight_decay, mu - self.pull(mu)
         if self.section.clip_norm is None:
             return mu + decay, 0.0
         return (mu, decay) if self.section.clip == "all" else (0.0, mu + decay)
@@ -204,12 +210,15 @@ class SequentialSolver:
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         model, tilt = self._model, task.tilt
         lr = self._stepping.lr(round)
-        constant = constant_of(tilt, w)
+        pull = self._stepping.pull(tilt.mu)
+        constant, anchor = constant_of(tilt, w, pull), anchor_of(tilt, w)
         model.load(start_of(tilt, w), task.own)
         self._optimizer.reset()
         losses = []
         for x_batch, y_batch in self.minibatches(task, round):
             self._begin_gradient(constant, tilt.mu)
+            if pull:
+                model.grad.add_(model.vector - anchor, alpha=pull)
             losses.append(self._add_gradient_of(tilt, x_batch, y_batch))
             self._descend(lr, tilt.mu)
             if on_step is not None:
@@ -294,9 +303,14 @@ def start_of(tilt: Tilt, w: Tensor) -> Tensor:
     return tilt.anchor if tilt.from_anchor and tilt.anchor is not None else w
 
 
-def constant_of(tilt: Tilt, w: Tensor) -> Tensor | None:
-    """Return shift − μ·anchor, or None where it is 0."""
-    if tilt.mu == 0.0:
+def anchor_of(tilt: Tilt, w: Tensor) -> Tensor:
+    """Return the anchor, (d,)."""
+    return w if tilt.anchor is None else tilt.anchor
+
+
+def constant_of(tilt: Tilt, w: Tensor, pull: float) -> Tensor | None:
+    """Return shift − μ·anchor, or None where it is 0; the shift alone where the gradient has `Stepping.pull`."""
+    if tilt.mu == pull:
         return tilt.shift
-    anchor = w if tilt.anchor is None else tilt.anchor
+    anchor = anchor_of(tilt, w)
     return -tilt.mu * anchor if tilt.shift is None else tilt.shift - tilt.mu * anchor

@@ -96,6 +96,21 @@ def test_a_step_is_the_one_computed_by_hand(case, engine):
         torch.testing.assert_close(delta, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "yogi"])
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_weights_without_a_slope_stay_at_the_anchor(engine, optimizer):
+    """The rounding of μ y − μ w is no gradient: Adam's first step would be as long as any other."""
+    solver, model = built(MODELS["images"], {**LOCAL, "optimizer": optimizer, "engine": engine}, torch.float32)
+    w, tasks = model.vector.clone(), tasks_for(MODELS["images"], model, [12, 9], [4, 3], MU)
+    for task in tasks:
+        task.samples[0][:, 0] = 0.0  # the first 4 features of each sample
+        task.tilt = Tilt(mu=MU)
+    for delta, _ in solved(solver, w, tasks):
+        first, *_ = model.views(delta).values()
+        assert not first[:, :4].any()
+        assert first[:, 4:].any()
+
+
 def test_a_clients_ascent_does_not_depend_on_its_group():
     solver, model = built(MODELS["images"], {**LOCAL, "engine": "batched"}, torch.float32, elsewhere=True)
     assert isinstance(solver, StackedSolver)

@@ -18,7 +18,7 @@ from torch import Tensor
 from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
-from hpcfed.client.solver import StepCallback, Stepping, Task, constant_of, start_of
+from hpcfed.client.solver import StepCallback, Stepping, Task, anchor_of, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED, Samples
@@ -118,7 +118,9 @@ class StackedSolver:
         if self._draws:
             seed_generators(w.device, self._seed, Purpose.DROPOUT, round, tasks[0].client)
         self._start(w, rows)
-        self._descent.begin(rows, _constants(w, rows), lr, mu)
+        pull = self._stepping.pull(mu)
+        anchors = torch.stack([anchor_of(task.tilt, w) for task in rows]) if pull else None
+        self._descent.begin(rows, _constants(w, rows, pull), anchors, lr, mu)
         orders, sizes = self._visits(rows, round)
         parts, losses = _parts(sizes), w.new_zeros(size, sizes.shape[1])
         batches = self._batches(rows, orders)
@@ -293,9 +295,9 @@ def _sums(losses: Tensor, rows: Sequence[Task]) -> list[float | Tensor]:
     return sums
 
 
-def _constants(w: Tensor, rows: Sequence[Task]) -> Tensor | None:
-    """Return shift − μ·anchor of each client, (R, d); None where all are 0."""
-    found = [constant_of(task.tilt, w) for task in rows]
+def _constants(w: Tensor, rows: Sequence[Task], pull: float) -> Tensor | None:
+    """Return `constant_of` each client, (R, d); None where all are 0."""
+    found = [constant_of(task.tilt, w, pull) for task in rows]
     if all(constant is None for constant in found):
         return None
     return torch.stack([torch.zeros_like(w) if constant is None else constant for constant in found])

@@ -53,12 +53,15 @@ class Descent(Protocol):
 
     parameters: list[Tensor]
 
-    def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
+    def begin(
+        self, rows: Sequence[Task], constant: Tensor | None, anchors: Tensor | None, lr: float, mu: float
+    ) -> None:
         """Prepare for a round of R clients, whose start lies in `parameters`.
 
         Args:
             rows: what they have to do; those with the most steps first.
-            constant: shift − μ·anchor of each, (R, d), if any has one.
+            constant: `constant_of` each, (R, d), if any has one.
+            anchors: of each, (R, d), where the gradient has `Stepping.pull`; else None.
             lr, mu: η_l and μ, the same for all.
         """
         ...
@@ -110,9 +113,11 @@ class FlatDescent:
         on_cpu = model.vector.device.type == "cpu"
         self._at_a_time = max(1, CACHED_BYTES // model.vector.nbytes) if on_cpu else together
 
-    def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
+    def begin(
+        self, rows: Sequence[Task], constant: Tensor | None, anchors: Tensor | None, lr: float, mu: float
+    ) -> None:
         """Prepare; see `Descent`."""
-        self._rows, self._constant, self._lr, self._mu = rows, constant, lr, mu
+        self._rows, self._constant, self._anchors, self._lr, self._mu = rows, constant, anchors, lr, mu
         self._offsets, self._radii = offsets_of(rows, self._y), radii_of(rows, self._y)
         self._elsewhere = self._offsets is not None or self._radii is not None
         self._optimizer.reset()
@@ -158,6 +163,8 @@ class FlatDescent:
         y, g = self._y[rows], self._g[rows]
         if self._constant is not None:
             g.add_(self._constant[rows])
+        if self._anchors is not None:
+            g.add_(y - self._anchors[rows], alpha=self._stepping.pull(self._mu))
         if before_clip:
             self._arithmetic.add_scaled(g, y, before_clip)
         if self._section.clip_norm is not None:
@@ -208,7 +215,9 @@ class FusedDescent:
         self._layers: dict[tuple[int, int], list[Layer]] = {}
         self._scale, self._active = 1.0, 0
 
-    def begin(self, rows: Sequence[Task], constant: Tensor | None, lr: float, mu: float) -> None:
+    def begin(
+        self, rows: Sequence[Task], constant: Tensor | None, anchors: Tensor | None, lr: float, mu: float
+    ) -> None:
         """Prepare; see `Descent`. Without momentum there is nothing to guess from."""
         self._lr, self._keep = lr, 1 - lr * sum(self._stepping.scales(mu))
         self._constants = None if constant is None else list(self._model.views(constant).values())
