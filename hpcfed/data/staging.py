@@ -35,7 +35,9 @@ def open_federation(path: Path, access: str, world: World) -> Federation:
     try:
         world.together(lambda: copies.append(_copy(path)) if first == world.rank else None)
         (copy,) = world.gather(copies)[first]
-        return world.together(lambda: Federation.open(copy))
+        staged = world.together(lambda: Federation.open(copy))
+        staged.path = path  # which messages name: the copy is gone
+        return staged
     finally:
         for own in copies:
             own.unlink()

@@ -7,15 +7,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from hpcfed.client.state_store import ClientStates
 from hpcfed.config.load import load_recipe
-from hpcfed.errors import EnvironmentFailure
+from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
 from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
+from tests.federations import write_federation
 from tests.mpi.recipes import small, write_small
 
 CPU = torch.device("cpu")
@@ -225,6 +227,17 @@ def test_a_temporary_folder_that_does_not_exist_is_refused(tmp_path, monkeypatch
     assert len(assemble(recipe, World())[0].clients) == 0
     with ClientStates("host", CPU, {"device": 0, "host": 0}) as states, pytest.raises(EnvironmentFailure):
         states.commit({1: state(1)})
+
+
+def test_a_message_names_the_data_and_not_their_staged_copy(tmp_path):
+    x = np.zeros((2, 12), np.float32)
+    data = write_federation(
+        tmp_path / "halves.h5", [(x, np.zeros(2, np.uint8)), (x, np.ones(2, np.uint8))], num_classes=2
+    )
+    changes = {"data": str(data), "data_access": "stage", "loss": {"weights": "balanced-by-site"}}
+    recipe = resolve(load_recipe(small(tmp_path / "run", **changes)))
+    with pytest.raises(InputError, match=rf"^{data}: loss.weights"):
+        assemble(recipe, World())
 
 
 def test_small_states_are_packed(node_disk):
