@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from decimal import Context, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def sqrt(x: Tensor) -> Tensor:
     return torch.from_numpy(np.sqrt(x.numpy()))
 
 
+@lru_cache(maxsize=1 << 10)  # asked for by each client, and each block of a server step
 def power(base: float, exponent: float) -> float:
     """Return base^exponent of a whole exponent ≥ 0, to the nearest float64, by decimal integers."""
     return float(DIGITS.power(Decimal(base), Decimal(int(exponent)))) if exponent else 1.0
