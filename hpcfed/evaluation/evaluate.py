@@ -271,7 +271,10 @@ class Evaluator:
         return {APART: found}
 
     def _measured_whole(self, outputs: np.ndarray) -> dict[int | None, dict[str, Value]]:
-        """Return the other measures from all outputs, (n · outputs,): on the test set, None, and on those apart."""
+        """Return the other measures from all outputs, (n · outputs,): on the test set, None, and on those apart.
+
+        The test set is absent where all of it is apart.
+        """
         self.measures.begin(0)
         num_test, offsets = self._federation.num_test, self._federation.test_offsets
         output = torch.from_numpy(outputs).to(self._model.vector.dtype).view(num_test, *self._outputs)
@@ -280,12 +283,11 @@ class Evaluator:
         if self._apart and offsets is not None:
             rows |= {k: slice(*offsets[k : k + 2].tolist()) for k in self._apart}
             rows[None] = torch.from_numpy(np.repeat(self._counted, np.diff(offsets)))
+        samples = {which: (output[own], target[own]) for which, own in rows.items()}
         return {
-            which: {
-                name: value_of(one.cells(output[own], target[own]), one.shape)
-                for name, one in self.measures.whole.items()
-            }
-            for which, own in rows.items()
+            which: {name: value_of(one.cells(*own), one.shape) for name, one in self.measures.whole.items()}
+            for which, own in samples.items()
+            if len(own[1])
         }
 
     def _of_training(self, clients: np.ndarray) -> dict[str, Value]:

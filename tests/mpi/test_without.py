@@ -168,6 +168,23 @@ def scores_of(run: str, split: str, measure: str) -> dict[str, tuple[float, int]
     return {row["name"]: (float(row[measure]), int(row["n"])) for row in rows}
 
 
+def test_the_only_client_with_test_data_is_reported_apart(world, folder):
+    """Measures of all samples at once have none then, as sums have."""
+
+    def give_all_to_the_last() -> None:
+        with h5py.File("small.h5", "a") as file:
+            file["test/offsets"] = np.array([0, 0, 0, 0, 0, len(file["test/y"])])
+
+    world.on_root(give_all_to_the_last)
+    evaluate = {"metrics": ["brier", "confusion-matrix"]}
+    found = hpcfed.run(small("run", cohort={"without": [4]}, evaluate=evaluate, rounds=1), world=world, quiet=True)
+    (row,) = found.metrics
+    measures = ("loss", "accuracy", "brier", "confusion-matrix")
+    assert [row[f"test_{measure}"] for measure in measures] == [None] * 4
+    assert row["apart"]["4"].keys() == {*measures}
+    assert None not in row["apart"]["4"].values()
+
+
 def test_its_test_data_are_reported_apart(world, shared_tmp, monkeypatch):
     world.on_root(lambda: write_sites(shared_tmp / "sites.h5"))
     monkeypatch.chdir(shared_tmp)
