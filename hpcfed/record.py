@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from types import TracebackType
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save
@@ -21,6 +19,7 @@ from hpcfed.evaluation.measures import Value
 from hpcfed.evaluation.per_client import ClientScores
 from hpcfed.models.flat import FlatModel
 from hpcfed.parts import Parts
+from hpcfed.run_folder.appended import AppendedFile
 from hpcfed.run_folder.files import CLIENTS, INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import line_of
@@ -29,7 +28,7 @@ from hpcfed.simulation import RoundResult
 from hpcfed.types import DELTA, State
 
 CHECK_SECONDS = 1.0
-"""The record is looked for on the disk no more often: a look takes as long as a hundredth of a small round."""
+"""Least time between two looks at the record on disk: one takes as long as a hundredth of a small round."""
 
 
 class Recorder:
@@ -54,18 +53,24 @@ class Recorder:
         self._buffer_bytes = AveragedBuffers(parts.model).sent_bytes
         counted = ("params_up", "params_down", "bytes_up", "bytes_down", "gradients")
         self.totals = {**dict.fromkeys(counted, 0), **totals}
-        self._folder = folder
-        mode = "ab" if totals else "wb"
-        self._file: BinaryIO | None = None
-        self._hashes: BinaryIO | None = None
-        parts.world.together(lambda: self._open(mode, hashed=parts.hashes_updates) if parts.world.is_root else None)
-        self._size = self._file.seek(0, os.SEEK_END) if self._file is not None else 0
+        self._folder, self._writes = folder, parts.world.is_root
+        self._rounds, self._hashes, self._clients = (
+            AppendedFile(path) for path in (folder.metrics, folder.update_hashes, folder.clients)
+        )
+        self._columns: list[str] = []
+        parts.world.together(lambda: self._open(hashed=parts.hashes_updates) if self._writes else None)
         self._checked = -math.inf
 
-    def _open(self, mode: str, *, hashed: bool) -> None:
+    def _open(self, *, hashed: bool) -> None:
         try:
-            self._file = cast(BinaryIO, self._folder.metrics.open(mode))
-            self._hashes = cast(BinaryIO, self._folder.update_hashes.open(mode)) if hashed else None
+            self._rounds.open()
+            if hashed:
+                self._hashes.open()
+            if self._clients.path.exists():  # else its first rows create it
+                self._clients.open()
+                with self._clients.path.open(encoding="utf-8") as table:
+                    header = table.readline().rstrip("\n")
+                self._columns = header.split(",") if header else []
         except OSError as error:
             raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
 
@@ -73,10 +78,8 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for file in (self._file, self._hashes):
-            if file is not None:
-                with suppress(OSError):  # `add` has reported what could not be written
-                    file.close()
+        for file in (self._rounds, self._hashes, self._clients):
+            file.close()
 
     def add(
         self,
@@ -118,15 +121,15 @@ class Recorder:
             "seconds": {name: _round_off(value) for name, value in {**result.seconds, **seconds}.items()},
             "imbalance": _round_off(result.imbalance),
         }
-        if self._file is not None:
+        if self._writes:
             if time.monotonic() - self._checked >= CHECK_SECONDS:
-                self._check(self._file)
+                self._check()
             try:
-                if self._hashes is not None and result.update_hashes is not None:
+                if self._hashes.is_open and result.update_hashes is not None:
                     self._hashes.write(result.update_hashes.astype(UPDATE_HASH).tobytes())
                     self._hashes.flush()
-                self._size += self._file.write(line_of(row).encode())
-                self._file.flush()
+                self._rounds.write(line_of(row))
+                self._rounds.flush()
                 if clients is not None:
                     self._add_clients(round, clients)
                 self._folder.code.add()
@@ -134,50 +137,43 @@ class Recorder:
                 raise EnvironmentFailure("cannot be written", where=str(self._folder.path), got=str(error)) from error
         return row
 
-    def _check(self, file: BinaryIO) -> None:
-        """Check that no other program has changed the record: else further rounds would be trained in vain.
-
-        Raises:
-            EnvironmentFailure: another program removed, replaced or changed it.
-        """
-        try:
-            found = self._folder.metrics.stat()
-            is_ours = os.path.samestat(found, os.fstat(file.fileno())) and found.st_size == self._size
-        except OSError:
-            is_ours = False
-        if not is_ours:
-            what, remedy = "the record was removed or changed while the run wrote it", "choose another output"
-            raise EnvironmentFailure(what, where=str(self._folder.metrics), remedy=remedy)
+    def _check(self) -> None:
+        for file in (self._rounds, self._hashes, self._clients):
+            file.check()
         self._checked = time.monotonic()
 
     def _add_clients(self, round: int, clients: ClientScores) -> None:
         """Append the rows of a round; other columns than before, where the recipe's metrics changed, join the old."""
-        header = ",".join(clients.columns)
-        with self._folder.clients.open("a+", encoding="utf-8", newline="") as table:
-            table.seek(0)
-            found = table.readline().rstrip("\n")
-            if found in ("", header):
-                write_rows(table, [] if found else [clients.columns], clients.rows(round))
-                return
-        self._join(found.split(","), round, clients)
+        columns = list(clients.columns)
+        if self._columns not in ([], columns):
+            self._join(round, clients)
+            return
+        if not self._clients.is_open:
+            self._clients.open()
+        write_rows(self._clients, [] if self._columns else [columns], clients.rows(round))
+        self._clients.flush()
+        self._columns = columns
 
-    def _join(self, before: list[str], round: int, clients: ClientScores) -> None:
+    def _join(self, round: int, clients: ClientScores) -> None:
         """Write the table anew with the columns of its old rows and of a round's."""
-        columns = list(dict.fromkeys([*before, *clients.columns]))
-        with self._folder.clients.open(encoding="utf-8", newline="") as table:
+        columns = list(dict.fromkeys([*self._columns, *clients.columns]))
+        with self._clients.path.open(encoding="utf-8", newline="") as table:
             old = [[row.get(name) or "" for name in columns] for row in csv.DictReader(table)]
         now = (dict(zip(clients.columns, row, strict=True)) for row in clients.rows(round))
         text = io.StringIO(newline="")
         write_rows(text, [columns, *old], ([row.get(name, "") for name in columns] for row in now))
+        self._clients.close()
         self._folder.write(CLIENTS, text.getvalue())
+        self._clients.open()
+        self._columns = columns
 
     def keep_models(self, model: FlatModel, w: torch.Tensor, evaluated: torch.Tensor, averaged: State) -> None:
         """Write ``model.safetensors``, the last iterate (d,), and the evaluated model (d,), with its averaged buffers,
         if it differs.
         """
-        if self._file is None:
+        if not self._writes:
             return
-        self._check(self._file)
+        self._check()
         self._folder.write("model.safetensors", save(model.named(w)))
         if not torch.equal(w, evaluated) or averaged is not model.averaged:
             self._folder.write("model-evaluated.safetensors", save(model.named(evaluated, averaged)))
@@ -197,7 +193,13 @@ class Recorder:
             self._folder.write(private_file(client), save(model.named_private(parts.private.of(client))))
 
 
-def write_rows(file: IO[str], *rows: Iterable[Iterable[Any]]) -> None:
+class _Text(Protocol):
+    """What takes text, as a file does."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+def write_rows(file: _Text, *rows: Iterable[Iterable[Any]]) -> None:
     """Write rows of a table as CSV."""
     writer = csv.writer(file, lineterminator="\n")
     for some in rows:

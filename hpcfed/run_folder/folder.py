@@ -272,7 +272,9 @@ class RunFolder:
             ) from None
 
     def _has_rounds(self) -> bool:
-        return self.metrics.exists() and self.metrics.stat().st_size > 0
+        """Whether any file of the record has content: ``metrics.jsonl`` alone may have been removed."""
+        record = (self.metrics, self.clients, self.update_hashes)
+        return any(path.exists() and path.stat().st_size > 0 for path in record)
 
 
 def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

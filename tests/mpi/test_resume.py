@@ -457,19 +457,49 @@ def test_a_record_that_another_program_changes_ends_the_run(change, world, folde
         hpcfed.run(of("fedexp-m", rounds=4), world=world, quiet=True)
     world.on_root(lambda: (run / "metrics.jsonl").write_bytes(before) and None)
 
-    def in_mid_run(alone: World) -> None:  # of several ranks, the others would be ended by rank 0
+    ends_the_run(lambda: change(run / "metrics.jsonl"), of("fedexp-m"), world, monkeypatch)
+
+
+def ends_the_run(deed: Callable[[], Any], recipe: Mapping[str, Any], world: World, patch: pytest.MonkeyPatch) -> None:
+    """A run of rank 0 alone in which the record is changed in round 6; others would be ended by rank 0."""
+
+    def in_mid_run(alone: World) -> None:
         train = Simulation.round
 
         def round(simulation: Simulation, number: int, **asks: Any) -> Any:
             if number == 6:
-                change(run / "metrics.jsonl")
+                deed()
             return train(simulation, number, **asks)
 
-        monkeypatch.setattr(Simulation, "round", round)
+        patch.setattr(Simulation, "round", round)
         with pytest.raises(EnvironmentFailure, match="the record was removed or changed while the run wrote it"):
-            hpcfed.run(of("fedexp-m"), world=alone, quiet=True)
+            hpcfed.run(recipe, world=alone, quiet=True)
 
     by_the_first(world, in_mid_run)
+
+
+def put_a_copy(path: Path) -> None:
+    """Replace a file by one of the same content, as an editor does."""
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, truncate, put_a_copy])
+@pytest.mark.parametrize("name", ["clients.csv", "update-hashes.bin"])
+def test_the_other_files_of_a_record_may_not_be_changed_either(name, change, world, folder, monkeypatch):
+    """Nor are rows added to those of a run whose ``metrics.jsonl`` was removed before its first checkpoint."""
+    evaluate = {"batch_size": 64, "clients": {"every": 1}}
+    recipe = of("fedexp-m", update_hashes=True, evaluate=evaluate)
+    ends_the_run(lambda: change(folder / "run" / name), recipe, world, monkeypatch)
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    world.on_root(lambda: shutil.rmtree(folder / "run" / "checkpoints"))
+    world.on_root((folder / "run" / "metrics.jsonl").unlink)
+    whole = left_by(hpcfed.run({**recipe, "output": "whole"}, world=world, quiet=True))
+    assert left_by(hpcfed.run(recipe, world=world, quiet=True)) == whole
+    for table in ("clients.csv", "update-hashes.bin"):
+        assert (folder / "run" / table).read_bytes() == (folder / "whole" / table).read_bytes()
+    assert (folder / "run" / "previous-1").is_dir()
 
 
 def test_damage_in_the_record_before_the_checkpoint_is_refused(world, folder):

@@ -1,0 +1,72 @@
+"""A file of a run's record while the run goes on: this process alone appends to it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from hpcfed.errors import EnvironmentFailure
+
+
+class AppendedFile:
+    """A file that is open for appending, or not yet; `check` finds what another program did to it.
+
+    Attributes:
+        path: of the file.
+        is_open: whether `open` has been called.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self._size = path, 0
+        self._file: BinaryIO | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def open(self) -> None:
+        """Open the file behind its last byte; create it if there is none.
+
+        Raises:
+            OSError: as the system reports it.
+        """
+        self._file = cast(BinaryIO, self.path.open("ab"))
+        self._size = self._file.seek(0, os.SEEK_END)
+
+    def write(self, data: str | bytes) -> None:
+        """Append text, in UTF-8, or bytes; they reach the file with `flush`.
+
+        Raises:
+            OSError: as the system reports it.
+        """
+        assert self._file is not None
+        self._size += self._file.write(data.encode() if isinstance(data, str) else data)
+
+    def flush(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+
+    def check(self) -> None:
+        """Check that no other program has changed the file: else further rounds would be trained in vain.
+
+        Raises:
+            EnvironmentFailure: another program removed, replaced or changed it.
+        """
+        if self._file is None:
+            return
+        try:
+            found = self.path.stat()
+            is_ours = os.path.samestat(found, os.fstat(self._file.fileno())) and found.st_size == self._size
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            what, remedy = "the record was removed or changed while the run wrote it", "choose another output"
+            raise EnvironmentFailure(what, where=str(self.path), remedy=remedy)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # `write` and `flush` have reported what could not be written
+                self._file.close()
+            self._file = None
