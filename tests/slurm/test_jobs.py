@@ -86,9 +86,14 @@ def started(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("touch run/checkpoints/round-00000002.json; exit 75", 75, True),
         ("touch run/checkpoints/round-00000002.json; exit 4", 4, False),
         ("touch run/checkpoints/round-00000002.json", 0, False),
+        ("touch run/checkpoints/round-00000002.json; kill -KILL $$", 137, True),
+        ("touch run/checkpoints/round-00000002.json; exit 9", 9, True),  # MPICH's mpirun says it so
+        ("kill -KILL $$", 137, False),
+        ("touch run/checkpoints/round-00000002.json; kill -TERM $$", 143, False),  # a second signal of the user's
+        ("touch run/checkpoints/round-00000002.json; echo 3 > run-$SLURM_JOB_ID.deaths; kill -KILL $$", 137, False),
     ],
 )
-def test_only_a_run_that_stopped_with_something_new_is_requeued(
+def test_only_a_run_that_stopped_or_was_killed_with_something_new_is_requeued(
     cluster: Cluster, tmp_path: Path, deed: str, code: int, goes_on: bool
 ) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
@@ -100,9 +105,14 @@ def test_only_a_run_that_stopped_with_something_new_is_requeued(
     if goes_on:
         cluster.wait(number, Restarts="1")
         assert cluster.call("scancel", number, cwd=tmp_path).returncode == 0
+        deaths = tmp_path / f"run-{number}.deaths"
+        assert (deaths.read_text() if deaths.exists() else "") == ("" if code == 75 else "1\n")
+        said = (tmp_path / f"slurm-{number}.out").read_text()
+        assert ("; requeued, 1 of at most 3 in a row" in said) == deaths.exists()
     else:
         ended = cluster.wait(number, JobState="COMPLETED" if code == 0 else "FAILED")
         assert (ended["ExitCode"], ended["Restarts"]) == (f"{code}:0", "0")
+        assert not list(tmp_path.glob("*.deaths"))
 
 
 def chained(cluster: Cluster, place: Path, *more: str) -> list[str]:
