@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 LONGEST = 600
@@ -68,9 +69,10 @@ def shown(value: Any) -> str:
 
 
 class _Explained(HpcfedError):
-    """An error built from the template's parts (see `sentence`)."""
+    """An error built from the template's parts (see `sentence`); `where` is its place, "" if it names none."""
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = ""):
+        self.where = where
         super().__init__(sentence(what, where=where, expected=expected, got=got, remedy=remedy))
 
 
@@ -82,6 +84,19 @@ class InputError(_Explained):
 
 class Busy(InputError):
     """Another job holds the run folder; later it may be free."""
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Give errors of input that name no place this one: a recipe's file, whichever check refuses its key."""
+    try:
+        yield
+    except InputError as error:
+        if error.where:
+            raise
+        whole = InputError(f"{where}: {error}")
+        whole.where = where
+        raise whole from error
 
 
 class Diverged(_Explained):
@@ -109,6 +124,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return ``did you mean 'x'?`` for the known word closest to `word`, "" if none is similar enough."""
-    match = difflib.get_close_matches(word, sorted(known), n=1, cutoff=cutoff)
-    return f"did you mean {match[0]!r}?" if match else ""
+    """Return ``did you mean 'x'?`` for the known word closest to `word` but for capitals, "" if none is similar."""
+
+    def likeness(one: str) -> float:
+        return difflib.SequenceMatcher(None, word, one).ratio()
+
+    spelled = {one.lower(): one for one in sorted(sorted(known, reverse=True), key=likeness)}
+    match = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=cutoff)
+    return f"did you mean {spelled[match[0]]!r}?" if match else ""

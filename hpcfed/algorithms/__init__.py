@@ -58,7 +58,7 @@ def build(section: Algorithm, python_path: Sequence[Path] = ()) -> Method:
     else:
         if section.name not in names():
             remedy = for_method(section.name, names())
-            raise InputError(f"unknown algorithm.name {section.name!r}", where="recipe", remedy=remedy)
+            raise InputError(f"unknown algorithm.name {section.name!r}", remedy=remedy)
         kinds, title = parts_of(section.name), section.name
     local, normalize, server = _parts(kinds, section.parameters, title)
     return Method(title, local, server, normalize)
@@ -104,7 +104,7 @@ def _choice(role: str, name: str) -> type[Part] | None:
         return None
     known = choices(role.upper())
     if name not in known:
-        raise InputError(f"unknown algorithm.{role} {name!r}", where="recipe", remedy=nearest(name, known))
+        raise InputError(f"unknown algorithm.{role} {name!r}", remedy=nearest(name, known))
     return known[name]
 
 
@@ -114,11 +114,11 @@ def _parts(kinds: Sequence[type[Part] | None], parameters: Mapping[str, Any], ti
     for key in parameters:
         if key not in known:
             remedy = nearest(key, known) if known else "it has no parameters"
-            raise InputError(f"unknown key 'algorithm.{key}' for {title}", where="recipe", remedy=remedy)
+            raise InputError(f"unknown key 'algorithm.{key}' for {title}", remedy=remedy)
     return [
         kind
         and validated(
-            kind, {key: value for key, value in parameters.items() if key in kind.model_fields}, "recipe: algorithm"
+            kind, {key: value for key, value in parameters.items() if key in kind.model_fields}, "", "algorithm"
         )
         for kind in kinds
     ]

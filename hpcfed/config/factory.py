@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -45,10 +46,13 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         module = import_module(module_name)
     except RAISED as error:  # the user's module may raise anything
         place = place_of(error)
+        looked = f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}"
+        is_absent = isinstance(error, ModuleNotFoundError) and not place
+        likely = _likely_module(module_name, python_path) if is_absent else ""
         raise InputError(
             f"{key} {reference!r} cannot be imported",
             got=described(error) + (f" ({place})" if place else ""),
-            remedy=f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}",
+            remedy=f"{likely} {looked}".strip(),
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function) and hasattr(module, function_name):
@@ -62,6 +66,15 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
             remedy=did_you_mean(function_name, public) or nearest(function_name, defined or public),
         )
     return function
+
+
+def _likely_module(name: str, python_path: Sequence[Path]) -> str:
+    """Return ``did you mean 'x'?`` for the module of the user's closest to one that does not exist, "" for none."""
+    there: set[str] = set()
+    for folder in python_path:
+        with suppress(OSError):
+            there.update(file.stem for file in folder.glob("*.py"))
+    return did_you_mean(name.removesuffix(".py"), there)
 
 
 def own_step(section: Local, python_path: Sequence[Path]) -> Callable[..., Any] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import isfinite
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,6 +21,8 @@ OF_CODE = ("model", "algorithm", "loss", "local.step")
 KEY = ".[key]"
 """What pydantic appends to the place of a mapping's entry whose key, not its value, is refused."""
 METRICS = "evaluate.metrics."
+TRUTH = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(("false", "no", "off", "0"), "false")
+"""What is written for true and false elsewhere → YAML 1.2's."""
 LIKELY = 0.8
 """Similarity from which an unknown name counts as a misspelt method rather than another method."""
 
@@ -42,13 +46,13 @@ def for_key(root: type[BaseModel], section: type[BaseModel], location: Sequence[
     """
     key = location[-1]
     known = [field.alias or name for name, field in section.model_fields.items()]
-    if difflib.get_close_matches(key, known, n=1, cutoff=LIKELY):  # a slip of the pen, not of the place
-        return nearest(key, known)
+    if slip := did_you_mean(key, known, LIKELY):  # of the pen, not of the place
+        return slip
     is_recipe = {"algorithm", "model"} <= root.model_fields.keys()
     said = KEYS.get(letters_of(key)) if is_recipe else None
     if said and len(location) == 1:
         return said
-    places = [path for path in _paths(root) if path[-1] == key]
+    places = [path for path in _paths(root) if path[-1] == key.lower()]
     found = [".".join(path) for path in places if len(path) == min(map(len, places))]
     if is_recipe:
         entries = _entries().items()
@@ -90,10 +94,27 @@ def for_value(path: str, kind: str, value: Any, section: type[BaseModel] | None)
         return "", _for_metric(value)
     if isinstance(value, str) and (word := VALUES.get(path, {}).get(letters_of(value))):
         return "", f"did you mean {word!r}?"
+    if meant := _meant(kind, value):
+        quoted = isinstance(value, str) and (kind != "bool_type" or value.lower() == meant)
+        return "", f"did you mean {meant}{', without quotes' if quoted else ''}?"
     if section is not None and not isinstance(value, Mapping):
         keys = [field.alias or name for name, field in section.model_fields.items()]
         return "a mapping of keys", f"{path}.{keys[0]}=…; its keys: {', '.join(keys)}"
     return "", ""
+
+
+def _meant(kind: str, value: Any) -> str:
+    """Return the number or truth value that a value of another type was meant as, as YAML has it; "" if none."""
+    if kind == "bool_type":
+        return TRUTH.get(str(value).lower(), "")
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
+    if kind in ("int_type", "float_type") and isinstance(value, str):
+        text = value.strip().replace("\u2212", "-")  # the minus of a typeset page
+        text = text.replace(",", ".") if kind == "float_type" else text
+        with suppress(ValueError):
+            return text if isfinite((int if kind == "int_type" else float)(text)) else ""
+    return ""
 
 
 def at_fault(path: str, value: Any) -> tuple[str, Any]:

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 KINDS = ("literal[", "list[")
 """Beginnings of what pydantic puts behind a key that takes values of several kinds."""
-EXPECTED = {"model_type": "a mapping of keys", "is_instance_of": "a path", "tuple_type": "a list"}
+EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "is_instance_of": "a path",
+    "model_type": "a mapping of keys",
+    "tuple_type": "a list",
+}
 """Type of pydantic's error → words in place of its own, which name classes."""
 VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})", re.ASCII)
 """A variable in the syntax of `os.path.expandvars`."""
@@ -82,9 +88,15 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     from_folder(content, folder, where)
     content["output"] = absolute(content.get("output", f"runs/{content['name']}"), Path.cwd(), where)
     if "seeds" not in content:
-        return [validated(Recipe, content, where)]
+        return [_recipe(content, where)]
     seeds, output = _checked_seeds(content.pop("seeds"), where), content["output"]
-    return [validated(Recipe, {**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
+    return [_recipe({**content, "seed": seed, "output": output / f"seed-{seed}"}, where) for seed in seeds]
+
+
+def _recipe(content: Mapping[str, Any], where: str) -> Recipe:
+    recipe: Recipe = validated(Recipe, content, where)
+    recipe._where = where
+    return recipe
 
 
 def given_twice(overrides: Sequence[str]) -> list[str]:
@@ -134,13 +146,14 @@ _ReadAlike.add_representer(str, _ReadAlike.represent_text)
 _ReadAlike.add_representer(float, _ReadAlike.represent_number)
 
 
-def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str) -> Any:
-    """Build `kind` from plain data, turning pydantic's first complaint into one `InputError`."""
+def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str, above: str = "") -> Any:
+    """Build `kind` from plain data at the key `above`, turning pydantic's first complaint into one `InputError`."""
+    prefix = above and f"{above}."
     try:
         section = kind.model_validate(content)
     except ValidationError as error:
-        raise _explain(kind, error, where) from None
-    _check_reach(section, where)
+        raise _explain(kind, error, where, prefix) from None
+    _check_reach(section, where, prefix)
     return section
 
 
@@ -156,13 +169,13 @@ def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
                 raise InputError(key, where=where, expected=expected, got=repr(entry))
 
 
-def _explain(kind: type[BaseModel], error: ValidationError, where: str) -> InputError:
+def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: str) -> InputError:
     errors = error.errors()
-    missing = [".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing"]
+    missing = [prefix + ".".join(map(str, one["loc"])) for one in errors if one["type"] == "missing"]
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0]) if missing else errors[0]
     first = _of_the_list(first, errors)
     location, found = [str(part) for part in first["loc"] if not str(part).startswith(KINDS)], first["input"]
-    dotted, noun = ".".join(location), getattr(kind, "noun", "recipe")
+    dotted, noun = prefix + ".".join(location), getattr(kind, "noun", "recipe")
     dotted, found = at_fault(dotted, found)
     if first["type"] == "extra_forbidden":
         remedy = for_key(kind, _section(kind, location[:-1]), location)
@@ -238,7 +251,11 @@ def read_yaml(path: Path, noun: str = "recipe", least: str = LEAST) -> dict[str,
         remedy = f"{_a(noun)} has at least {least}"
         raise InputError("an empty file", where=str(path), expected="a mapping of keys", remedy=remedy)
     if not isinstance(content, dict):
-        raise InputError(_a(noun), where=str(path), expected="a mapping of keys", got=type(content).__name__)
+        is_text = isinstance(content, str)
+        got, remedy = shown(content) if is_text else type(content).__name__, "a space follows the colon of 'key: value'"
+        raise InputError(
+            _a(noun), where=str(path), expected="a mapping of keys", got=got, remedy=remedy if is_text else ""
+        )
     return content
 
 

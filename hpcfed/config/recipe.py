@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     WithJsonSchema,
     model_serializer,
     model_validator,
@@ -367,6 +368,12 @@ class Recipe(Section):
     placement: Literal["auto", "static", "balanced"] = "auto"
     python_path: list[Path] = Field(default_factory=list)
     output: Path
+    _where: str = PrivateAttr("recipe")
+
+    @property
+    def where(self) -> str:
+        """The file it was read from, for messages."""
+        return self._where
 
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""

@@ -239,7 +239,8 @@ class _PlainData(SafeConstructor):
             self.flatten_mapping(node)
         for key, _ in getattr(node, "value", ()):
             if not (isinstance(key, ScalarNode) and key.tag in (TEXT, TIME)):
-                raise ConstructorError(None, None, "a key that is not text: quote it", key.start_mark)
+                name = f" ({key.value[:24]})" if isinstance(key, ScalarNode) and key.value else ""
+                raise ConstructorError(None, None, f"a key that is not text{name}: quote it", key.start_mark)
         return super().construct_mapping(node, deep)
 
     def construct_text(self, node: Node) -> str:
@@ -281,6 +282,20 @@ for tag, construct in {
 _PlainData.add_constructor(None, _PlainData.construct_other)
 
 
+PLAINLY = {
+    "could not find expected ':'": "found no ':' with a space after it",
+    "found character '\\t' that cannot start any token": "found a tab; indent by spaces",
+}
+"""Words of the YAML reader → words that say what to write."""
+
+
 def _said(error: YAMLError) -> str:
+    """Return the problem and its line, and what the reader was at if that began in a line before."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "not well formed"
-    return f"line {mark.line + 1}: {problem}" if mark is not None else str(problem)
+    problem = PLAINLY.get(str(problem), str(problem))
+    if mark is None:
+        return problem
+    context, begun = getattr(error, "context", None), getattr(error, "context_mark", None)
+    if context and begun is not None and begun.line < mark.line:
+        problem = f"{context} from line {begun.line + 1}, {problem}"
+    return f"line {mark.line + 1}: {problem}"

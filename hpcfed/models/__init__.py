@@ -57,12 +57,12 @@ def spec(section: Model) -> Spec | None:
         if section.parameters:
             key = next(iter(section.parameters))
             remedy = did_you_mean(key, Model.model_fields, LIKELY) or "a factory's arguments go under 'args'"
-            raise InputError(f"unknown key 'model.{key}'", where="recipe", remedy=remedy)
+            raise InputError(f"unknown key 'model.{key}'", remedy=remedy)
         return None
     name, known = str(section.name), named()
     if name not in known:
-        raise InputError(f"unknown model.name {name!r}", where="recipe", remedy=nearest(name, known))
-    return validated(known[name], section.parameters, "recipe: model")
+        raise InputError(f"unknown model.name {name!r}", remedy=nearest(name, known))
+    return validated(known[name], section.parameters, "", above="model")
 
 
 @cache

@@ -10,7 +10,7 @@ from hpcfed.config.metrics import check_metrics, check_stop
 from hpcfed.config.portable import check_portable
 from hpcfed.config.recipe import Algorithm, Local, Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, placed
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
 from hpcfed.run_folder.outcome import own_code_named
@@ -24,7 +24,7 @@ def resolve(recipe: Recipe) -> Recipe:
     Raises:
         InputError: the recipe, or a file that it names, cannot be run.
     """
-    with own_code_named():
+    with own_code_named(), placed(recipe.where):
         return _resolve(recipe)
 
 

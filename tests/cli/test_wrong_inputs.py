@@ -75,8 +75,17 @@ MORE: Mapping[str, Wrong] = {
     "schedule-too-short": Wrong(RUN + "cohort.schedule=short.json", ("short.json", "3 rounds", "1 lists")),
     "unknown-method": Wrong(RUN + "algorithm.name=fedexpp", ("'fedexpp'", "did you mean 'fedexp'?")),
     "unknown-method-key": Wrong(RUN + "algorithm.server_rl=1", ("'algorithm.server_rl'", "'server_lr'")),
-    "missing-alpha": Wrong(RUN + "algorithm.name=feddyn", ("'alpha'", "missing", "add it")),
-    "unknown-model": Wrong(RUN + "model.name=mpl", ("'mpl'", "did you mean 'mlp'?")),
+    "missing-alpha": Wrong(RUN + "algorithm.name=feddyn", ("recipe.yaml: key 'algorithm.alpha'", "missing", "add it")),
+    "unknown-model": Wrong(RUN + "model.name=mpl", ("hpcfed: recipe.yaml: unknown model.name 'mpl'", "mean 'mlp'?")),
+    "model-in-capitals": Wrong(RUN + "model.name=MLP", ("'MLP'", "did you mean 'mlp'?")),
+    "key-in-capitals": Wrong(RUN + "LR=0.1", ("unknown key 'LR'", "did you mean 'local.lr'?")),
+    "quoted-number": Wrong(RUN + 'rounds="3"', ("recipe.yaml: rounds", "'3'; did you mean 3, without quotes?")),
+    "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05, without quotes?")),
+    "whole-number-as-a-real-one": Wrong(RUN + "rounds=3.0", ("rounds", "3.0; did you mean 3?")),
+    "truth-of-yaml-1.1": Wrong(RUN + "update_hashes=yes", ("expected true or false, got 'yes'; did you mean true?",)),
+    "file-name-of-a-module": Wrong(
+        "run factory.yaml model.factory=outputs.py:seven", ("'outputs.py:seven'", "did you mean 'outputs'? looked in")
+    ),
     "missing-factory": Wrong("run factory.yaml model.factory=nowhere:build", ("nowhere:build", "nowhere", "looked in")),
     "model-that-raises": Wrong(
         "run factory.yaml model.factory=outputs:narrow",
@@ -226,6 +235,22 @@ def cut():
 def recall(output, target):
     return 1.0, 2.0
 """
+
+YAML = {
+    "model:\n\tname: mlp\n": "line 2: found a tab; indent by spaces",
+    "a: 1\nrounds:3\nb: 2\n": "line 3: while scanning a simple key from line 2, found no ':' with a space after it",
+    "a: 'x\nb: 1\n": "line 3: while scanning a quoted scalar from line 1, found unexpected end of stream",
+    "local: {lr: 0,05}\n": r"line 1: a key that is not text \(05\): quote it",
+    "rounds:3 data:x\n": "expected a mapping of keys, got 'rounds:3 data:x'; a space follows the colon",
+}
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("text", YAML)
+def test_a_mistake_in_yaml_is_told_with_the_line_where_it_begins(text, tmp_path):
+    (tmp_path / "wrong.yaml").write_text(text)
+    with pytest.raises(InputError, match=YAML[text]):
+        load_recipe(tmp_path / "wrong.yaml")
 
 
 @pytest.fixture(scope="module")

@@ -201,7 +201,7 @@ def test_seeds_may_be_added_to_a_sweep_of_one(folder, command):
     ("arguments", "message"),
     [
         (["--grid", "local.lrr=0.1,0.2"], "--grid local.lrr, value 0.1: recipe.yaml: unknown key 'local.lrr'; did"),
-        (["--grid", "algorithm.epss=1,2"], "--grid algorithm.epss, value 1: recipe: unknown key 'algorithm.epss'"),
+        (["--grid", "algorithm.epss=1,2"], "--grid algorithm.epss, value 1: recipe.yaml: unknown key 'algorithm.epss'"),
         (["--grid", "local.lr=0.1,-1"], "--grid local.lr, value -1: recipe.yaml: local.lr: expected greater than 0"),
         (["--grid", "local.steps=1,2", "--grid", "local.epochs=1"], "--grid local.epochs, value 1: recipe.yaml: "),
         (["--grid", "local.lr=0.1,0.2", "rounds=x"], "recipe.yaml: rounds: expected a valid integer, got 'x'"),
