@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
+import warnings
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -95,6 +98,7 @@ def main(args: list[str] | None = None) -> None:
 
     words = sys.argv[1:] if args is None else args
     name = next((word for word in words if not word.startswith("-")), "")
+    warnings.formatwarning = _in_a_line
     if name in STOP_ON_SIGNAL:
         note_signals()
     else:
@@ -131,11 +135,22 @@ def _call(args: list[str] | None) -> int:
         code, message = full.exit_code, f"hpcfed: {full}"
     except RuntimeError as error:
         code, message = _of_runtime(error)
-    except SystemExit as ending:  # of a completed word, a signal to a command that starts others, or the user's code
-        code, message = _of_exit(ending)
     except Exception:  # a defect of ours: the other ranks may be waiting for this one, so it must not just end
         code, message = 1, traceback.format_exc()
+    except BaseException as ending:  # of a completed word, a signal to a command that starts others, or the user's code
+        code, message = _of_exit(ending)
     return leave(code, message)
+
+
+PACKAGE = str(Path(__file__).parents[1])
+_with_source = warnings.formatwarning
+
+
+def _in_a_line(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+    """Return the text of a warning: one of hpcfed's own as a line of a command, others with their place."""
+    if filename.startswith(PACKAGE):
+        return f"hpcfed: {visible(str(message))}\n"
+    return _with_source(message, category, filename, lineno, line)
 
 
 def _of_usage(error: click.UsageError) -> str:
@@ -145,12 +160,16 @@ def _of_usage(error: click.UsageError) -> str:
     return error.format_message()
 
 
-def _of_exit(ending: SystemExit) -> tuple[int, str]:
+def _of_exit(ending: BaseException) -> tuple[int, str]:
     """Return exit code and message of a process that was to end: by code of the user's it is an error."""
     from hpcfed.user_code.blame import blamed
 
+    if isinstance(ending, KeyboardInterrupt):
+        return 130, "hpcfed: interrupted"
     if failure := blamed(ending):
         return failure.exit_code, f"hpcfed: {failure}"
+    if not isinstance(ending, SystemExit):
+        return 1, "".join(traceback.format_exception(ending))
     return (ending.code if isinstance(ending.code, int) else int(ending.code is not None)), ""
 
 

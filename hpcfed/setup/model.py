@@ -72,12 +72,19 @@ def _from_spec(spec: models.Spec, features: tuple[int, ...], outputs: int) -> An
 
 
 def _from_factory(recipe: Recipe) -> Any:
-    from torch import nn
+    from torch import enable_grad, nn
 
     reference = str(recipe.model.factory)
-    module = made(reference, recipe.model.args, recipe.python_path, "model.factory", "check model.args")
+    with enable_grad():
+        module = made(reference, recipe.model.args, recipe.python_path, "model.factory", "check model.args")
     if not isinstance(module, nn.Module):
         raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        remedy = "name the number of inputs (nn.Linear for nn.LazyLinear), or call the module once in the function"
+        got = f"{lazy[0]!r}, which has none yet"
+        raise InputError(f"model.factory {reference!r}", expected="parameters with shapes", got=got, remedy=remedy)
     return module
 
 
@@ -116,14 +123,14 @@ def _uninitialised() -> Iterator[None]:
 def _check_outputs(
     model: FlatModel, federation: Federation, outputs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Run the model on one sample of zeros, and compare its output's shape with the federation's targets."""
+    """Run the model on two samples of zeros, and compare its output with them and the federation's targets."""
     import torch
 
-    sample, _ = zeros(1, federation, dtype, device)
+    samples, _ = zeros(2, federation, dtype, device)
     model.module.eval()
     try:
-        with torch.no_grad():
-            output = model.module(sample)
+        with torch.enable_grad():
+            output = model.module(samples)
     except RAISED as error:  # a user's model may raise anything
         what = f"the model cannot take a sample of shape {federation.feature_shape}"
         place = place_of(error)
@@ -136,8 +143,13 @@ def _check_outputs(
         what, remedy = "the model's output", "return the tensor alone"
         raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
     shape = tuple(output.shape)
-    if len(shape) < 2 or prod(shape[1:]) != outputs:
+    if len(shape) < 2 or shape[0] != len(samples) or prod(shape[1:]) != outputs:
+        wanted = f"{wanted} for each of {len(samples)} samples"
         raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
+    if not (output.requires_grad or torch.is_inference_mode_enabled()):
+        what = "the model's output does not depend on its parameters"
+        remedy = "look for no_grad, detach or .data in it"
+        raise InputError(what, expected="an output with a gradient", remedy=remedy)
 
 
 def zeros(

@@ -44,7 +44,7 @@ ISSUE: Mapping[str, Wrong] = {
     "truncated-hdf5": Wrong(RUN + "data=truncated.h5", ("truncated.h5", "truncated", "prepare it again")),
     "not-a-federation": Wrong(RUN + "data=other.h5", ("other.h5", "not a federation", "format='hpcfed-federation'")),
     "wrong-version": Wrong(RUN + "data=version.h5", ("version.h5", "expected version 1, got 7", "prepare it again")),
-    "too-few-outputs": Wrong("run factory.yaml", ("output", "4 classes", "(1, 7)")),
+    "too-few-outputs": Wrong("run factory.yaml", ("output", "4 classes for each of 2 samples", "(2, 7)")),
     "cohort-too-large": Wrong(RUN + "cohort.size=6", ("cohort.size", "5 clients", "got 6", "smaller")),
     "output-below-a-file": Wrong(RUN + "output=text.h5/run", ("text.h5/run", "choose another output")),
     "other-run-there": Wrong(RUN + "output=other-run", ("other-run", "local.lr 0.5 there and 0.1 here", "another")),
@@ -86,6 +86,16 @@ MORE: Mapping[str, Wrong] = {
     "file-name-of-a-module": Wrong(
         "run factory.yaml model.factory=outputs.py:seven", ("'outputs.py:seven'", "did you mean 'outputs'? looked in")
     ),
+    "model-of-one-sample": Wrong(
+        "run factory.yaml model.factory=outputs:first", ("4 classes for each of 2 samples, got shape (1, 4)",)
+    ),
+    "model-cut-from-its-parameters": Wrong(
+        "run factory.yaml model.factory=outputs:detached", ("does not depend on its parameters", "detach")
+    ),
+    "model-without-shapes": Wrong(
+        "run factory.yaml model.factory=outputs:lazy", ("parameters with shapes, got 'weight'", "nn.Linear")
+    ),
+    "error-outside-of-exception": Wrong("run factory.yaml model.factory=outputs:cancelled", ("in cancelled", "Cancel")),
     "missing-factory": Wrong("run factory.yaml model.factory=nowhere:build", ("nowhere:build", "nowhere", "looked in")),
     "model-that-raises": Wrong(
         "run factory.yaml model.factory=outputs:narrow",
@@ -234,6 +244,37 @@ def cut():
 
 def recall(output, target):
     return 1.0, 2.0
+
+
+class First(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)[:1]
+
+
+def first():
+    return First(12, 4)
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+def detached():
+    return Detached(12, 4)
+
+
+def lazy():
+    return nn.LazyLinear(4)
+
+
+class Cancel(BaseException):
+    pass
+
+
+def cancelled():
+    raise Cancel("no exception")
+
 """
 
 YAML = {
@@ -251,6 +292,14 @@ def test_a_mistake_in_yaml_is_told_with_the_line_where_it_begins(text, tmp_path)
     (tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(InputError, match=YAML[text]):
         load_recipe(tmp_path / "wrong.yaml")
+
+
+@pytest.mark.one_mpi
+def test_gradients_are_computed_whatever_the_caller_has_set(prepared, tmp_path):
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.chdir(prepared)
+        found = hpcfed.run("recipe.yaml", [f"output={tmp_path}/run", "rounds=1", "local.engine=sequential"], quiet=True)
+    assert found.metrics[0]["delta_sq"] > 0
 
 
 @pytest.fixture(scope="module")
