@@ -9,8 +9,13 @@ def main() -> None:
     """Run the command; a signal that comes during the imports is noted."""
     note_signals()
     from hpcfed.cli.main import main as call
+    from hpcfed.ranks.world import limit_threads
 
-    call()
+    try:
+        call()
+    except SystemExit as ending:
+        limit_threads(int(ending.code or 0))
+        raise
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ MEETING = 1800.0
 """Seconds within which all ranks must have met after MPI has started: the default of the recipe's watchdog."""
 LARGEST_MESSAGE = 1 << 28
 """Bytes of a broadcast; older MPI libraries count them in 32 bits."""
+LINGER = 30.0
+"""Seconds for which threads of the user's code may keep a process that has ended otherwise."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -361,6 +363,23 @@ def leave(code: int, message: str) -> int:
     except EnvironmentFailure as alone:
         _say(message or f"hpcfed: {alone}")
         return code or alone.exit_code
+
+
+def limit_threads(code: int) -> None:
+    """End this process with `code` after `LINGER`: Python would wait for the threads of the user's code without end."""
+    left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    if not left:
+        return
+    if (mpi := sys.modules.get("mpi4py.MPI")) is not None and not mpi.Is_finalized():
+        mpi.Finalize()  # else the launcher takes the end for a failure
+    start(threading.Thread(target=_end_without, args=(left, code), daemon=True))
+
+
+def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
+    time.sleep(LINGER)
+    names = ", ".join(one.name for one in threads if one.is_alive())
+    _say(f"hpcfed: ends without {names}, which still runs after {LINGER:g} s; join your threads, or make them daemons")
+    os._exit(code)
 
 
 def world_over(comm: MPI.Comm) -> World:

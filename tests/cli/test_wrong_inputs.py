@@ -275,6 +275,15 @@ class Cancel(BaseException):
 def cancelled():
     raise Cancel("no exception")
 
+
+class Lasting:
+    def start(self, run):
+        import threading
+
+        threading.Thread(target=threading.Event().wait, name="lasting").start()
+
+    def round(self, row):
+        pass
 """
 
 YAML = {
@@ -292,6 +301,24 @@ def test_a_mistake_in_yaml_is_told_with_the_line_where_it_begins(text, tmp_path)
     (tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(InputError, match=YAML[text]):
         load_recipe(tmp_path / "wrong.yaml")
+
+
+THREAD = """
+import sys, hpcfed.__main__, hpcfed.ranks.world
+hpcfed.ranks.world.LINGER = 1.0
+sys.argv[1:] = ["run", "recipe.yaml", "-q", "rounds=1", "observers=[{factory: 'outputs:Lasting'}]", "output=lasting"]
+hpcfed.__main__.main()
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_thread_of_the_users_does_not_keep_the_process(ranks, prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    done = launch(ranks, [], cwd=tmp_path, program=("-c", THREAD))
+    lines = own_lines(done.stderr)
+    assert (done.returncode, len(lines)) == (0, 1), done.stderr
+    assert "ends without lasting, which still runs after 1 s" in lines[0]
 
 
 @pytest.mark.one_mpi
