@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 import warnings
@@ -40,6 +41,8 @@ LONGEST = 1 << 20
 """Characters of a YAML text, with aliases expanded, too; the largest recipe known has 7,000."""
 LARGEST = 1 << 30
 """Bytes of a JSON file: the schedule of a million clients over a hundred rounds."""
+LONGEST_LINE = 1 << 27
+"""Bytes of a line; the record's has 7 for each client of a cohort."""
 PIECE = 1 << 20
 """Bytes per read."""
 WHOLE = range(-(1 << 63), 1 << 64)
@@ -63,6 +66,8 @@ def read_text(path: Path, most: int = LARGEST, *, pipes: bool = False) -> str:
     """
     with open_file(path, pipes=pipes) as file:
         content = bytearray()
+        if os.fstat(file.fileno()).st_size > most:  # a sparse file may claim any size
+            raise Malformed(f"larger than {most:,} bytes")
         while piece := file.read(PIECE):
             content += piece
             if len(content) > most:
@@ -84,6 +89,18 @@ def open_file(path: Path, *, pipes: bool = False) -> BinaryIO:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
         raise Malformed("neither a file nor a pipe" if pipes else "not a file")
     return path.open("rb")
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, which hold no more memory than the longest one may.
+
+    Raises:
+        Malformed: a line is longer than that.
+    """
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            raise Malformed(f"a line of more than {LONGEST_LINE:,} bytes")
+        yield line
 
 
 def parse_json(text: str) -> Any:

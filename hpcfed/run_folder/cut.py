@@ -11,6 +11,7 @@ from typing import Any
 from hpcfed.config.metrics import ROW_KEYS
 from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import LONGEST_LINE
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, PRIVATE, SIGNATURE
 from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, parse_rounds
@@ -86,7 +87,7 @@ def _bytes_of_clients(path: Path, done: int, expected: int) -> int:
     """
     kept = lines = 0
     with path.open("rb") if path.exists() else io.BytesIO() as table:
-        header = table.readline()
+        header = table.readline(LONGEST_LINE)
         is_torn = not header.endswith(b"\n") and (header.startswith(HEADER) or HEADER.startswith(header))
         if not is_torn and (not header.startswith(HEADER) or header.endswith(b"\r\n")):
             wanted, got = f"a header that begins with {HEADER.decode()}", shown(header.decode(errors="replace"))

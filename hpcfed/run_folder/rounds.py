@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import InputError
-from hpcfed.io.text import Malformed, open_file, parse_json
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.text import Malformed, lines_of, open_file, parse_json
 
 RECORD = "metrics.jsonl"
 METRICS = (
@@ -38,6 +38,7 @@ COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "
            "seconds.cpu")  # fmt: skip
 """Columns that a record may have with any method and any data; docs/record.md explains them."""
 RESTORE = "restore the file, or run again in another folder"
+OWN_RECORD = "restore the run's own record"
 DEEPEST = 8
 """Levels of objects in a round that become columns."""
 
@@ -67,13 +68,13 @@ def iterate_rounds(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with open_file(path) as file:
-            yield from parse_rounds(complete(file), path)
+            yield from parse_rounds(complete(lines_of(file)), path)
     except FileNotFoundError:
         raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from None
     except OSError as error:
         raise InputError(error.strerror or "cannot be read", where=str(path)) from error
     except Malformed as error:
-        raise InputError(str(error), where=str(path), remedy="restore the run's own record") from None
+        raise InputError(str(error), where=str(path), remedy=OWN_RECORD) from None
 
 
 def complete(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -178,11 +179,23 @@ def is_own(name: str) -> bool:
 
 
 def count_rounds(path: Path) -> int:
-    """Return the number of rounds in a record, its complete lines; 0 if there is no file."""
+    """Return the number of rounds in a record, its complete lines; 0 if there is no file.
+
+    Raises:
+        InputError: a line is longer than any round's.
+        EnvironmentFailure: the disk does not give it.
+    """
     if not path.is_file():
         return 0
-    with path.open("rb") as record:
-        return sum(line.endswith(b"\n") for line in record)
+    try:
+        with path.open("rb") as record:
+            return sum(line.endswith(b"\n") for line in lines_of(record))
+    except PermissionError:
+        raise
+    except Malformed as error:
+        raise InputError(str(error), where=str(path), remedy=OWN_RECORD) from None
+    except OSError as error:
+        raise EnvironmentFailure("cannot be read", where=str(path), got=error.strerror or str(error)) from error
 
 
 def _leaves(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import InputError
-from hpcfed.io.text import Malformed, open_file
+from hpcfed.io.text import Malformed, lines_of, open_file
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.report.read import CLIENTS, RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
@@ -140,10 +140,9 @@ class Followed:
             if about.st_ino != self._file or about.st_size < self._read:  # resuming has truncated the record
                 self.columns, self._read, self._file = Columns(), 0, about.st_ino
             file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for row in parse_rounds(whole.split(b"\n")[:-1], record, first=self.done + 1):
+            whole = [line for line in lines_of(file) if line.endswith(b"\n")]
+        self._read += sum(map(len, whole))
+        for row in parse_rounds(whole, record, first=self.done + 1):
             self.columns.add(numbers_of(row, record))
 
     def _read_clients(self, table: Path) -> None:

@@ -20,6 +20,7 @@ import hpcfed
 from hpcfed.config.load import dump_yaml, load_recipe, load_recipes
 from hpcfed.errors import InputError
 from hpcfed.io.text import parse_yaml
+from hpcfed.run_folder.rounds import count_rounds, read_rounds
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
 
@@ -301,6 +302,18 @@ def test_a_mistake_in_yaml_is_told_with_the_line_where_it_begins(text, tmp_path)
     (tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(InputError, match=YAML[text]):
         load_recipe(tmp_path / "wrong.yaml")
+
+
+@pytest.mark.one_mpi
+def test_a_file_of_any_claimed_size_is_refused_before_it_is_read(tmp_path):
+    for name in ("wrong.yaml", "metrics.jsonl"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1 << 40)  # sparse
+    with pytest.raises(InputError, match="larger than 1,048,576 bytes"):
+        load_recipe(tmp_path / "wrong.yaml")
+    for read in (count_rounds, read_rounds):
+        with pytest.raises(InputError, match=r"metrics\.jsonl: a line of more than"):
+            read(tmp_path / "metrics.jsonl")
 
 
 THREAD = """
