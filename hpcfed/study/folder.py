@@ -5,7 +5,7 @@ splits.csv            each sample's site and label, and the splits that test on 
 data/                 the federation files of the splits
 sweep/                the runs, as those of ``hpcfed sweep``
 tuning/               settings, data and runs of the inner splits, where values are tuned
-study.html, tables/   the results
+study.html            the results, with tables/ and figures/
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.study.federations import files_of, remarks_on, write_split
-from hpcfed.study.plan import DATA, PAGE, SWEEP, TABLES, TUNING, Study
+from hpcfed.study.plan import DATA, FIGURES, PAGE, SWEEP, TABLES, TUNING, Study
 from hpcfed.study.tuning import naming_tune
 
 SETTINGS, SAMPLES = "study.yaml", "splits.csv"
-OF_A_STUDY = {SETTINGS, PAGE, TABLES, DATA, SWEEP, TUNING, SAMPLES}
+OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
 
 
 def prepare(study: Study, *, fresh: bool) -> list[str]:

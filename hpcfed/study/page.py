@@ -6,20 +6,23 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcfed.config.load import dump_yaml
 from hpcfed.errors import counted, visible
+from hpcfed.report.group import ABSENT
 from hpcfed.report.page import Picture, line_key, templates
 from hpcfed.report.read import read_recipe
-from hpcfed.report.style import DARK, LIGHT, to_svg
+from hpcfed.report.style import DARK, LIGHT, to_files, to_svg
 from hpcfed.report.tables import Table
 from hpcfed.study import tables
 from hpcfed.study.arms import FEDERATED
 from hpcfed.study.figures import curves_of, draw_confusion, draw_cross, draw_curves
 from hpcfed.study.files import csv_of_records, csv_of_table, file_name, latex_of_table
+from hpcfed.study.forest import MOST_PANELS, PAPER, Forest, draw_forest, forest_of
+from hpcfed.study.forest import PAGE as ON_PAGE
 from hpcfed.study.measures import StudyMetric, matrix_of
-from hpcfed.study.plan import PAGE, TABLES, Study
+from hpcfed.study.plan import FIGURES, PAGE, TABLES, Study
 from hpcfed.study.records import bootstrap_records, result_records, tuning_records, value_records
 from hpcfed.study.rows import at_each, steps_of
 from hpcfed.study.splits import FOLDS, HOLDOUT
@@ -52,8 +55,8 @@ class StudyChapter:
         return file_name(self.title)
 
 
-def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> dict[str, str]:
-    """Return the files of a study's results, name → text: the page, and every table.
+def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> dict[str, str | bytes]:
+    """Return the files of a study's results, name → content: the page, every table, and the main metric's figures.
 
     Args:
         view: of the results.
@@ -61,8 +64,9 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
         remarks: on splits and methods.
     """
     metrics = view.study.metrics
-    chapters = list(_chapters(view, metrics))
-    files: dict[str, str] = {}
+    forest = forest_of(view, metrics[0])
+    chapters = list(_chapters(view, metrics, forest))
+    files: dict[str, str | bytes] = {}
     named = [(_full_title(chapter, table), table) for chapter in chapters for table in chapter.tables]
     if intervals := bootstrap_records(view, metrics):
         files[f"{TABLES}/bootstrap.csv"] = csv_of_records(intervals)
@@ -73,6 +77,9 @@ def write_results(view: View, words: Sequence[str], remarks: Sequence[str]) -> d
         files |= {f"{name}.csv": csv_of_table(table), f"{name}.tex": latex_of_table(table)}
     files[f"{TABLES}/results.csv"] = csv_of_records(result_records(view, metrics))
     files[f"{TABLES}/values.csv"] = csv_of_records(value_records(view))
+    for name, shown in (("by-site", forest.values), ("differences", forest.differences)):
+        drawn = to_files(draw_forest(forest, shown, PAPER)) if shown else {}
+        files |= {f"{FIGURES}/{name}{suffix}": content for suffix, content in drawn.items()}
     files[PAGE] = _render(view, chapters, words, remarks)
     return files
 
@@ -109,11 +116,13 @@ def _warnings(view: View) -> list[str]:
     return found
 
 
-def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapter]:
-    for metric in metrics:
+def _chapters(view: View, metrics: Sequence[StudyMetric], forest: Forest) -> Iterator[StudyChapter]:
+    for number, metric in enumerate(metrics):
         made = (tables.results_table, tables.differences_table, tables.spread_table, tables.bootstrap_table)
         found = [make(view, metric) for make in made]
         yield StudyChapter(metric.title, tuple(table for table in found if table is not None))
+        if number == 0 and forest.values:
+            yield _comparison(view, forest)
     main = metrics[0]
     matrix, cross = view.cross_values(main), tables.cross_table(view, main)
     if matrix is not None and cross is not None:
@@ -125,6 +134,32 @@ def _chapters(view: View, metrics: Sequence[StudyMetric]) -> Iterator[StudyChapt
         yield StudyChapter("Tuning", (tuned,))
     yield from _curves(view, main)
     yield from _confusions(view)
+
+
+def _comparison(view: View, forest: Forest) -> StudyChapter:
+    """Return the chapter of the forest plots: a picture a site, its values beside their differences."""
+    pictures = []
+    for k, panel in enumerate(forest.values):
+        apart = [replace(forest.differences[k], title="", note="")] if forest.differences else []
+        svg = to_svg(draw_forest(forest, [panel, *apart], ON_PAGE), f"forest-{k}")
+        pictures.append(Picture(f"forest-{k}", f"{panel.title}: {panel.note}.", svg))
+    title = forest.metric.title
+    beside = f", and its difference from {view.reference.title}'s" if forest.differences else ""
+    note = (
+        f"{title} of each method{beside}. Diamond and dashed line: {view.reference.title}; discs: other methods; "
+        f"rings: baselines; {ABSENT}: undefined. "
+    )
+    marks = [mark for panel in forest.values for mark in panel.marks if mark is not None]
+    if any(mark.over_splits for mark in marks):
+        note += "Lines: 95 % intervals over splits, as in the tables; an arrow: it goes on. "
+    if forest.of_patients:
+        note += "Grey bars: 95 % intervals over patients. "
+    if forest.has_own_scales:
+        note += "Sites have scales of their own. "
+    if len(view.sites) > MOST_PANELS:
+        note += f"Of more than {MOST_PANELS} sites their mean alone is drawn; the tables have all. "
+    names = " and ".join(["by-site", *(["differences"] if forest.differences else [])])
+    return StudyChapter("Comparison", (), tuple(pictures), (), f"{note}In figures/ as PNG and PDF: {names}.")
 
 
 def _unit(metric: StudyMetric) -> str:

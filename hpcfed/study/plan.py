@@ -40,7 +40,7 @@ from hpcfed.study.tuning import Tuned, Tuning, naming_tune, parse_tuning, varian
 from hpcfed.sweep.grid import Point
 from hpcfed.sweep.plan import Plan, Unit
 
-PAGE, TABLES, DATA, SWEEP, TUNING = "study.html", "tables", "data", "sweep", "tuning"
+PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING = "study.html", "tables", "figures", "data", "sweep", "tuning"
 """Entries of a study's folder."""
 
 

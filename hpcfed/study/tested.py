@@ -20,15 +20,20 @@ FEW_UNITS = 10
 
 def splits_table(study: Study) -> Table:
     """A row a site: samples, the labels among them, and how many are tested on in each split."""
-    samples, held = study.samples, _held(study)
+    samples, tested = study.samples, tested_sizes(study)
     labels = [] if samples.label is None else list(samples.labels)
     rows = []
     for k, name in enumerate(samples.sites):
         own = samples.owner == k
         counts = [] if samples.label is None else np.bincount(samples.label[own], minlength=len(labels)).tolist()
-        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), _range(held[:, k])))
+        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), tested[k]))
     header = ("Site", "Samples", *labels, "Tested in a split")
     return Table("Sites", header, tuple(rows))
+
+
+def tested_sizes(study: Study) -> list[str]:
+    """Return how many samples of each site a split tests on, as text, (N,)."""
+    return [_range(column) for column in _held(study).T]
 
 
 def tested_note(study: Study, metric: StudyMetric) -> str:

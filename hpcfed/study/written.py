@@ -1,7 +1,8 @@
 """The files of a study's results: written whole, and removed by a later call whose results have no such file.
 
-``tables/.written`` lists the tables with the SHA-256 hash of their content, as ``sha256sum`` does. A call removes what
-the list names, its own does not, and nobody has changed since: no other file is ever removed.
+``tables/.written`` and ``figures/.written`` list the files beside them with the SHA-256 hash of their content, as
+``sha256sum`` does. A call removes what a list names, its own does not, and nobody has changed since: no other file is
+ever removed.
 """
 
 from __future__ import annotations
@@ -16,39 +17,52 @@ from pathlib import Path
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import read_text
-from hpcfed.study.plan import TABLES
+from hpcfed.study.plan import FIGURES, TABLES
 
 LIST = ".written"
 LONG_AGO = 3600.0
 """Seconds after which nobody still writes a temporary file: jobs on other nodes write results here, too."""
 
 
-def replace_results(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files, path in the study's folder → text, and remove the tables of earlier calls that are not among them.
+def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files, path in the study's folder → content; remove tables and figures of earlier calls not among them.
 
     A call that is killed leaves a list of both, so that the next one knows all of them.
 
     Raises:
         EnvironmentFailure: the disk refuses.
     """
-    tables = folder / TABLES
-    own = {Path(name).name: text for name, text in files.items() if name.startswith(f"{TABLES}/")}
-    now = {(_hash(text.encode()), name) for name, text in own.items()}
+    places = [folder / name for name in (TABLES, FIGURES)]
+    own = [{Path(name).name: _hash(text) for name, text in files.items() if Path(name).parent.name == place.name}
+           for place in places]  # fmt: skip
     try:
-        before = set(_listed(tables / LIST))
-        tables.mkdir(parents=True, exist_ok=True)
-        write_whole(tables / LIST, _text(before | now))
+        before = [set(_listed(place / LIST)) for place in places]
+        for place, old, names in zip(places, before, own, strict=True):
+            if old or names:
+                place.mkdir(parents=True, exist_ok=True)
+                write_whole(place / LIST, _text(old | _entries(names)))
         for name, text in files.items():
             write_whole(folder / name, text)
-        for hashed, name in before:
-            path = tables / name
-            if name not in own and path.is_file() and not path.is_symlink() and _hash(path.read_bytes()) == hashed:
-                path.unlink()
-        write_whole(tables / LIST, _text(now))
         _remove_remains(folder, {Path(name).name for name in files})
-        _remove_remains(tables, {LIST, *own, *(name for _, name in before)})
+        for place, old, names in zip(places, before, own, strict=True):
+            for hashed, name in old:
+                path = place / name
+                if (
+                    name not in names
+                    and path.is_file()
+                    and not path.is_symlink()
+                    and _hash(path.read_bytes()) == hashed
+                ):
+                    path.unlink()
+            if old or names:
+                write_whole(place / LIST, _text(_entries(names)))
+                _remove_remains(place, {LIST, *names, *(name for _, name in old)})
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
+
+
+def _entries(names: Mapping[str, str]) -> set[tuple[str, str]]:
+    return {(hashed, name) for name, hashed in names.items()}
 
 
 def _remove_remains(folder: Path, names: Collection[str]) -> None:
@@ -60,8 +74,8 @@ def _remove_remains(folder: Path, names: Collection[str]) -> None:
                 path.unlink()
 
 
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _hash(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def _text(entries: set[tuple[str, str]]) -> str:

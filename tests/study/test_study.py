@@ -151,6 +151,15 @@ def test_the_page_needs_nothing_else(made):
     assert f"data: {made.name}/" in page
 
 
+def test_the_comparison_has_a_picture(made):
+    """Forest plots of values and differences as PNG and PDF, and on the page a picture a site and of their mean."""
+    names = {f"{name}{suffix}" for name in ("by-site", "differences") for suffix in (".png", ".pdf")}
+    assert {path.name for path in (made / "figures").iterdir()} == names | {".written"}
+    page = (made / "study.html").read_text()
+    for words in ("west: 6 tested.", "Mean of sites: 3 sites.", "Diamond and dashed line: FedAvg;"):
+        assert words in page
+
+
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(made, width):

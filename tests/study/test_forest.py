@@ -1,0 +1,96 @@
+"""Forest plots of a study: their marks are the tables' numbers, and what has no number is no mark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hpcfed.report.style import to_files
+from hpcfed.study.forest import PAPER, Forest, ForestPanel, draw_forest, forest_of
+from hpcfed.study.measures import StudyMetric
+from hpcfed.study.statistics import corrected
+from hpcfed.study.view import View
+from tests.study.conftest import planned
+from tests.study.test_study import view_of
+
+AUROC = StudyMetric("auroc", True)
+FEDAVG = [[0.5, 0.6, None], [0.6, 0.7, None], [0.7, 0.65, None]]
+FEDEXP = [[0.6, 0.8, None], [0.6, None, None], [0.8, 0.7, None]]
+
+
+@pytest.fixture
+def view(folder) -> View:
+    """Three splits of three sites, of which the last one has no AUROC, and one method lacks it in a split."""
+    return view_of(planned(folder, "fedavg,fedexp", splits=3, baselines="none"), {"fedavg": FEDAVG, "fedexp": FEDEXP})
+
+
+def text_of(panel: ForestPanel, forest: Forest) -> list[str]:
+    """Return the texts inside a panel, drawn alone."""
+    (axes,) = draw_forest(forest, [panel], PAPER).axes
+    return [text.get_text() for text in axes.texts]
+
+
+def test_marks_are_the_numbers_of_the_tables(view):
+    """Means and corrected intervals of values, and of differences split by split; sites without a value have none."""
+    forest = forest_of(view, AUROC)
+    assert [panel.title for panel in forest.values] == ["north", "south", "west", "Mean of sites"]
+    assert [panel.note for panel in forest.values] == ["8 tested", "6 tested, 2 to 3 of 3 splits", "6 tested",
+                                                       "2 of 3 sites, 2 to 3 of 3 splits"]  # fmt: skip
+    for panel, values in ((forest.values[0], (0.6, 0.6, 0.8)), (forest.differences[0], (0.1, 0.0, 0.1))):
+        right = corrected(values, view.study.ratio)
+        mark = panel.marks[1]
+        assert mark.mean == pytest.approx(right.mean)
+        assert mark.over_splits == pytest.approx(right.interval)
+        assert mark.over_patients is None
+    assert forest.values[0].line == pytest.approx(0.6)
+    assert forest.differences[0].line == 0
+    assert forest.values[2].marks == [None, None]
+    assert text_of(forest.values[2], forest) == ["–", "–", "6 tested"]
+    assert text_of(forest.differences[2], forest) == ["–", "6 tested"]  # the reference stands at zero
+    assert "smaller is better" in forest_of(view, replace(AUROC, larger_is_better=False)).values[0].axis
+
+
+def test_intervals_over_patients_are_those_of_the_page(view):
+    """The 2.5th and 97.5th percentile of the resamples, of differences those of paired ones."""
+    rng = np.random.default_rng(0)
+    resampled = {(key, "auroc"): rng.random((4, 200)) for key in ("fedavg", "fedexp")}
+    forest = forest_of(replace(view, resampled=resampled), AUROC)
+    own, theirs = (resampled[key, "auroc"][0] for key in ("fedexp", "fedavg"))
+    assert forest.values[0].marks[1].over_patients == pytest.approx(np.percentile(own, (2.5, 97.5)))
+    assert forest.differences[0].marks[1].over_patients == pytest.approx(np.percentile(own - theirs, (2.5, 97.5)))
+
+
+def test_nothing_is_drawn_of_nothing(folder):
+    """A metric without any value has no figures, one method no differences, and of many sites their mean is drawn."""
+    study = planned(folder, "fedavg", splits=2, baselines="none")
+    none = forest_of(view_of(study, {"fedavg": [[None] * 3] * 2}), AUROC)
+    assert (none.values, none.differences) == ([], [])
+    one = forest_of(view_of(study, {"fedavg": [[0.5, 0.6, 0.7]] * 2}), AUROC)
+    assert len(one.values) == 4
+    assert one.differences == []
+
+
+def test_scales_differ_where_a_common_one_would_hide_marks(view):
+    """A site whose errors are 50 times as large has a scale of its own, and so have the others."""
+    values = [[[1.0, 50.0, 2.0], [1.1, 52.0, 2.2]], [[1.1, 53.0, 2.1], [1.2, 51.0, 2.3]]]
+    named = dict(zip(("fedavg", "fedexp"), values, strict=True))
+    errors = forest_of(view_of(view.study, named, "rmse"), StudyMetric("rmse", False))
+    assert errors.has_own_scales
+    assert not forest_of(view, AUROC).has_own_scales
+
+
+def test_names_are_drawn_as_they_are(view):
+    """Signs of mathematics, long names and ones that begin with an underscore; the same bytes each time."""
+    sites = ["$10 & $20 clinic", "_University_Hospital of the Northern Lakes and Mountains " * 3, 'Zürich <b>"x"</b>']
+    dataset = replace(view.study.samples.dataset, clients=sites)
+    samples = replace(view.study.samples, dataset=dataset)
+    forest = forest_of(replace(view, study=replace(view.study, samples=samples)), AUROC)
+    first, again = (to_files(draw_forest(forest, forest.values, PAPER)) for _ in range(2))
+    assert first == again
+    assert first[".png"].startswith(b"\x89PNG")
+    titles = [axes.get_title(loc="left") for axes in draw_forest(forest, forest.values, PAPER).axes]
+    assert titles[0].startswith(r"\$10 & \$20")
+    assert titles[1].startswith("_University_")
+    assert "…" in titles[1]
