@@ -137,9 +137,9 @@ def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: R
 def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> Measures:
     """Return the metrics of each row's outputs, at each site and in each split."""
     study, found = view.study, Measures()
-    weighs = {name: weigh for name, weigh in _weighs(study).items() if name in names}
     for split, one in enumerate(study.splits.each):
         progress.update(0, 1)
+        weighs = {name: weigh for name, weigh in _weighs(study, split).items() if name in names}
         outputs = _outputs(view, split)
         for site, (_, target) in test_samples(study, split).items():
             own = study.samples.owner == site
@@ -210,10 +210,10 @@ def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], s
     return [one[site] for arm in arms for one in outputs.get(arm, ())]
 
 
-def _weighs(study: Study) -> dict[str, Weigh]:
+def _weighs(study: Study, split: int) -> dict[str, Weigh]:
     """Return the study's metrics that are numbers, of samples with multiplicities."""
     recipe, dataset = study.recipe, study.samples.dataset
-    sums, wholes = functions_of(study)
+    sums, wholes = functions_of(study, split)
     found: dict[str, Weigh] = {name: partial(_of_sums, metric) for name, metric in sums.items()}
     for name, metric in wholes.items():
         two = dataset.task == "classification" and dataset.num_classes == 2

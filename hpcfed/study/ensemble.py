@@ -18,11 +18,15 @@ from hpcfed.data.shards import Shards
 from hpcfed.evaluation.metrics import WholeMetric, whole_metrics
 from hpcfed.loaded import load
 from hpcfed.models.losses import ACCURACY, Metric, metrics_for
+from hpcfed.setup import build_loss
 from hpcfed.study.arms import ALONE
 from hpcfed.study.federations import files_of
 from hpcfed.study.measured import GLOBAL, RunResult, Values
+from hpcfed.study.measures import LOSS
 from hpcfed.study.plan import DATA, Study
 
+Functions = tuple[dict[str, Metric], dict[str, WholeMetric]]
+"""Functions of outputs and targets by name: those of a batch, and those of all samples at once."""
 ROOM = 1 << 30
 """Bytes of samples that are kept."""
 
@@ -37,9 +41,10 @@ def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
     modules = [load(study.run_folder(arm, split, seed)).evaluated for arm in arms]
     tests, task = test_samples(study, split), study.samples.dataset.task
     outputs = {site: _mean_output(modules, x, task) for site, (x, _) in tests.items()}
-    measured = {site: _measure(study, (outputs[site], tests[site][1])) for site in outputs}
+    functions = functions_of(study, split)
+    measured = {site: _measure(functions, (outputs[site], tests[site][1])) for site in outputs}
     together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
-    whole = _measure(study, together)
+    whole = _measure(functions, together)
     return RunResult(split, seed.model, {(GLOBAL, site): values for site, values in measured.items()}, {}, whole)
 
 
@@ -72,10 +77,10 @@ def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
     return stacked.mean(0)
 
 
-def _measure(study: Study, samples: Samples) -> Values:
+def _measure(functions: Functions, samples: Samples) -> Values:
     """Return the study's metrics of outputs and targets."""
     output, target = samples
-    sums, whole = functions_of(study)
+    sums, whole = functions
     found: Values = {}
     for name, metric in sums.items():
         total, count = metric(output, target)
@@ -88,10 +93,18 @@ def _measure(study: Study, samples: Samples) -> Values:
     return found
 
 
-def functions_of(study: Study) -> tuple[dict[str, Metric], dict[str, WholeMetric]]:
-    """Return the functions of outputs and targets that measure a study, without the loss: sums and others."""
-    recipe, dataset = study.recipe, study.samples.dataset
+def functions_of(study: Study, split: int) -> Functions:
+    """Return the functions of outputs and targets that measure a study: sums, the loss among them, and others.
+
+    The loss is computed in the runs' dtype and has the class weights of the split's training samples. A loss of all
+    samples at once, Cox's, is left out.
+    """
+    recipe, dataset, dtype = study.recipe, study.samples.dataset, getattr(torch, study.recipe.dtype)
     sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
     if dataset.task in ACCURACY:
         sums = {"accuracy": ACCURACY[dataset.task], **sums}
+    with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
+        loss = build_loss(recipe, federation, dtype, torch.device("cpu"))
+    if not loss.whole:
+        sums = {LOSS: lambda output, target: loss.summed(output.to(dtype), target), **sums}
     return sums, whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)

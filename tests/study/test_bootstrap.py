@@ -17,7 +17,7 @@ from data_prep.streams import stream
 from hpcfed.errors import InputError
 from hpcfed.study.bootstrap import ResampleProgress, auroc
 from tests.launch import launch
-from tests.study.conftest import SITES, done, planned, recipe, table
+from tests.study.conftest import SITES, done, of_numbers, planned, recipe, table
 
 RESAMPLES = 100
 
@@ -197,3 +197,24 @@ def test_progress_says_how_much_is_done(capsys):
 def test_too_few_resamples_are_refused(folder):
     with pytest.raises(InputError, match=r"--bootstrap: expected 100 to 100,000 resamples, or 0 for none, got 7"):
         planned(folder, bootstrap=7)
+
+
+def test_a_main_metric_of_loss_has_no_empty_rows(folder, monkeypatch):
+    """Without scikit-learn a regression is compared by loss: of the ensemble's mean output, and in resamples, too."""
+    monkeypatch.setattr("hpcfed.study.measures.find_spec", lambda name: None)
+    of_numbers(folder / "sites.h5")
+    recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
+    place = done(planned(folder, "fedavg", splits=1, baselines="alone,ensemble", bootstrap=100))
+    rows = {(row["method"], row["site"]): row for row in table(place / "tables/results.csv")}
+    assert {row["metric"] for row in rows.values()} == {"loss"}
+    with h5py.File(place / "data/split-0.sites.h5") as file:
+        ends = file["test/offsets"][:]
+        x, y = (file[f"test/{name}"][ends[1] : ends[2]] for name in ("x", "y"))
+    models = [load_file(place / f"sweep/runs/alone-{k}.split-0.seed-0/model.safetensors") for k in range(3)]
+    mean = np.mean([x @ model["weight"].T + model["bias"] for model in models], axis=0).ravel()
+    title = "Ensemble of the sites' models"
+    assert float(rows[title, "south"]["mean"]) == pytest.approx(np.mean((mean - y) ** 2) / 2, rel=1e-5)
+    intervals = {(row["method"], row["site"]): row for row in table(place / "tables/bootstrap.csv")}
+    assert set(intervals) == set(rows)
+    for key, row in rows.items():
+        assert float(intervals[key]["low"]) < float(row["mean"]) < float(intervals[key]["high"])
