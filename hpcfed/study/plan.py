@@ -298,4 +298,8 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
         tuning=parse_tuning(options.tune, methods.each),
     )
     study.check()
+    if study.tuning is not None:
+        inner = study.inner()
+        with naming_tune():
+            inner.check()
     return study

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.groups import divide
 from data_prep.streams import stream
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, counted
 
 HOLDOUT, FOLDS, SITE_OUT = KINDS = ("holdout", "k-fold", "leave-one-site-out")
 LEAST = 2
@@ -96,7 +96,7 @@ def make_splits(
     sizes = np.bincount(site, minlength=len(sites))
     if sizes.min() < least:
         k = int(sizes.argmin())
-        what = f"{kind} of {count} splits: site {sites[k]!r} is too small"
+        what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} is too small"
         remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= LEAST else WITHOUT
         raise InputError(what, expected=f"at least {least} samples", got=str(sizes[k]), remedy=remedy)
     tests = np.zeros((count, len(site)), bool)
@@ -177,7 +177,7 @@ def _by_group(
     numbers = np.bincount(pairs[:, 0], minlength=len(sites))
     if numbers.min() < least:
         k = int(numbers.argmin())
-        what = f"{kind} of {count} splits: site {sites[k]!r} has too few groups"
+        what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} has too few groups"
         remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= LEAST else WITHOUT
         raise InputError(what, expected=f"at least {least}", got=str(numbers[k]), remedy=remedy)
     stratum = site if label is None else site * (1 + int(label.max())) + label

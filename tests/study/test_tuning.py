@@ -104,6 +104,7 @@ def test_values_are_chosen_when_the_runs_of_other_jobs_have_ended(folder):
         ("lr=0.1,1", "not every arm has 'lr'; did you mean 'local.lr'?"),
         ("fedexq:eps=1,2", "no method 'fedexq' in the study; did you mean 'fedexp'?"),
         ("local.lr", "--tune local.lr: a grid: expected section.key=values"),
+        ("local.lr=0.1,-1", "--tune: FedAvg: recipe: local.lr: expected greater than 0, got -1"),
     ],
 )
 def test_wrong_grids(folder, tune, message):
@@ -188,12 +189,11 @@ def test_inner_splits_of_other_settings_are_refused_or_set_aside(folder):
 
 
 def test_errors_of_inner_splits_name_the_option(folder):
-    """A site of two samples, one in each fold, has none left to hold out."""
+    """A site of two samples, one in each fold, has none left to hold out: refused before anything is written."""
     of_two_samples(folder / "sites.h5")
     recipe(folder)
-    study = planned(folder, "fedavg", kind="k-fold", splits=2, baselines="none", tune=("local.lr=0.01,0.05",))
-    with pytest.raises(InputError, match=r"^--tune: holdout of 1 splits: site 'west' is too small"):
-        study.inner()
+    with pytest.raises(InputError, match=r"^--tune: holdout of 1 split: site 'west' is too small"):
+        planned(folder, "fedavg", kind="k-fold", splits=2, baselines="none", tune=("local.lr=0.01,0.05",))
 
 
 @pytest.mark.soak
