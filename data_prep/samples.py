@@ -76,6 +76,8 @@ class Samples:
             if self._x is None or self._y is None:
                 self._x, self._y = Spool(x.shape[1:], x.dtype), Spool(y.shape[1:], y.dtype)
             for what, array, spool in (("x", x, self._x), ("y", y, self._y)):
+                if not array[0].size:
+                    raise InputError(f"{name}: {what}", expected="numbers of each sample", got=f"shape {array.shape}")
                 _check_like(f"{name}: {what}", array, spool)
                 spool.append(array)
             self.count += len(x)

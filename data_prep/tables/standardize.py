@@ -87,18 +87,27 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
 
 
 def unscaled(dataset: Dataset, done: Split) -> str:
-    """Return a line on the features of a table that look unscaled, with mean and deviation; "" if none does."""
-    if dataset.features is None or dataset.x.ndim != 2 or dataset.normalization or dataset.x.dtype.kind != "f":
+    """Return a line on the features, or channels, that look unscaled, with mean and deviation; "" if none does."""
+    if dataset.normalization or dataset.task == "next-token" or dataset.x.dtype.kind != "f":
         return ""
     all_rows = moments(dataset, done, by_client=False)
     mean, std = all_rows.mean[0], all_rows.std[0]
     odd = (np.abs(mean) > FAR) | (std > WIDE) | (std < NARROW)
     odd[list(dataset.indicators)] = False
-    found = [f"{dataset.features[k]} ({mean[k]:.3g} ± {std[k]:.3g})" for k in np.flatnonzero(odd).tolist()]
+    what = "feature" if dataset.x.ndim == 2 else "channel"
+    names = dataset.features or [f"{what} {k}" for k in range(len(mean))]
+    found = [f"{names[k]} ({mean[k]:.3g} ± {std[k]:.3g})" for k in np.flatnonzero(odd).tolist()]
     if not found:
         return ""
     more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
     return f"not scaled: {', '.join(found[:FEW])}{more}; scale by --standardize pooled or client, or say none"
+
+
+def range_of(dataset: Dataset) -> str:
+    """Return a line on the least and the largest number of x as it is written, and on what runs make of bytes."""
+    low, high = dataset.x.min(), dataset.x.max()
+    divided = ", which runs divide by 255" if dataset.x.dtype == np.uint8 else ""
+    return f"x in the file: from {low:,.6g} to {high:,.6g}{divided}"
 
 
 def moments(dataset: Dataset, done: Split, *, by_client: bool) -> Moments:

@@ -165,7 +165,9 @@ def command(
     finished = finish(dataset, done, scale or standardize.NONE)
     for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
         click.echo(f"         {cut(remark)}")
-    if scale is None and (unscaled := standardize.unscaled(finished, done)):
+    if is_own := source == "own" and finished.features is None and finished.task != "next-token":
+        click.echo(f"         {standardize.range_of(finished)}")
+    if scale is None and (finished.features or is_own) and (unscaled := standardize.unscaled(finished, done)):
         click.echo(f"         {unscaled}")
     write(output, finished, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:

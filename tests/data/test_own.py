@@ -562,3 +562,39 @@ def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
     hpcfed.write_federation(tmp_path / "s.h5", {"a": (x, np.array([[1, 4.0], [0, 0]]))}, task="survival")
     with Federation.open(tmp_path / "s.h5") as federation:
         assert (federation.task, federation.num_classes, federation.target_shape) == ("survival", None, (2,))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "lines"),
+    [
+        (
+            "int16",
+            (1, 8),
+            ["x in the file: from -30,000 to 32,000\n", "not scaled: channel 0 (", "scale by --standardize"],
+        ),
+        ("int32", (3,), ["not scaled: feature 0 (1e+03 ± 3.1e+04), feature 1 (", "feature 2 ("]),
+        ("uint8", (1, 2, 2), ["x in the file: from 0 to 200, which runs divide by 255\n"]),
+        ("float32", (4,), ["x in the file: from 0 to 1\n"]),
+    ],
+)
+def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
+    """Bytes are divided by 255 in runs, other whole numbers are not scaled: a line says so."""
+    low, high = {"int16": (-30000, 32000), "int32": (-30000, 32000), "uint8": (0, 200)}.get(dtype, (0, 1))
+    (tmp_path / "raw").mkdir()
+    for name in NAMES[:2]:
+        x = np.full((6, *shape), low, dtype)
+        x[3:] = high
+        np.savez(tmp_path / f"raw/{name}.npz", x=x, y=np.arange(6) % 2)
+    done = command(["prepare", "own", "--raw", "raw", "-o", "f.h5"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in lines:
+        assert line in done.stdout
+    assert ("not scaled" in done.stdout) == dtype.startswith("int")
+
+
+@pytest.mark.parametrize(("x", "y"), [((4, 0), (4,)), ((4, 3), (4, 0)), ((4, 1, 0, 5), (4,))])
+def test_samples_without_numbers_are_refused(tmp_path, x, y):
+    task = "classification" if len(y) == 1 else "regression"
+    with pytest.raises(InputError, match=r"client 'a': [xy]: expected numbers of each sample, got shape \(4, "):
+        hpcfed.write_federation(tmp_path / "f.h5", {"a": (np.zeros(x), np.zeros(y))}, task=task)
+    assert list(tmp_path.iterdir()) == []
