@@ -40,8 +40,8 @@ MEETING = 1800.0
 """Seconds within which all ranks must have met after MPI has started: the default of the recipe's watchdog."""
 LARGEST_MESSAGE = 1 << 28
 """Bytes of a broadcast; older MPI libraries count them in 32 bits."""
-LINGER = 30.0
-"""Seconds for which threads of the user's code may keep a process that has ended otherwise."""
+LINGER = 600.0
+"""Seconds for which threads of the user's code, which may be uploading, keep a process that has ended otherwise."""
 PATIENCE = 5.0
 """Seconds a failing rank waits for the others to arrive before it ends the job."""
 
@@ -376,9 +376,10 @@ def limit_threads(code: int) -> None:
 
 
 def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
-    time.sleep(LINGER)
+    time.sleep(min(PATIENCE, LINGER))
     names = ", ".join(one.name for one in threads if one.is_alive())
-    _say(f"hpcfed: ends without {names}, which still runs after {LINGER:g} s; join your threads, or make them daemons")
+    _say(f"hpcfed: waits {LINGER:g} s at most for your thread {names}; join your threads, or make them daemons")
+    time.sleep(LINGER)
     os._exit(code)
 
 

@@ -331,7 +331,7 @@ def test_a_thread_of_the_users_does_not_keep_the_process(ranks, prepared, tmp_pa
     done = launch(ranks, [], cwd=tmp_path, program=("-c", THREAD))
     lines = own_lines(done.stderr)
     assert (done.returncode, len(lines)) == (0, 1), done.stderr
-    assert "ends without lasting, which still runs after 1 s" in lines[0]
+    assert "waits 1 s at most for your thread lasting" in lines[0]
 
 
 @pytest.mark.one_mpi
