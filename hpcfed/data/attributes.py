@@ -18,7 +18,7 @@ LARGEST = 1 << 26
 """Most bytes of a fixed-length text."""
 
 
-class Attributes:
+class FileAttributes:
     """Typed access to a file's attributes.
 
     `wrong` builds the error from a message, ``expected`` and ``got``.

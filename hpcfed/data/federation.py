@@ -25,7 +25,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfed.data.attributes import Attributes, text
+from hpcfed.data.attributes import FileAttributes, text
 from hpcfed.data.heaps import heaps_are_sound
 from hpcfed.data.storage import Elsewhere, Storage, StoredRows, flaw, is_numbers, member
 from hpcfed.errors import EnvironmentFailure, InputError, did_you_mean, nearest
@@ -252,7 +252,7 @@ class Federation:
         return InputError(what, where=str(self.path), expected=expected, got=got, remedy=remedy)
 
     def _read_attributes(self) -> None:
-        attrs = Attributes(self._file, self._wrong)
+        attrs = FileAttributes(self._file, self._wrong)
         if attrs.text("format") != FORMAT:
             raise self._wrong("not a federation file", expected=f"attribute format={FORMAT!r}")
         version = attrs.integer("version")
@@ -322,12 +322,12 @@ class Federation:
         return dataset[:]
 
     def _read_features(self) -> list[str] | None:
-        names = Attributes(self._file, self._wrong).json("features")
+        names = FileAttributes(self._file, self._wrong).json("features")
         sound = isinstance(names, list) and self.feature_shape == (len(names),)
         return names if sound and all(isinstance(name, str) for name in names) else None
 
     def _read_normalization(self) -> Standardization | None:
-        value = Attributes(self._file, self._wrong).json_object("normalization")
+        value = FileAttributes(self._file, self._wrong).json_object("normalization")
         if not value:
             return None
         channels = self.feature_shape[0] if self.feature_shape else 1

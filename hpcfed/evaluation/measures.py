@@ -16,7 +16,7 @@ from torch import Tensor
 from hpcfed.data.cache import Samples
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import ACCURACY, RIGHT, Loss, Metric
+from hpcfed.models.losses import ACCURACY, RIGHT, BatchMetric, Loss
 from hpcfed.rng import Purpose
 from hpcfed.user_code.generators import seed_generators
 
@@ -67,13 +67,13 @@ class Measures:
         model: FlatModel,
         loss: Loss,
         task: str,
-        sums: Mapping[str, Metric],
+        sums: Mapping[str, BatchMetric],
         whole: Mapping[str, WholeMetric],
         batch_size: int,
         seed: int | None = None,
     ):
         accuracy = ACCURACY.get(task)
-        self.sums: dict[str, Metric] = {
+        self.sums: dict[str, BatchMetric] = {
             **({} if loss.whole else {"loss": loss.summed}),
             **({"accuracy": accuracy} if accuracy is not None else {}),
             **sums,

@@ -43,7 +43,7 @@ class _Attribute(NamedTuple):
     tokens: list[_Token]
 
 
-class Attributes:
+class ModuleAttributes:
     """The attributes of the user's own classes in a module: numbers, text, None, tensors, and containers."""
 
     def __init__(self, module: nn.Module):

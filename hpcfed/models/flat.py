@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError
-from hpcfed.models.attributes import Attributes
+from hpcfed.models.attributes import ModuleAttributes
 from hpcfed.models.buffers import BufferGroup
 from hpcfed.models.roles import BufferRole, roles_of, tracking
 from hpcfed.types import State
@@ -89,7 +89,7 @@ class FlatModel:
         self._in_eval = self._tracking("fixed")
         self.averaging: list[Any] = [part for part in self._tracking("averaged") if hasattr(part, "running_var")]
         self._remember()
-        self.attributes: Attributes | None = None
+        self.attributes: ModuleAttributes | None = None
         if self._in_eval:
             self.train()
 

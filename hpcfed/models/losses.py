@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hpcfed.config.factory import imported, made
-from hpcfed.config.metrics import Metric as MetricSection
-from hpcfed.config.metrics import summed
+from hpcfed.config.metrics import Metric, summed
 from hpcfed.config.recipe import LossSection
 from hpcfed.errors import InputError
 
@@ -26,7 +25,7 @@ Each = Callable[[Tensor, Tensor], Tensor]
 """output (B, …) and target (B, …) → the loss of each sample, (B,)."""
 Encode = Callable[[Tensor, Tensor], Tensor]
 """target (B, …) and a tensor of the output's dtype with last axis C → the target as numbers, (B, C)."""
-Metric = Callable[[Tensor, Tensor], tuple[float, float]]
+BatchMetric = Callable[[Tensor, Tensor], tuple[float, float]]
 """output (B, …) and target (B, …) → (sum, count)."""
 
 REGISTER_BYTES = {"AVX512": 64, "AVX2": 32}.get(torch.backends.cpu.get_cpu_capability(), 0)
@@ -192,7 +191,7 @@ LOSSES: Mapping[str, Callable[[str], Loss]] = {
     "squared": partial(Loss, squared, inverse_link=torch.clone, encode=as_rows),
     "cox": partial(Loss, cox, whole=True),
 }
-ACCURACY: Mapping[str, Metric] = {
+ACCURACY: Mapping[str, BatchMetric] = {
     "classification": classes_right,
     "multi-label": labels_right,
     "next-token": classes_right,
@@ -232,7 +231,7 @@ def loss_for(section: LossSection, task: str, python_path: Sequence[Path], class
     )
 
 
-def metrics_for(metrics: Mapping[str, MetricSection], python_path: Sequence[Path]) -> dict[str, Metric]:
+def metrics_for(metrics: Mapping[str, Metric], python_path: Sequence[Path]) -> dict[str, BatchMetric]:
     """Return those of the recipe's ``evaluate.metrics`` that are sums: functions of the user's.
 
     Raises:

@@ -19,11 +19,12 @@ from hpcfed.errors import InputError, nearest
 from hpcfed.report.group import Group
 from hpcfed.report.read import Run
 
-Unit = Literal["fraction", "loss", "number"]
+Quantity = Literal["fraction", "loss", "number"]
+"""What the numbers of a column are: shares, losses or other numbers."""
 LOSSES = ("test_loss", "train_loss", "local_loss")
 
 
-def unit_of(column: str, runs: Iterable[Run] = ()) -> Unit:
+def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
     """Return the unit of a column of the runs' records; of a metric that has other units in other runs, a number."""
     if column in LOSSES:
         return "loss"
@@ -47,7 +48,7 @@ class Criterion:
     column: str
     title: str
     higher_is_better: bool
-    unit: Unit | None = None
+    unit: Quantity | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.unit or unit_of(self.column))

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from hpcfed.report.clients import from_worst
 from hpcfed.report.group import Group
-from hpcfed.report.measure import Criterion, Curve, Unit, curve, mean_seconds, unit_of
+from hpcfed.report.measure import Criterion, Curve, Quantity, curve, mean_seconds, unit_of
 from hpcfed.report.paired import difference_curve, other_samples, pairs
 from hpcfed.report.style import DASHES, LIGHT, Medium, blank, markers
 from hpcfed.run_folder.rounds import PHASES, is_own
@@ -264,7 +264,7 @@ def _scale_horizontal(axes: Axes, against: str) -> None:
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
 
 
-def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Unit) -> None:
+def _scale_vertical(axes: Axes, curves: Sequence[Curve], column: str, unit: Quantity) -> None:
     """Accuracies: leave out the steep first tenth of the rounds; the rest: logarithmic when it spans a decade, but for
     metrics of the user's own that stay in [0, 1]: these are mostly shares. Bands are cut off outside of [0, 1], too.
     """

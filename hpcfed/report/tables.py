@@ -13,9 +13,9 @@ from hpcfed.report.clients import GLOBAL, Clients, Fairness
 from hpcfed.report.group import ABSENT, Group, differences, flatten, settings
 from hpcfed.report.measure import (
     Criterion,
+    Quantity,
     Reach,
     Spread,
-    Unit,
     best,
     core_hours,
     final,
@@ -226,7 +226,7 @@ def sites_table(groups: Sequence[Group]) -> Table | None:
     return Table("By client", ("Client", "Samples", *heads), tuple(rows), note)
 
 
-def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Unit) -> str:
+def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Quantity) -> str:
     """Return a measure of one client over the runs of a group."""
     values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
     what = Criterion(measure, measure, True, unit)

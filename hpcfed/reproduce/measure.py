@@ -14,7 +14,7 @@ from hpcfed.config.load import to_plain
 from hpcfed.config.metrics import direction_of_column, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.report.group import Group
-from hpcfed.report.measure import CRITERIA, Criterion, Spread, Unit, best, final, moving, round_reached, spread
+from hpcfed.report.measure import CRITERIA, Criterion, Quantity, Spread, best, final, moving, round_reached, spread
 from hpcfed.report.paired import student
 from hpcfed.report.read import Run, is_run_folder, read_run
 from hpcfed.reproduce.experiment import Case, Experiment, Goal
@@ -143,7 +143,7 @@ def criterion_of(experiment: Experiment) -> Criterion:
     if known is not None:
         return known
     title = column.replace("train_", "training ").replace("_", " ")
-    unit: Unit = "fraction" if is_percentage(column, metrics) else "number"
+    unit: Quantity = "fraction" if is_percentage(column, metrics) else "number"
     return Criterion(column, title, bool(direction_of_column(column, metrics)), unit)
 
 

@@ -29,7 +29,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     import torch
 
     from hpcfed.bits.first_calls import make_first_calls
-    from hpcfed.models.attributes import Attributes
+    from hpcfed.models.attributes import ModuleAttributes
     from hpcfed.models.flat import FlatModel
     from hpcfed.models.portable import portable_linear
     from hpcfed.user_code.generators import seed_generators
@@ -50,7 +50,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
     if recipe.model.init is not None:
         model.load_file(recipe.model.init)
     if spec is None:
-        model.attributes = Attributes(module)
+        model.attributes = ModuleAttributes(module)
     _check_outputs(model, federation, outputs, dtype, device)
     model.forget()
     return model

@@ -26,7 +26,7 @@ from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.measures import Measures
 from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.models.flat import FlatModel
-from hpcfed.models.losses import Loss, Metric, metrics_for
+from hpcfed.models.losses import BatchMetric, Loss, metrics_for
 from hpcfed.models.trial import try_own
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import accelerator
@@ -137,7 +137,7 @@ def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) 
 
 
 def _outputs(
-    recipe: Recipe, federation: Federation, model: FlatModel, loss: Loss, sums: Mapping[str, Metric]
+    recipe: Recipe, federation: Federation, model: FlatModel, loss: Loss, sums: Mapping[str, BatchMetric]
 ) -> tuple[int, ...]:
     """Return the shape of a sample's output where something needs it, and try the user's functions on two samples."""
     if recipe.loss.factory is None and not recipe.evaluate.metrics and not loss.whole:

@@ -17,7 +17,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.evaluation.metrics import WholeMetric, whole_metrics
 from hpcfed.loaded import load
-from hpcfed.models.losses import ACCURACY, Metric, metrics_for
+from hpcfed.models.losses import ACCURACY, BatchMetric, metrics_for
 from hpcfed.setup import build_loss
 from hpcfed.study.arms import ALONE
 from hpcfed.study.federations import files_of
@@ -25,7 +25,7 @@ from hpcfed.study.measured import GLOBAL, RunResult, Values
 from hpcfed.study.measures import LOSS
 from hpcfed.study.plan import DATA, Study
 
-Functions = tuple[dict[str, Metric], dict[str, WholeMetric]]
+Functions = tuple[dict[str, BatchMetric], dict[str, WholeMetric]]
 """Functions of outputs and targets by name: those of a batch, and those of all samples at once."""
 ROOM = 1 << 30
 """Bytes of samples that are kept."""

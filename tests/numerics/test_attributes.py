@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hpcfed
-from hpcfed.models.attributes import Attributes
+from hpcfed.models.attributes import ModuleAttributes
 from tests.mpi.recipes import small, write_small
 
 pytestmark = pytest.mark.one_mpi
@@ -41,7 +41,7 @@ class Keeping(nn.Module):
 def test_tensors_begin_anew_and_numbers_are_named():
     module = Keeping()
     before = {name: value for name, value in vars(module).items() if name != "training"}
-    attributes = Attributes(module)
+    attributes = ModuleAttributes(module)
     attributes.reset()
     assert all(vars(module)[name] is value for name, value in before.items())
     assert not list(attributes.news())
@@ -101,7 +101,7 @@ class Sharing(nn.Module):
 
 def test_what_others_hold_too_stays_the_same_object():
     module = Sharing()
-    attributes, acts = Attributes(module), module.acts
+    attributes, acts = ModuleAttributes(module), module.acts
     for _ in range(2):
         module.acts["x"] = torch.ones(2)
         module.mean.fill_(3.0)
