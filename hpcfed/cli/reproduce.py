@@ -87,6 +87,7 @@ def command(
         raise click.UsageError(f"{what} does not go with --array", click.get_current_context())
     if ranks is not None and not table:
         _start(ranks)
+    from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
     from hpcfed.reproduce.session import ReproduceSession
     from hpcfed.sweep.run import Redo
@@ -102,7 +103,8 @@ def command(
         for experiment in present:
             world.on_root(partial(_show, session, experiment))
     else:
-        _run_each(session, present, name)
+        with catch_signals(world):  # of all its runs, and of what is between them
+            _run_each(session, present, name)
 
 
 def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: str) -> None:

@@ -108,10 +108,10 @@ def command(
         facts = ArrayJobFacts(study.folder.name, study.recipe.threads, study.recipe.device)
         world.on_root(lambda: submit_array(facts, study.folder, runs, words, array, redo, job))
         return
-    stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
-    plan = world.on_root(study.plan)
-    if not stopped or study.tuning is None or study.tuned is not None:  # else of other values than those chosen before
-        with catch_signals(world) as caught:
+    with catch_signals(world) as caught:  # of all its runs, and of what is between them
+        stopped, remarks, study = run_study(study, world, groups, redo, quiet=quiet)
+        plan = world.on_root(study.plan)
+        if not stopped or study.tuning is None or study.tuned is not None:  # else of other values than those chosen
             world.on_root(lambda: _report(study, plan, [*study.remarks, *remarks], caught, quiet=quiet))
     if stopped:
         raise Stopped(f"{study.folder.name} stopped, runs are left", remedy="the same command goes on from there")

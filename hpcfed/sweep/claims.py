@@ -184,7 +184,8 @@ class Claims:
             thread.join()
 
     def ask_to_stop(self) -> None:
-        """Make all groups of this job stop, after a signal to one rank."""
+        """Make all groups of this job stop, after a signal to one rank; there may be no claim yet."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f".stop-{self.session}").touch()
 
     def asked_to_stop(self) -> bool:

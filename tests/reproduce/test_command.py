@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.classes import class_counts
+from hpcfed.reproduce.figures import draw
 from hpcfed.reproduce.inputs import Places, lacking
 from tests.launch import ROOT, launch
 from tests.mpi.recipes import write_small
@@ -47,6 +52,23 @@ def test_the_toy_agrees_with_the_papers_equations_and_goes_on_to_more_rounds(com
     for drawn in ("toy-train_loss", "toy-test_w2-test_w1"):
         assert (folder / "figures" / f"{drawn}.pdf").read_bytes().startswith(b"%PDF")
     assert "| toy in the plane | FedAvg |" in (folder / "table.md").read_text()
+
+
+def test_a_signal_while_figures_are_drawn_lets_them_be_drawn(command, tmp_path, monkeypatch):
+    """All runs are done, and nothing is left to go on with."""
+
+    def interrupted(*arguments: Any) -> list[Path]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return draw(*arguments)
+
+    monkeypatch.setattr("hpcfed.reproduce.session.draw", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        done = command(["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"], tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "fedexp-toy" / "table.md").exists()
 
 
 def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(command, tmp_path):

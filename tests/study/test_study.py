@@ -499,6 +499,44 @@ def test_a_study_that_is_killed_goes_on(folder, command):
             assert other.read_bytes() == path.read_bytes(), path
 
 
+LATE = '''
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+
+class Linear(torch.nn.Linear):
+    """Sends its process a signal in the only round of the last run that tunes."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, x):
+        if len(list(Path("cut/tuning/sweep/claims").glob("[!.]*"))) == 4 and not Path("landed").exists():
+            Path("landed").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(x)
+'''
+
+
+def test_a_signal_in_the_last_round_that_tunes_stops_the_study(folder, command):
+    """That run ends by itself; no other begins."""
+    (folder / "late.py").write_text(LATE)
+    recipe(folder, rounds=1, model={"factory": "late:Linear"}, evaluate={})
+    words = ["study", "recipe.yaml", "--splits", "2", "--baselines", "none", "--tune", "local.lr=0.1,0.01"]
+    first = command([*words, "--output", "cut", "--quiet"], folder)
+    assert (folder / "landed").exists()
+    assert first.returncode == 75, first.stderr
+    assert "cut stopped, runs are left; the same command goes on from there" in first.stderr
+    assert len(list(folder.glob("cut/tuning/sweep/runs/*/model.safetensors"))) == 4
+    assert not list(folder.glob("cut/sweep/runs/*"))
+    again = command([*words, "--output", "cut", "--quiet"], folder)
+    assert again.returncode == 0, again.stderr
+    assert len(list(folder.glob("cut/sweep/runs/*/model.safetensors"))) == 2
+
+
 def test_other_splits_are_refused_or_set_aside(folder):
     """A folder holds one study; the same one goes on with more methods, and keeps its runs."""
     recipe(folder, rounds=1)
