@@ -135,7 +135,7 @@ def run_resolved(
         else:
             watchdog.stage("start: imports")
             with uncollected():
-                from torch import enable_grad
+                from torch import enable_grad, inference_mode
 
                 from hpcfed.loop import train
                 from hpcfed.user_code.generators import generators_kept
@@ -144,7 +144,7 @@ def run_resolved(
                 looked = ", ".join(map(str, recipe.python_path))
                 reporter.say(f"{recipe.name}: runs the code {', '.join(code)}, from {looked} or the installed packages")
 
-            with generators_kept(), enable_grad():
+            with generators_kept(), inference_mode(False), enable_grad():
                 train(recipe, folder, reporter, world, watchdog=watchdog)
             reporter.say(f"{recipe.name}: {counted(folder.rounds(), 'round')} done, see {folder.path}")
     return Result(recipe)

@@ -64,9 +64,14 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     Raises:
         InputError: naming the key, what was expected and what was found.
     """
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in _listed(overrides)):
+        remedy = "such as ['rounds=3', 'local.lr=0.1']"
+        raise InputError("overrides", expected="a list of texts section.key=value", got=shown(overrides), remedy=remedy)
     if isinstance(source, Mapping):
         where, folder, content = "recipe", Path.cwd(), _plain(source)
         content.setdefault("name", "run")
+    elif not isinstance(source, str | Path):
+        raise InputError("the recipe", expected="the path of a file, or a mapping of keys", got=shown(source))
     else:
         path = Path(source)
         where, folder, content = str(path), path.resolve().parent, read_yaml(path)
@@ -264,7 +269,19 @@ def _a(noun: str) -> str:
 
 
 def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain(value) if isinstance(value, Mapping) else value for key, value in content.items()}
+    return {key: _as_yaml_has_it(value) for key, value in content.items()}
+
+
+def _as_yaml_has_it(value: Any) -> Any:
+    """Return mappings as dictionaries and tuples as lists, also those in lists."""
+    if isinstance(value, Mapping):
+        return _plain(value)
+    return [_as_yaml_has_it(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _listed(overrides: Any) -> Sequence[Any]:
+    """Return a list or tuple as it is, anything else as what no override is."""
+    return overrides if isinstance(overrides, list | tuple) else (None,)
 
 
 def _override(content: dict[str, Any], text: str) -> None:

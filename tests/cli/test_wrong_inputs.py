@@ -335,8 +335,26 @@ def test_a_thread_of_the_users_does_not_keep_the_process(ranks, prepared, tmp_pa
 
 
 @pytest.mark.one_mpi
-def test_gradients_are_computed_whatever_the_caller_has_set(prepared, tmp_path):
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+@pytest.mark.parametrize("overrides", ["rounds=3", {"rounds": 3}, [3], None])
+def test_overrides_are_a_list_of_texts(overrides, prepared):
+    with pytest.raises(InputError, match=r"overrides: expected a list of texts .*; such as \['rounds=3'"):
+        load_recipe(prepared / "recipe.yaml", overrides)
+
+
+@pytest.mark.one_mpi
+def test_a_recipe_from_python_is_a_path_or_a_mapping_which_may_have_tuples(prepared):
+    for wrong in (None, 5, ["recipe.yaml"], b"recipe.yaml"):
+        with pytest.raises(InputError, match="the recipe: expected the path of a file, or a mapping of keys"):
+            load_recipe(wrong)
+    whole = parse_yaml((prepared / "recipe.yaml").read_text())
+    found = load_recipe({**whole, "model": {"name": "mlp", "hidden": (8, 4)}, "cohort": {"schedule": ((0, 1), (2,))}})
+    assert (found.model.parameters["hidden"], found.cohort.schedule) == ([8, 4], [[0, 1], [2]])
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_computed_whatever_the_caller_has_set(without, prepared, tmp_path):
+    with pytest.MonkeyPatch.context() as patch, without():
         patch.chdir(prepared)
         found = hpcfed.run("recipe.yaml", [f"output={tmp_path}/run", "rounds=1", "local.engine=sequential"], quiet=True)
     assert found.metrics[0]["delta_sq"] > 0
