@@ -259,9 +259,11 @@ def _hold_out_groups(done: Split, fraction: float, seed: int, group: np.ndarray)
     held, owned = np.zeros(len(done.owner), bool), done.owner != NOBODY
     rng = stream(seed, "test sets of clients")
     held[owned] = divide(group[owned], done.owner[owned], (fraction, 1 - fraction), rng) == 0
-    left = np.bincount(done.owner[owned & ~held], minlength=done.num_clients)
-    if not left.all():
-        what = f"client {int(left.argmin())}: all its groups would be held out"
+    had, left = (np.bincount(done.owner[mask], minlength=done.num_clients) for mask in (owned, owned & ~held))
+    if (bare := (had > 0) & (left == 0)).any():
+        k = int(bare.argmax())
+        name = str(k) if done.clients is None else repr(done.clients[k])
+        what = f"client {name}: all its groups would be held out"
         raise InputError(what, where="--test-fraction", remedy="hold out less than half, or leave the client out")
     return held
 

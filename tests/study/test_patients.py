@@ -266,5 +266,11 @@ def test_a_client_of_one_patient_is_not_held_out_whole(tmp_path):
     for name, patients in (("north", ["a"] * 6), ("south", [f"b{k}" for k in range(6)])):
         rows = [f"{patient},{k},{'ill' if k % 2 else 'well'}" for k, patient in enumerate(patients)]
         (tmp_path / "raw" / f"{name}.csv").write_text("\n".join(["patient,age,label", *rows]) + "\n")
-    with pytest.raises(InputError, match="client 0: all its groups would be held out"):
+    with pytest.raises(InputError, match="client 'north': all its groups would be held out"):
         prepared(tmp_path / "raw", tmp_path / "f.h5", "--group", "patient", "--test-fraction", "0.6")
+    (tmp_path / "raw/empty.csv").write_text("patient,age,label\n")  # which has nothing to hold out
+    table = tmp_path / "raw/north.csv"
+    table.write_text(table.read_text().replace("a,0,", "c,0,").replace("a,1,", "d,1,"))
+    prepared(tmp_path / "raw", tmp_path / "f.h5", "--group", "patient", "--test-fraction", "0.2")
+    with h5py.File(tmp_path / "f.h5") as file:
+        assert np.diff(file["train/offsets"][:])[0] == 0
