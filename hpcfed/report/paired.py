@@ -99,7 +99,7 @@ def other_samples(ours: Run, theirs: Run, column: str) -> str:
     if not _differ([ours, theirs], column):
         return ""
     part = _part(column)
-    remedy = "; hpcfed without --evaluate all measures on the same ones" if left_out else ""
+    remedy = "; hpcfed without RUN --client NAME --evaluate all measures on the same ones" if left_out else ""
     return f"its {part} samples are {_samples(theirs, column)}, the baseline's {_samples(ours, column)}{remedy}"
 
 
