@@ -136,7 +136,7 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
     """
     from hpcfed.cli.report import print_table
     from hpcfed.study.page import without_results
-    from hpcfed.study.plan import PAGE, TABLES
+    from hpcfed.study.plan import FIGURES, PAGE, TABLES
     from hpcfed.study.session import main_tables, remarks_on_code, write_intervals, write_study
 
     words, remarks = sys.argv[2:], [*remarks, *remarks_on_code(plan)]
@@ -147,7 +147,9 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
         click.echo(line)
     if view is None:
         return
-    click.echo(f"{study.folder / PAGE}\n{study.folder / TABLES}")
+    for name in (PAGE, TABLES, FIGURES):
+        if (study.folder / name).exists():
+            click.echo(study.folder / name)
     if study.options.bootstrap and complete:
         from hpcfed.study.bootstrap import ResampleProgress
 

@@ -54,16 +54,16 @@ SHADE = 0.22
 
 @dataclass(frozen=True)
 class ForestMark:
-    """A mean with its interval over splits, and over patients; None for those that there are not."""
+    """A mean with its interval over splits or sites, and over patients; None for those that there are not."""
 
     mean: float
-    over_splits: Ends | None
+    corrected: Ends | None
     over_patients: Ends | None
 
     @property
     def intervals(self) -> list[Ends]:
         """Those that there are."""
-        return [ends for ends in (self.over_splits, self.over_patients) if ends is not None]
+        return [ends for ends in (self.corrected, self.over_patients) if ends is not None]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ class ForestPanel:
 
 @dataclass(frozen=True)
 class Forest:
-    """The rows of forest plots: their titles, which are methods rather than baselines, and which one the reference."""
+    """The rows of forest plots: their titles, which are methods rather than baselines, and which one the reference.
+
+    `over` says what the intervals are over: ``splits``, or ``sites`` where each split leaves one site out.
+    """
 
     metric: StudyMetric
     titles: Sequence[str]
@@ -99,6 +102,7 @@ class Forest:
     values: Sequence[ForestPanel]
     differences: Sequence[ForestPanel]
     of_patients: bool
+    over: str
 
     @property
     def has_own_scales(self) -> bool:
@@ -125,6 +129,7 @@ def forest_of(view: View, metric: StudyMetric) -> Forest:
         _scaled(values, (0.0, 1.0) if share else (-math.inf, math.inf)),
         _scaled(apart, (-1.0, 1.0) if share else (-math.inf, math.inf)),
         view.resampled is not None,
+        "sites" if view.study.leaves_out else "splits",
     )
 
 
@@ -171,7 +176,9 @@ def _note(view: View, metric: StudyMetric, place: int, column: Sequence[MeanEsti
         said = [f"{tested_sizes(view.study)[place]} tested"]
     counts = [one.count for one in column if one is not None]
     splits = view.num_values
-    if counts and splits and min(counts) < splits:
+    if not counts:
+        said.append("undefined")
+    elif splits and min(counts) < splits:
         low, high = min(counts), max(counts)
         said.append(f"{low if low == high else f'{low} to {high}'} of {splits} splits")
     return ", ".join(said)
@@ -246,7 +253,7 @@ def _draw_panel(axes: Axes, forest: Forest, panel: ForestPanel, centres: np.ndar
     low, high = panel.limits
     axes.set_xlim(low, high)
     axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, pad=7)
     axes.spines["left"].set_visible(False)
     if panel.line is not None:
         axes.axvline(panel.line, color=LIGHT.text, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
@@ -256,8 +263,8 @@ def _draw_panel(axes: Axes, forest: Forest, panel: ForestPanel, centres: np.ndar
         elif mark is not None:
             if mark.over_patients is not None:
                 _draw_interval(axes, y, mark.over_patients, panel.limits, medium, wide=True)
-            if mark.over_splits is not None:
-                _draw_interval(axes, y, mark.over_splits, panel.limits, medium)
+            if mark.corrected is not None:
+                _draw_interval(axes, y, mark.corrected, panel.limits, medium)
         value = 0.0 if k == panel.minus else None if mark is None else mark.mean
         if value is not None:
             axes.plot([value], [y], zorder=4, clip_on=False, **_marker(forest, k))
@@ -317,10 +324,12 @@ def _keys(forest: Forest, shown: Sequence[ForestPanel]) -> Iterator[Line2D]:
         if rows := [k for k in others if forest.methods[k] == is_method]:
             yield mark(rows[0], label)
     marks = [mark for panel in shown for mark in panel.marks if mark is not None]
-    if any(mark.over_splits for mark in marks):
-        yield Line2D([], [], color=LIGHT.text, linewidth=1.0, label="95 % interval over splits")
+    if any(mark.corrected for mark in marks):
+        yield Line2D([], [], color=LIGHT.text, linewidth=1.0, label=f"95 % interval over {forest.over}")
     if any(mark.over_patients for mark in marks):
         yield Line2D([], [], color=LIGHT.text, alpha=SHADE, linewidth=6, label="95 % interval over patients")
+    if forest.has_own_scales:
+        yield Line2D([], [], linestyle="none", label="each panel has its own scale")
 
 
 def _wrapped(text: str, width: int, most: int) -> list[str]:

@@ -150,8 +150,8 @@ def _comparison(view: View, forest: Forest) -> StudyChapter:
         f"rings: baselines; {ABSENT}: undefined. "
     )
     marks = [mark for panel in forest.values for mark in panel.marks if mark is not None]
-    if any(mark.over_splits for mark in marks):
-        note += "Lines: 95 % intervals over splits, as in the tables; an arrow: it goes on. "
+    if any(mark.corrected for mark in marks):
+        note += f"Lines: 95 % intervals over {forest.over}, as in the tables; an arrow: it goes on. "
     if forest.of_patients:
         note += "Grey bars: 95 % intervals over patients. "
     if forest.has_own_scales:

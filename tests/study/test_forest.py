@@ -36,19 +36,19 @@ def test_marks_are_the_numbers_of_the_tables(view):
     """Means and corrected intervals of values, and of differences split by split; sites without a value have none."""
     forest = forest_of(view, AUROC)
     assert [panel.title for panel in forest.values] == ["north", "south", "west", "Mean of sites"]
-    assert [panel.note for panel in forest.values] == ["8 tested", "6 tested, 2 to 3 of 3 splits", "6 tested",
-                                                       "2 of 3 sites, 2 to 3 of 3 splits"]  # fmt: skip
+    notes = ["8 tested", "6 tested, 2 to 3 of 3 splits", "6 tested, undefined", "2 of 3 sites, 2 to 3 of 3 splits"]
+    assert [panel.note for panel in forest.values] == notes
     for panel, values in ((forest.values[0], (0.6, 0.6, 0.8)), (forest.differences[0], (0.1, 0.0, 0.1))):
         right = corrected(values, view.study.ratio)
         mark = panel.marks[1]
         assert mark.mean == pytest.approx(right.mean)
-        assert mark.over_splits == pytest.approx(right.interval)
+        assert mark.corrected == pytest.approx(right.interval)
         assert mark.over_patients is None
     assert forest.values[0].line == pytest.approx(0.6)
     assert forest.differences[0].line == 0
     assert forest.values[2].marks == [None, None]
-    assert text_of(forest.values[2], forest) == ["–", "–", "6 tested"]
-    assert text_of(forest.differences[2], forest) == ["–", "6 tested"]  # the reference stands at zero
+    assert text_of(forest.values[2], forest) == ["–", "–", "6 tested, undefined"]
+    assert text_of(forest.differences[2], forest) == ["–", "6 tested, undefined"]  # the reference stands at zero
     assert "smaller is better" in forest_of(view, replace(AUROC, larger_is_better=False)).values[0].axis
 
 
@@ -79,6 +79,16 @@ def test_scales_differ_where_a_common_one_would_hide_marks(view):
     errors = forest_of(view_of(view.study, named, "rmse"), StudyMetric("rmse", False))
     assert errors.has_own_scales
     assert not forest_of(view, AUROC).has_own_scales
+
+
+def test_intervals_over_sites_are_called_so(folder):
+    """Where each site is left out once its value has no interval; the mean of the sites has one, over sites."""
+    study = planned(folder, "fedavg", kind="leave-one-site-out", baselines="none")
+    values = [[0.5, None, None], [None, 0.6, None], [None, None, 0.7]]
+    forest = forest_of(view_of(study, {"fedavg": values}), AUROC)
+    assert [panel.marks[0].corrected is None for panel in forest.values] == [True] * 3 + [False]
+    (legend,) = draw_forest(forest, forest.values, PAPER).legends
+    assert "95 % interval over sites" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_names_are_drawn_as_they_are(view):
