@@ -81,7 +81,8 @@ def test_scores_of_other_samples_have_no_difference(measured, accuracies, tmp_pa
     assert rows_of["common"][1:] == ("+10.00", "0")
     theirs = "20 (without Köln)" if "without" in measured else "those of all clients but Köln"
     ours = "30" if "run" in measured else "those of all clients"
-    why = f"without has no difference: its test samples are {theirs}, the baseline's {ours}; hpcfed without --evaluate"
+    remedy = "hpcfed without RUN --client NAME --evaluate all measures on the same ones"
+    why = f"without has no difference: its test samples are {theirs}, the baseline's {ours}; {remedy}"
     assert why in found.differences.note
     of_all = "run, all, common" if "run" not in measured else "run" if len(measured) else ""
     note = found.results[0].note
