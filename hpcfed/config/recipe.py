@@ -375,6 +375,10 @@ class Recipe(Section):
         """The file it was read from, for messages."""
         return self._where
 
+    def __eq__(self, other: object) -> bool:
+        """Compare the keys, from whichever files they were read."""
+        return isinstance(other, Recipe) and self.__dict__ == other.__dict__
+
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""
         has_state = stateful or self.parameters.keeps_private

@@ -106,7 +106,7 @@ def test_what_cannot_be_portable_is_refused(changes, tmp_path, monkeypatch):
         "def step(parameters, batch, context):\n    pass\n"
     )
     recipe = small("run", **{"model": {"name": "logistic"}, "bits": "portable", "python_path": ["."], **changes})
-    with pytest.raises(InputError, match=r"^bits: portable with .*leave bits out"):
+    with pytest.raises(InputError, match=r"^recipe: bits: portable with .*leave bits out"):
         hpcfed.run(recipe, quiet=True)
     assert not (tmp_path / "run").exists()
 
