@@ -51,7 +51,7 @@ def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, devi
         model.load_file(recipe.model.init)
     if spec is None:
         model.attributes = ModuleAttributes(module)
-    _check_outputs(model, federation, outputs, dtype, device)
+    _check_outputs(model, federation, outputs, dtype, device, by_gradients=recipe.local.step is None)
     model.forget()
     return model
 
@@ -121,21 +121,20 @@ def _uninitialised() -> Iterator[None]:
 
 
 def _check_outputs(
-    model: FlatModel, federation: Federation, outputs: int, dtype: torch.dtype, device: torch.device
+    model: FlatModel,
+    federation: Federation,
+    outputs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    by_gradients: bool,
 ) -> None:
     """Run the model on two samples of zeros, and compare its output with them and the federation's targets."""
     import torch
 
     samples, _ = zeros(2, federation, dtype, device)
     model.module.eval()
-    try:
-        with torch.enable_grad():
-            output = model.module(samples)
-    except RAISED as error:  # a user's model may raise anything
-        what = f"the model cannot take a sample of shape {federation.feature_shape}"
-        place = place_of(error)
-        got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
-        raise InputError(what, got=got) from error
+    output = _output(model, samples)
     model.train()
     wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
     if not isinstance(output, torch.Tensor):
@@ -146,10 +145,32 @@ def _check_outputs(
     if len(shape) < 2 or shape[0] != len(samples) or prod(shape[1:]) != outputs:
         wanted = f"{wanted} for each of {len(samples)} samples"
         raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
-    if not (output.requires_grad or torch.is_inference_mode_enabled()):
+    if not by_gradients or output.requires_grad or torch.is_inference_mode_enabled():
+        return
+    in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
+    model.load(model.vector)  # undoes what training did to buffers
+    if not (isinstance(in_training, torch.Tensor) and in_training.requires_grad):
         what = "the model's output does not depend on its parameters"
         remedy = "look for no_grad, detach or .data in it"
         raise InputError(what, expected="an output with a gradient", remedy=remedy)
+
+
+def _output(model: FlatModel, samples: torch.Tensor) -> Any:
+    """Return what the model makes of samples, with gradients.
+
+    Raises:
+        InputError: it raises an error, which may be any.
+    """
+    import torch
+
+    try:
+        with torch.enable_grad():
+            return model.module(samples)
+    except RAISED as error:
+        what = f"the model cannot take a sample of shape {tuple(samples.shape[1:])}"
+        place = place_of(error)
+        got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        raise InputError(what, got=got) from error
 
 
 def zeros(

@@ -215,8 +215,8 @@ MORE: Mapping[str, Wrong] = {
     "unset-variable": Wrong(RUN + "data=$HPCFED_UNSET/a.h5", ("$HPCFED_UNSET", "to be set")),
 }
 FACTORIES = """
+import torch
 from torch import nn
-
 def seven():
     return nn.Linear(12, 7)
 
@@ -263,6 +263,24 @@ class Detached(nn.Linear):
 
 def detached():
     return Detached(12, 4)
+
+
+class Frugal(nn.Sequential):
+    def forward(self, x):
+        if self.training:
+            return super().forward(x)
+        with torch.no_grad():
+            return super().forward(x)
+
+
+def frugal():
+    return Frugal(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
+def best_of_two(parameters, batch, context):
+    found = [parameters, parameters + torch.from_numpy(context.random.normal(size=len(parameters))).float() / 100]
+    losses = [float(context.loss(context.output(one, batch[0]).detach(), batch[1])) for one in found]
+    return found[losses[1] < losses[0]], min(losses)
 
 
 def lazy():
@@ -357,6 +375,20 @@ def test_gradients_are_computed_whatever_the_caller_has_set(without, prepared, t
     with pytest.MonkeyPatch.context() as patch, without():
         patch.chdir(prepared)
         found = hpcfed.run("recipe.yaml", [f"output={tmp_path}/run", "rounds=1", "local.engine=sequential"], quiet=True)
+    assert found.metrics[0]["delta_sq"] > 0
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.factory=outputs:frugal", "parameters.buffers=averaged"],
+        ["model.factory=outputs:detached", "local={step: 'outputs:best_of_two', steps: 2, batch_size: 10, lr: 0.1}"],
+    ],
+)
+def test_models_may_leave_gradients_out_where_none_are_taken(words, prepared, tmp_path):
+    """In evaluation, and where a local step of the user's own takes none."""
+    found = hpcfed.run(prepared / "factory.yaml", [f"output={tmp_path}/run", "rounds=1", *words], quiet=True)
     assert found.metrics[0]["delta_sq"] > 0
 
 
