@@ -112,7 +112,7 @@ def _meant(kind: str, value: Any) -> str:
     if kind in ("int_type", "float_type") and isinstance(value, str):
         text = value.strip().replace("\u2212", "-")  # the minus of a typeset page
         text = text.replace(",", ".") if kind == "float_type" else text
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             return text if isfinite((int if kind == "int_type" else float)(text)) else ""
     return ""
 

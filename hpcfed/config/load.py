@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,13 +64,11 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     Raises:
         InputError: naming the key, what was expected and what was found.
     """
-    if isinstance(overrides, str) or not all(isinstance(text, str) for text in _listed(overrides)):
-        remedy = "such as ['rounds=3', 'local.lr=0.1']"
-        raise InputError("overrides", expected="a list of texts section.key=value", got=shown(overrides), remedy=remedy)
+    overrides = _listed(overrides)
     if isinstance(source, Mapping):
         where, folder, content = "recipe", Path.cwd(), _plain(source)
         content.setdefault("name", "run")
-    elif not isinstance(source, str | Path):
+    elif not isinstance(source, str | os.PathLike):
         raise InputError("the recipe", expected="the path of a file, or a mapping of keys", got=shown(source))
     else:
         path = Path(source)
@@ -279,9 +277,18 @@ def _as_yaml_has_it(value: Any) -> Any:
     return [_as_yaml_has_it(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _listed(overrides: Any) -> Sequence[Any]:
-    """Return a list or tuple as it is, anything else as what no override is."""
-    return overrides if isinstance(overrides, list | tuple) else (None,)
+def _listed(overrides: Any) -> list[str]:
+    """Return overrides as a list.
+
+    Raises:
+        InputError: they are one text, a mapping, or not all texts.
+    """
+    is_list = isinstance(overrides, Iterable) and not isinstance(overrides, str | Mapping)
+    texts = list(overrides) if is_list else [overrides]
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        remedy = "such as ['rounds=3', 'local.lr=0.1']"
+        raise InputError("overrides", expected="a list of texts section.key=value", got=shown(overrides), remedy=remedy)
+    return texts
 
 
 def _override(content: dict[str, Any], text: str) -> None:

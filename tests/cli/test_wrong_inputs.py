@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import h5py
 import pytest
@@ -80,6 +80,7 @@ MORE: Mapping[str, Wrong] = {
     "unknown-model": Wrong(RUN + "model.name=mpl", ("hpcfed: recipe.yaml: unknown model.name 'mpl'", "mean 'mlp'?")),
     "model-in-capitals": Wrong(RUN + "model.name=MLP", ("'MLP'", "did you mean 'mlp'?")),
     "key-in-capitals": Wrong(RUN + "LR=0.1", ("unknown key 'LR'", "did you mean 'local.lr'?")),
+    "quoted-number-beyond-floats": Wrong(RUN + "rounds='" + "1" * 400 + "'", ("rounds: expected a valid integer",)),
     "quoted-number": Wrong(RUN + 'rounds="3"', ("recipe.yaml: rounds", "'3'; did you mean 3, without quotes?")),
     "decimal-comma": Wrong(RUN + "local.lr=0,05", ("local.lr", "'0,05'; did you mean 0.05, without quotes?")),
     "whole-number-as-a-real-one": Wrong(RUN + "rounds=3.0", ("rounds", "3.0; did you mean 3?")),
@@ -364,6 +365,7 @@ def test_a_recipe_from_python_is_a_path_or_a_mapping_which_may_have_tuples(prepa
     for wrong in (None, 5, ["recipe.yaml"], b"recipe.yaml"):
         with pytest.raises(InputError, match="the recipe: expected the path of a file, or a mapping of keys"):
             load_recipe(wrong)
+    assert load_recipe(PurePath(prepared, "recipe.yaml"), {"rounds=2": None}.keys()).rounds == 2
     whole = parse_yaml((prepared / "recipe.yaml").read_text())
     found = load_recipe({**whole, "model": {"name": "mlp", "hidden": (8, 4)}, "cohort": {"schedule": ((0, 1), (2,))}})
     assert (found.model.parameters["hidden"], found.cohort.schedule) == ([8, 4], [[0, 1], [2]])
