@@ -88,6 +88,7 @@ def started(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("touch run/checkpoints/round-00000002.json", 0, False),
         ("touch run/checkpoints/round-00000002.json; kill -KILL $$", 137, True),
         ("touch run/checkpoints/round-00000002.json; exit 9", 9, True),  # MPICH's mpirun says it so
+        ("touch run/checkpoints/round-00000002.json; exit 253", 253, True),  # srun, for want of memory
         ("kill -KILL $$", 137, False),
         ("touch run/checkpoints/round-00000002.json; kill -TERM $$", 143, False),  # a second signal of the user's
         ("touch run/checkpoints/round-00000002.json; echo 3 > run-$SLURM_JOB_ID.deaths; kill -KILL $$", 137, False),
