@@ -142,13 +142,13 @@ def _call(args: list[str] | None) -> int:
     return leave(code, message)
 
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = Path(__file__).parents[1]
 _with_source = warnings.formatwarning
 
 
 def _in_a_line(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
     """Return the text of a warning: one of hpcfed's own as a line of a command, others with their place."""
-    if filename.startswith(PACKAGE):
+    if PACKAGE in Path(filename).parents:
         return f"hpcfed: {visible(str(message))}\n"
     return _with_source(message, category, filename, lineno, line)
 

@@ -376,11 +376,19 @@ def limit_threads(code: int) -> None:
 
 
 def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
-    time.sleep(min(PATIENCE, LINGER))
-    names = ", ".join(one.name for one in threads if one.is_alive())
-    _say(f"hpcfed: waits {LINGER:g} s at most for your thread {names}; join your threads, or make them daemons")
-    time.sleep(LINGER)
-    os._exit(code)
+    """End the process after `LINGER`, unless `threads` have ended before; it may then end as slowly as it likes."""
+    end = time.monotonic() + LINGER
+    _join(threads, min(end, time.monotonic() + PATIENCE))
+    if names := ", ".join(one.name for one in threads if one.is_alive()):
+        _say(f"hpcfed: waits {LINGER:g} s at most for your thread {names}; join your threads, or make them daemons")
+    _join(threads, end)
+    if any(one.is_alive() for one in threads):
+        os._exit(code)
+
+
+def _join(threads: Sequence[threading.Thread], end: float) -> None:
+    for one in threads:
+        one.join(max(0.0, end - time.monotonic()))
 
 
 def world_over(comm: MPI.Comm) -> World:

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -17,9 +19,11 @@ import torch
 from safetensors.torch import save_file
 
 import hpcfed
+from hpcfed.cli.main import _in_a_line
 from hpcfed.config.load import dump_yaml, load_recipe, load_recipes
 from hpcfed.errors import InputError
 from hpcfed.io.text import parse_yaml
+from hpcfed.ranks import world
 from hpcfed.run_folder.rounds import count_rounds, read_rounds
 from tests.launch import Completed, launch, own_lines
 from tests.mpi.recipes import write_recipe, write_small
@@ -351,6 +355,33 @@ def test_a_thread_of_the_users_does_not_keep_the_process(ranks, prepared, tmp_pa
     lines = own_lines(done.stderr)
     assert (done.returncode, len(lines)) == (0, 1), done.stderr
     assert "waits 1 s at most for your thread lasting" in lines[0]
+
+
+@pytest.mark.one_mpi
+def test_only_warnings_of_its_own_code_are_lines_of_the_program():
+    """Those of a folder beside it whose name begins alike have their place."""
+    package = Path(hpcfed.__file__).parent
+    own, other = (
+        _in_a_line("odd", UserWarning, str(path), 3)
+        for path in (package / "loaded.py", package.with_name("hpcfed_mine") / "net.py")
+    )
+    assert own == "hpcfed: odd\n"
+    assert other.startswith(f"{package}_mine")
+
+
+@pytest.mark.one_mpi
+def test_a_process_that_ends_slowly_is_not_cut_short_for_a_thread_that_has_ended(monkeypatch, capfd):
+    """What takes its time may be a function of ``atexit``."""
+    (thread := threading.Thread(target=str)).start()
+    ended: list[int] = []
+    monkeypatch.setattr(world, "LINGER", 0.0)
+    monkeypatch.setattr(world.os, "_exit", ended.append)
+    monkeypatch.setattr(world, "start", lambda watcher: watcher.run())
+    monkeypatch.setattr(world.threading, "enumerate", lambda: [thread])
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    thread.join()
+    world.limit_threads(0)
+    assert (ended, capfd.readouterr().err) == ([], "")
 
 
 @pytest.mark.one_mpi
