@@ -16,6 +16,7 @@ from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_
 
 if TYPE_CHECKING:
     from hpcfed.errors import InputError
+    from hpcfed.ranks.signals import Signals
     from hpcfed.reproduce.experiment import Experiment
     from hpcfed.reproduce.inputs import Places
     from hpcfed.reproduce.session import ReproduceSession
@@ -103,11 +104,11 @@ def command(
         for experiment in present:
             world.on_root(partial(_show, session, experiment))
     else:
-        with catch_signals(world):  # of all its runs, and of what is between them
-            _run_each(session, present, name)
+        with catch_signals(world) as caught:  # of all its runs, and of what is between them
+            _run_each(session, present, name, caught)
 
 
-def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: str) -> None:
+def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: str, caught: Signals) -> None:
     """Prepare, run and show one experiment after another, on all ranks; those without data are named and left out.
 
     Raises:
@@ -118,7 +119,10 @@ def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: st
     from hpcfed.errors import InputError, Stopped
 
     world, left_out = session.world, []
+    stopped = Stopped(f"{name} stopped, runs are left", remedy="the same command goes on from there")
     for experiment in present:
+        if any(world.gather(caught.name is not None)):  # which experiments without runs do not heed
+            raise stopped
         try:
             ready = world.on_root(partial(session.prepare, experiment))
         except InputError as error:
@@ -126,10 +130,10 @@ def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: st
             if len(present) > 1:
                 world.on_root(partial(click.echo, f"{experiment.name} is left out: {error}"))
             continue
-        stopped = session.run(ready)
+        is_stopped = session.run(ready)
         world.on_root(partial(_show, session, ready))
-        if stopped:
-            raise Stopped(f"{name} stopped, runs are left", remedy="the same command goes on from there")
+        if is_stopped:
+            raise stopped
     if len(left_out) == len(present):
         raise left_out[0]
 

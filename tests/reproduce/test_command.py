@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcfed.cli import reproduce
+from hpcfed.errors import Stopped
+from hpcfed.ranks.signals import Signals
+from hpcfed.ranks.world import World
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.classes import class_counts
@@ -69,6 +73,28 @@ def test_a_signal_while_figures_are_drawn_lets_them_be_drawn(command, tmp_path, 
         signal.signal(signal.SIGINT, before)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "fedexp-toy" / "table.md").exists()
+
+
+def test_a_signal_ends_a_command_of_several_experiments_that_have_no_runs(monkeypatch):
+    caught, shown = Signals(), []
+
+    class Session:
+        world = World()
+
+        def prepare(self, experiment: str) -> str:
+            return experiment
+
+        def run(self, experiment: str) -> bool:
+            caught.name = "SIGINT"
+            return False
+
+        def show(self, experiment: str) -> None:
+            shown.append(experiment)
+
+    monkeypatch.setattr(reproduce, "_show", Session.show)
+    with pytest.raises(Stopped, match="both stopped, runs are left"):
+        reproduce._run_each(Session(), ["one", "another"], "both", caught)
+    assert shown == ["one"]
 
 
 def test_methods_are_run_one_by_one_or_on_ranks_started_here_and_never_again(command, tmp_path):
