@@ -65,8 +65,8 @@ MEANINGS = {
         "linear models and perceptrons, and `matmul: onednn` computes their large products by oneDNN, "
         "`blas` by MKL, `auto` by oneDNN on AMD's processors from Zen 5 on (`hpcfed bench "
         "calibrate RECIPE` measures both choices); `compile: true` has torch compile the model; "
-        '`step: "module:function"` takes a step of your own in place of all that, with `step_args: {}` (see '
-        "below)"
+        '`step: "module:function"` takes a step of your own in place of all that, with `step_args: {}` '
+        '(README.md, "Add a method")'
     ),
     "budget": ("`{low: 4, high: 20}` steps drawn for each client and round, or `{schedule: budgets.json}`"),
     "guess": (
@@ -75,7 +75,7 @@ MEANINGS = {
     ),
     "algorithm": (
         "`{name: fedexp, eps: 1e-3}`; a product `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; "
-        'or your own `{factory: "module:function"}` (see below)'
+        'or your own `{factory: "module:function"}` (README.md, "Add a method")'
     ),
     "evaluate": (
         "`{every: 1, model: last, batch_size: 1000, train: {every: 0}}`; `model: last-two`, "
