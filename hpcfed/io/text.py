@@ -94,13 +94,18 @@ def open_file(path: Path, *, pipes: bool = False) -> BinaryIO:
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file, which hold no more memory than the longest one may.
 
+    The first one without an end is the last, even if another process is writing the rest of it.
+
     Raises:
         Malformed: a line is longer than that.
     """
     while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+        is_whole = line.endswith(b"\n")
+        if len(line) == LONGEST_LINE and not is_whole:
             raise Malformed(f"a line of more than {LONGEST_LINE:,} bytes")
         yield line
+        if not is_whole:
+            return
 
 
 def parse_json(text: str) -> Any:

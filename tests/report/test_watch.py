@@ -52,6 +52,25 @@ def test_only_what_is_new_is_read_and_half_a_line_waits(tmp_path):
     assert run.columns["test_accuracy"] == [row["test_accuracy"] for row in make_rows(5, "fedexp", 0)]
 
 
+def test_half_a_line_waits_also_if_its_end_is_written_as_it_is_read(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", rows=make_rows(3, "fedexp", 0), status=None)
+    run, record, text = follow(folder), folder / "metrics.jsonl", lines_of(make_rows(4, "fedexp", 0))
+    record.write_text(text[:-30])
+
+    class Growing(io.FileIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            record.write_text(text)
+            return line
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcfed.watch.follow.open_file", Growing)
+        run.look()
+    assert run.done == 3
+    run.look()
+    assert run.done == 4
+
+
 def test_a_record_that_was_cut_is_read_anew(tmp_path):
     folder = write_run(tmp_path / "run", rows=make_rows(6, "fedavg", 0), status=None)
     run = follow(folder)
