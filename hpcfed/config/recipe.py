@@ -376,8 +376,10 @@ class Recipe(Section):
         return self._where
 
     def __eq__(self, other: object) -> bool:
-        """Compare the keys, from whichever files they were read."""
-        return isinstance(other, Recipe) and self.__dict__ == other.__dict__
+        """Whether all keys are equal, wherever they were read."""
+        return isinstance(other, Recipe) and dict(self) == dict(other)
+
+    __hash__ = Section.__hash__
 
     def balances(self, stateful: bool) -> bool:
         """Return whether cohorts are spread over ranks by work; `auto` balances only clients without a state."""

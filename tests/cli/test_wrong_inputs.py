@@ -398,6 +398,9 @@ def test_a_recipe_from_python_is_a_path_or_a_mapping_which_may_have_tuples(prepa
             load_recipe(wrong)
     assert load_recipe(PurePath(prepared, "recipe.yaml"), {"rounds=2": None}.keys()).rounds == 2
     whole = parse_yaml((prepared / "recipe.yaml").read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(prepared)
+        assert load_recipe("recipe.yaml") == load_recipe({**whole, "name": "recipe"})
     found = load_recipe({**whole, "model": {"name": "mlp", "hidden": (8, 4)}, "cohort": {"schedule": ((0, 1), (2,))}})
     assert (found.model.parameters["hidden"], found.cohort.schedule) == ([8, 4], [[0, 1], [2]])
 
