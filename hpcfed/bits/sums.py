@@ -61,5 +61,6 @@ def squared_norm(vector: Tensor) -> float:
     import numpy as np
 
     entries = vector.numpy()
-    blocks = [np.square(entries[first : first + BLOCK]).sum() for first in range(0, len(entries), BLOCK)]
-    return float(np.sum(blocks))
+    with np.errstate(over="ignore"):  # of a run that diverges
+        blocks = [np.square(entries[first : first + BLOCK]).sum() for first in range(0, len(entries), BLOCK)]
+        return float(np.sum(blocks))

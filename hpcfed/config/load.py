@@ -98,8 +98,7 @@ def load_recipes(source: str | Path | Mapping[str, Any], overrides: Sequence[str
 
 def _recipe(content: Mapping[str, Any], where: str) -> Recipe:
     recipe: Recipe = validated(Recipe, content, where)
-    recipe._where = where
-    return recipe
+    return recipe.read_from(where)
 
 
 def given_twice(overrides: Sequence[str]) -> list[str]:

@@ -375,6 +375,11 @@ class Recipe(Section):
         """The file it was read from, for messages."""
         return self._where
 
+    def read_from(self, where: str) -> Recipe:
+        """Set `where`, and return the recipe."""
+        self._where = where
+        return self
+
     def __eq__(self, other: object) -> bool:
         """Whether all keys are equal, wherever they were read."""
         return isinstance(other, Recipe) and dict(self) == dict(other)

@@ -163,7 +163,13 @@ def _panels(view: View, metric: StudyMetric, axis: str, minus: int | None) -> li
 def _mark(estimate: MeanEstimate | None, resamples: np.ndarray | None) -> ForestMark | None:
     if estimate is None:
         return None
-    return ForestMark(estimate.mean, estimate.interval, None if resamples is None else interval(resamples))
+    of_patients = None if resamples is None else interval(resamples)
+    return ForestMark(estimate.mean, _drawable(estimate.interval), _drawable(of_patients))
+
+
+def _drawable(ends: Ends | None) -> Ends | None:
+    """Return an interval whose ends are finite: the variance of values above 1e154 is not."""
+    return ends if ends is not None and math.isfinite(ends[0]) and math.isfinite(ends[1]) else None
 
 
 def _note(view: View, metric: StudyMetric, place: int, column: Sequence[MeanEstimate | None]) -> str:
