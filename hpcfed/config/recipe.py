@@ -318,8 +318,9 @@ class Evaluate(Section):
     def _names_are_free(self) -> Evaluate:
         if self.metrics.keys() & {*MEASURED}:
             raise ValueError(f"names in 'metrics' other than {' and '.join(MEASURED)}, which are measured anyway")
-        if self.metrics.keys() & {*CLIENT_COLUMNS}:
-            raise ValueError(f"names in 'metrics' other than the columns of clients.csv: {', '.join(CLIENT_COLUMNS)}")
+        if taken := [name for name in self.metrics if name in CLIENT_COLUMNS]:
+            columns = ", ".join(CLIENT_COLUMNS)
+            raise ValueError(f"names in 'metrics' other than the columns of clients.csv: {columns}; not {taken[0]!r}")
         return self
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ pieces of a data set is Σ sums / Σ counts, for any pieces.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -272,10 +273,12 @@ class _OwnMetric:
     def __call__(self, output: Tensor, target: Tensor) -> tuple[float, float]:
         result = self.function(output, target)
         try:
-            total, count = result
-            return float(total), float(count)
+            total, count = map(float, result)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(self.key, expected="two numbers, (sum, count)", got=repr(result)[:100]) from None
+        if not 0 <= count < math.inf:
+            raise InputError(self.key, expected="(sum, count) with a finite count from 0", got=repr(result)[:100])
+        return total, count
 
 
 def _made(reference: str, args: Mapping[str, Any], python_path: Sequence[Path]) -> Each:

@@ -35,6 +35,10 @@ def one(output, target):
     return 1.0
 
 
+def uncounted(output, target):
+    return 1.0, -1
+
+
 def raising(output, target):
     raise OSError("no licence server")
 
@@ -143,6 +147,7 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
         ({"loss": {"name": "squared", "factory": "own_functions:top2"}}, ("'name' or 'factory'",)),
         ({"loss": {"name": "binary-cross-entropy"}}, ("does not fit a classification", "'cross-entropy'")),
         ({"evaluate": {"metrics": {"one": "own_functions:one"}}}, ("evaluate.metrics.one", "(sum, count)", "1.0")),
+        ({"evaluate": {"metrics": {"u": "own_functions:uncounted"}}}, ("evaluate.metrics.u", "count from 0", "-1")),
         ({"evaluate": {"metrics": {"f": "own_functions:raising"}}}, ("evaluate.metrics.f", "no licence server")),
         ({"evaluate": {"metrics": {"loss": "own_functions:one"}}}, ("other than loss and accuracy",)),
         ({"evaluate": {"metrics": {"name": "own_functions:one"}}}, ("other than the columns of clients.csv: round,",)),
