@@ -140,6 +140,8 @@ def gather(
         raise InputError(f"{name}: no client has a sample", remedy="give at least one")
     tests = Samples(task, num_classes, like=samples, missing=absent)
     tested = _tested(test, tests, names)
+    if (whole := samples.rounded if tests.rounded is None else tests.rounded) is not None:
+        remarks = (*remarks, f"x: whole numbers are rounded to float32, {whole} to {int(np.float32(whole))}")
     if absent == "keep" and x.ndim != 2:
         raise InputError(
             f"--missing {missing}", expected="x (n, p)", got=f"shape {x.shape[1:]} each", remedy="use drop"

@@ -16,6 +16,8 @@ from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
 
 BLOCK_SAMPLES, BLOCK_BYTES = 512, 16 << 20
+LARGEST_EXACT = 1 << 24
+"""Float32 has all whole numbers up to this one."""
 LARGEST_BYTE = np.iinfo(np.uint8).max
 OF_EVENTS = "1 for an event or 0 for a censored time"
 """Contents of the first column of survival targets."""
@@ -38,6 +40,7 @@ class Samples:
 
     Attributes:
         labels: the different labels, where these are the classes: y (n,) has their numbers; None with `num_classes`.
+        rounded: a whole number of x that float32 rounded; None if there is none.
     """
 
     def __init__(self, task: str, num_classes: int | None, like: Samples | None = None, missing: str = "refuse"):
@@ -47,6 +50,7 @@ class Samples:
         self.count, self.largest = 0, -1
         self.dropped: Counter[str] = Counter()
         self.labelled: set[str] = set()
+        self.rounded: int | None = None
         self.labels = ArrayLabels() if task == "classification" and num_classes is None else None
         if like is not None:
             self.labels = like.labels
@@ -99,6 +103,9 @@ class Samples:
         if x.dtype == np.uint8:
             return x
         wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+        if x.dtype.kind in "iu" and self.rounded is None and np.abs(wide).max(initial=0) >= LARGEST_EXACT:
+            other = x[wide.astype(np.float64) != x.astype(np.float64)]
+            self.rounded = int(other.flat[0]) if other.size else None
         return _finite(f"{name}: x", wide, first, nan=self._missing == "keep")
 
     def _of_one_class(self, what: str, y: np.ndarray) -> np.ndarray:

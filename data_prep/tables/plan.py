@@ -106,6 +106,10 @@ class TablePlan:
                 if not chosen and all(cells.QUANTITY.fullmatch(level) for level in feature.levels):
                     example = f"words that look like numbers, such as {feature.levels[0]!r}"
                     yield f"{feature.column!r} has {example}: if they are, write them as 1200 or 1.5"
+            elif (facts := self.found.facts[feature.column]).is_coarse:
+                blurred = f"{feature.column!r} is rounded to float32 by up to {facts.rounding:.3g}"
+                remedy = "subtract an offset in the tables, or leave it out by --exclude"
+                yield f"{blurred}, its numbers differ by {facts.high - facts.low:.3g}: {remedy}"
         if line := cells.twice("clients", clients):
             yield line
         if said := self._identifiers():

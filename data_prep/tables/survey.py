@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ MOST_LEVELS, MOST_CHOSEN, MOST_CLASSES = 100, 10_000, 100_000
 MANY_NUMBERS = 20
 """Distinct fractional labels above which a column is taken for the target of a regression."""
 LARGEST = float(np.finfo(np.float32).max)
+COARSE = 1e-4
+"""Share of a column's range above which the rounding of its numbers to float32 is told."""
 
 
 @dataclass
@@ -40,6 +43,8 @@ class ColumnFacts:
         strange: type of a column that is neither numbers, text nor images; "" for these. `strange_in` is the first file
             in which it is that.
         infinite: place of the first number that is not a finite float32; "" for none.
+        low, high: the least and the largest number.
+        rounding: the largest difference between a number and its float32.
     """
 
     missing: int = 0
@@ -55,6 +60,14 @@ class ColumnFacts:
     strange: str = ""
     strange_in: str = ""
     infinite: str = ""
+    low: float = math.inf
+    high: float = -math.inf
+    rounding: float = 0.0
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether float32 blurs the differences between the numbers, as those of times in seconds since 1970."""
+        return self.high > self.low and self.rounding > COARSE * (self.high - self.low)
 
 
 @dataclass(frozen=True)
@@ -208,8 +221,13 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
     facts.number = True
     facts.whole &= bool(((found == np.rint(found)) | np.isnan(found)).all())
     too_large = np.abs(found) > LARGEST
-    if too_large.any() and not facts.infinite:
-        facts.infinite = block.place(int(too_large.argmax()))
+    if too_large.any():
+        facts.infinite = facts.infinite or block.place(int(too_large.argmax()))
+        return
+    if not len(present := found[~np.isnan(found)]):
+        return
+    facts.low, facts.high = min(facts.low, float(present.min())), max(facts.high, float(present.max()))
+    facts.rounding = max(facts.rounding, float(np.abs(present - present.astype(np.float32)).max()))
 
 
 def _add(facts: ColumnFacts, texts: Iterable[str], block: Block) -> None:

@@ -573,13 +573,15 @@ def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
             ["x in the file: from -30,000 to 32,000\n", "not scaled: channel 0 (", "scale by --standardize"],
         ),
         ("int32", (3,), ["not scaled: feature 0 (1e+03 ± 3.1e+04), feature 1 (", "feature 2 ("]),
+        ("int64", (2,), ["x: whole numbers are rounded to float32, 33554433 to 33554432\n"]),
         ("uint8", (1, 2, 2), ["x in the file: from 0 to 200, which runs divide by 255\n"]),
         ("float32", (4,), ["x in the file: from 0 to 1\n"]),
     ],
 )
 def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
     """Bytes are divided by 255 in runs, other whole numbers are not scaled: a line says so."""
-    low, high = {"int16": (-30000, 32000), "int32": (-30000, 32000), "uint8": (0, 200)}.get(dtype, (0, 1))
+    ranges = {"int16": (-30000, 32000), "int32": (-30000, 32000), "int64": (0, 2**25 + 1), "uint8": (0, 200)}
+    low, high = ranges.get(dtype, (0, 1))
     (tmp_path / "raw").mkdir()
     for name in NAMES[:2]:
         x = np.full((6, *shape), low, dtype)

@@ -459,6 +459,15 @@ def test_a_patient_is_no_feature_unnoticed(tmp_path: Path) -> None:
     assert remark(exclude="case") == f"{used}: PatientID; leave them out by --exclude, or the patient's by --group"
 
 
+def test_numbers_that_float32_blurs_are_told(tmp_path: Path) -> None:
+    """Those of times in seconds lie 128 apart in float32; a constant 0.1, and whole years, are as good as before."""
+    rows = [(f"{1_700_000_000 + 7 * k}", "0.1", f"{1990 + k}", str(k % 2)) for k in range(8)]
+    write(tmp_path / "a.csv", rows)
+    said = [line for line in own.load(tmp_path).remarks if "float32" in line]
+    remedy = "subtract an offset in the tables, or leave it out by --exclude"
+    assert said == [f"'age' is rounded to float32 by up to 49, its numbers differ by 49: {remedy}"]
+
+
 @pytest.mark.parametrize(
     ("labels", "names", "numbers"),
     [
