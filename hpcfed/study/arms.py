@@ -20,7 +20,7 @@ import numpy as np
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.federation import Federation
-from hpcfed.errors import InputError, counted
+from hpcfed.errors import InputError
 from hpcfed.setup import build_model, resolve
 from hpcfed.study.methods import MethodChoice
 
@@ -39,9 +39,15 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrainingAmount:
-    """The amount of training: K steps in each of R rounds, at |S| sites a round."""
+    """The amount of training: K steps in each of R rounds, at |S| sites a round.
 
-    steps: int
+    Attributes:
+        steps: K of each split; that of ``local.epochs`` follows the sizes of the split's training sets.
+        rounds: R.
+        sites: |S|.
+    """
+
+    steps: tuple[int, ...]
     rounds: int
     sites: int
 
@@ -49,6 +55,11 @@ class TrainingAmount:
     def every(self) -> int:
         """Rounds between two evaluations."""
         return max(1, self.rounds // POINTS)
+
+    def in_text(self, factor: int = 1) -> str:
+        """Return `factor` times K: a range where it differs between splits."""
+        low, high = (f"{steps * factor:,}" for steps in (min(self.steps), max(self.steps)))
+        return low if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,8 @@ class Arm:
         return self.kind == POOLED
 
 
-def training_amount(recipe: Recipe, sizes: np.ndarray) -> TrainingAmount:
-    """Return a recipe's steps, rounds and sites a round, on N sites with `sizes` training samples.
+def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmount:
+    """Return a recipe's steps, rounds and sites a round; `sizes` of each split, (N,): the sites' training samples.
 
     Epochs are those of a site of mean size.
 
@@ -103,12 +114,17 @@ def training_amount(recipe: Recipe, sizes: np.ndarray) -> TrainingAmount:
     if recipe.stop.by_scores or recipe.stop.max_hours is not None:
         what = "stop in a study: runs of other lengths are no fair comparison"
         raise InputError(what, remedy="leave it out, or override it: stop={}")
+    steps = tuple(_steps(recipe, float(of_split.mean())) for of_split in sizes)
+    return TrainingAmount(steps, recipe.rounds, recipe.cohort.size_in(len(sizes[0])) or len(sizes[0]))
+
+
+def _steps(recipe: Recipe, size: float) -> int:
+    """Return the local steps of a site with so many training samples."""
     local = recipe.local
-    batch = float(sizes.mean()) if local.batch_size == "full" else float(local.batch_size)
-    steps = local.steps or (local.epochs or 0) * math.ceil(float(sizes.mean()) / batch)
-    if not steps:
-        steps = recipe.budget.high if recipe.budget is not None and recipe.budget.high else 1
-    return TrainingAmount(steps, recipe.rounds, recipe.cohort.size_in(len(sizes)) or len(sizes))
+    batch = size if local.batch_size == "full" else float(local.batch_size)
+    if steps := local.steps or (local.epochs or 0) * math.ceil(size / batch):
+        return steps
+    return recipe.budget.high if recipe.budget is not None and recipe.budget.high else 1
 
 
 def has_ensemble(task: str) -> bool:
@@ -124,8 +140,8 @@ def make_arms(
     amount: TrainingAmount,
 ) -> list[Arm]:
     """Return the arms that are trained; personalised models and ensembles are made of theirs."""
-    one, whole = amount.steps * amount.rounds, amount.steps * amount.rounds * amount.sites
-    federated = f"{one:,} at each of {amount.sites} sites"
+    one, whole = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites)
+    federated = f"{one} at each of {amount.sites} sites"
     tuned = PERSONALISED in baselines
     arms = [
         Arm(
@@ -143,26 +159,27 @@ def make_arms(
     if POOLED in baselines:
         for factor, count in zip(factors, (one, whole), strict=False):
             key = POOLED if factor == 1 else f"{POOLED}-long"
-            arms.append(
-                Arm(key, f"Pooled, {counted(count, 'step')}", POOLED, f"{count:,}", amount.rounds, factor=factor)
-            )
+            arms.append(Arm(key, f"Pooled, {_counted(count)}", POOLED, count, amount.rounds, factor=factor))
     if TRAVELLING in baselines:
         for factor, count in zip(factors, (one, whole), strict=False):
             key = TRAVELLING if factor == 1 else f"{TRAVELLING}-long"
             rounds = amount.rounds * factor
-            arms.append(
-                Arm(key, f"Travelling, {counted(count, 'step')}", TRAVELLING, f"{count:,}", rounds, factor=factor)
-            )
+            arms.append(Arm(key, f"Travelling, {_counted(count)}", TRAVELLING, count, rounds, factor=factor))
     if ALONE in baselines or ENSEMBLE in baselines:
         for k, name in enumerate(sites):
-            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, f"{one:,}", amount.rounds, site=k))
+            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, one, amount.rounds, site=k))
     return arms
+
+
+def _counted(steps: str) -> str:
+    return f"{steps} step{'' if steps == '1' else 's'}"
 
 
 def recipe_of(
     arm: Arm,
     recipe: Recipe,
     amount: TrainingAmount,
+    split: int,
     shared: Content,
     clients: Sequence[int],
     run: Mapping[str, Any],
@@ -173,6 +190,7 @@ def recipe_of(
         arm: the arm.
         recipe: of the study.
         amount: of its training.
+        split: number of the split.
         shared: the baselines' ``parameters``, none of them private.
         clients: the sites that are clients of the split's file, in their order.
         run: name, seed, data and output.
@@ -182,10 +200,10 @@ def recipe_of(
     """
     content = to_plain(load_recipe(to_plain(recipe), arm.overrides)) if arm.overrides else to_plain(recipe)
     of_all = arm.kind == FEDERATED
-    own = _federated(content, len(clients)) if of_all else _plain(content, arm, amount, shared, clients)
+    own = _federated(content, len(clients)) if of_all else _plain(content, arm, amount.steps[split], shared, clients)
     content = {**own, **run}
     content["rounds"] = arm.rounds
-    content["evaluate"] = _evaluate(content, arm, amount)
+    content["evaluate"] = _evaluate(content, arm, amount.every, amount.steps[split])
     return load_recipe(content)
 
 
@@ -195,8 +213,8 @@ def _federated(content: Content, count: int) -> Content:
     return content | {"cohort": {**content["cohort"], "size": None if size is None else min(size, count)}}
 
 
-def _plain(content: Content, arm: Arm, amount: TrainingAmount, shared: Content, clients: Sequence[int]) -> Content:
-    """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round."""
+def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Sequence[int]) -> Content:
+    """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round, with K `steps` of a site."""
     turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
     schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
     cohort: Content = {"schedule": schedule}
@@ -204,8 +222,7 @@ def _plain(content: Content, arm: Arm, amount: TrainingAmount, shared: Content, 
     estimates = content["loss"].get("weights") == "balanced" or content["evaluate"].get("statistics") == "training"
     if arm.site is not None and others and estimates:
         cohort["without"] = {"clients": others, "evaluate": "all"}  # estimates of its own samples, tests of all sites
-    steps = amount.steps * (arm.factor if arm.kind == POOLED else 1)
-    local = {**content["local"], "epochs": None, "steps": steps}
+    local = {**content["local"], "epochs": None, "steps": steps * (arm.factor if arm.kind == POOLED else 1)}
     if arm.kind == TRAVELLING and arm.factor > 1:
         local |= _stretched(content["local"], arm.factor)
     return content | {
@@ -251,11 +268,11 @@ def _has_buffers(recipe: Recipe) -> bool:
     return any(True for _ in model.module.buffers())
 
 
-def _evaluate(content: Content, arm: Arm, amount: TrainingAmount) -> Content:
-    """Return the evaluation of an arm: test sets of the sites, some `POINTS` times."""
-    every = amount.every * (arm.factor if arm.kind == TRAVELLING else 1)
+def _evaluate(content: Content, arm: Arm, every: int, steps: int) -> Content:
+    """Return the evaluation of an arm: test sets of the sites, some `POINTS` times; fine-tuning takes K `steps`."""
+    every *= arm.factor if arm.kind == TRAVELLING else 1
     local = content["local"]
-    tuning = {"steps": amount.steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None
+    tuning = {"steps": steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None
     models = ["global", "fine-tuned"] if arm.tunes else ["global"]
     clients = {"every": every, "models": models, "fine_tune": tuning}
     return {**content["evaluate"], "every": every, "train": {"every": 0}, "clients": clients}

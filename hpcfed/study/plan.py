@@ -160,10 +160,12 @@ class Study:
                 )
                 for number, split in enumerate(self.splits.each)
             ]  # fmt: skip
+        inner = Splits(tuple(splits))
         return replace(
             self,
             folder=self.folder / TUNING,
-            splits=Splits(tuple(splits)),
+            splits=inner,
+            amount=_amount(self.recipe, samples, inner),
             options=replace(options, kind=HOLDOUT),
             seeds=self.seeds[:1],
             variants=tuple(variants(self.arms, self.tuning)),
@@ -241,10 +243,16 @@ class Study:
         if self.tuned is not None:
             arm = replace(arm, overrides=(*arm.overrides, *self.tuned.overrides(arm.key, split)))
         try:
-            recipe = resolve(recipe_of(arm, self.recipe, self.amount, self.shared, trainers, run))
+            recipe = resolve(recipe_of(arm, self.recipe, self.amount, split, self.shared, trainers, run))
         except InputError as error:
             raise InputError(str(error), where=arm.title) from None
         return Unit(self.run_name(arm, split, seed), point, str(seed.model), recipe)
+
+
+def _amount(recipe: Recipe, samples: SiteSamples, splits: Splits) -> TrainingAmount:
+    """Return the amount of a recipe's training on each split's training samples."""
+    sizes = [np.bincount(samples.owner[split.training]) for split in splits.each]
+    return training_amount(recipe, [of_split[of_split > 0] for of_split in sizes])
 
 
 def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptions) -> Study:
@@ -278,8 +286,6 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
     labels = tested_labels(samples, splits)
     if not first.evaluate.metrics and metrics[0].needs_all_labels and labels and labels.lack_some_everywhere:
         metrics = [metrics[-1], *metrics[:-1]]  # accuracy
-    training = splits.each[0].training
-    sizes = np.bincount(samples.owner[training], minlength=len(samples.sites))
     folder = options.output or first.output.with_name(f"{first.output.name}-study")
     if not has_ensemble(samples.dataset.task):
         baselines = tuple(one for one in baselines if one != ENSEMBLE)
@@ -293,7 +299,7 @@ def read_study(source: str | Path, overrides: Sequence[str], options: StudyOptio
         methods=methods,
         baselines=baselines,
         seeds=tuple(recipe.seed for recipe in recipes),
-        amount=training_amount(recipe, sizes[sizes > 0]),
+        amount=_amount(recipe, samples, splits),
         shared=shared_parameters(recipe),
         tuning=parse_tuning(options.tune, methods.each),
     )

@@ -56,7 +56,7 @@ def steps_of(study: Study, arm: Arm, rounds: int) -> str:
     """Return the gradient steps of a method at a site in so many rounds: a range if its clients draw them."""
     budget = load_recipe(to_plain(study.recipe), arm.overrides).budget
     if budget is None:
-        return f"{study.amount.steps * rounds:,}"
+        return study.amount.in_text(rounds)
     if budget.low is None or budget.high is None:
         return "scheduled"
     low, high = (f"{steps * rounds:,}" for steps in (budget.low, budget.high))
@@ -99,7 +99,7 @@ def _tuned(study: Study, results: StudyResults) -> StudyRow:
     return StudyRow(
         PERSONALISED,
         f"{of_arm.title}, fine-tuned at each site",
-        f"{_steps(study, of_arm)}, + {study.amount.steps:,}",
+        f"{_steps(study, of_arm)}, + {study.amount.in_text()}",
         lambda metric, site: results.values(arm, metric, site, count, TUNED),
         lambda metric: [np.nan] * count,
         lambda metric: results.counts(arm, metric, TUNED),

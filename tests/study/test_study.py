@@ -190,6 +190,17 @@ def test_leaving_a_site_out(folder):
     assert [row[site] for row, site in zip(cross, SITES, strict=True)] == ["–"] * 3
 
 
+def test_epochs_are_the_steps_of_each_split(folder):
+    """Without a large site the others' epochs are shorter, and so are the pooled models' runs."""
+    of_two_samples(folder / "sites.h5")
+    recipe(folder, rounds=2, local={"epochs": 1, "batch_size": 10, "lr": 0.05})
+    study = planned(folder, "fedavg", kind="leave-one-site-out", baselines="pooled")
+    assert [arm.title for arm in study.arms[1:]] == ["Pooled, 4 to 8 steps", "Pooled, 8 to 16 steps"]
+    place = done(study)
+    records = [place / f"sweep/runs/pooled.split-{k}.seed-0/metrics.jsonl" for k in range(3)]
+    assert [json.loads(path.read_text().splitlines()[-1])["gradients"] for path in records] == [4, 6, 8]
+
+
 def test_a_site_of_one_class_is_in_no_mean(folder):
     """It has no AUROC; the others' mean and its intervals are there, and each table's note names the site."""
     of_one_class(folder / "sites.h5", 2)
