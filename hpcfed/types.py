@@ -36,6 +36,15 @@ Never changed in place; a step returns new ones.
 
 DELTA = "delta"
 """Name of Δ_i among the vectors of a round."""
+RESERVED = LAST, MOVED, AVERAGE, STEP_AVERAGE, STEPS, BUFFERS = (
+    "last-model",
+    "moved",
+    "client-average",
+    "step-average",
+    "step-sum",
+    "buffers",
+)
+"""Names of vectors and states that averages of models and of buffers add to a method, whose own are others."""
 
 RENAMED = {
     "Report": "Update, whose next state is next_state's",

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, shown
-from hpcfed.types import DELTA, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
+from hpcfed.types import DELTA, RESERVED, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
 from hpcfed.user_code.blame import defined_at
 
 RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
@@ -114,6 +114,13 @@ def _check_declared(method: Method) -> None:
                 where=defined_at(local, name) or defined_at(local),
                 expected="a tuple of distinct names",
                 got=shown(names),
+            )
+        if taken := sorted({*names} & {*RESERVED}):
+            raise InputError(
+                f"{method.name}: {name} of its local part",
+                where=defined_at(local, name) or defined_at(local),
+                expected=f"names other than {', '.join(RESERVED)}, which averages of models and buffers have",
+                got=repr(taken[0]),
             )
     if local.weights not in WEIGHTS:
         raise InputError(

@@ -18,6 +18,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.types import (
+    AVERAGE,
+    LAST,
+    MOVED,
+    STEP_AVERAGE,
+    STEPS,
     LocalMethod,
     LocalResult,
     Means,
@@ -32,10 +37,8 @@ from hpcfed.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-LAST, MOVED, AVERAGE = "last-model", "moved", "client-average"
 LAST_ROUND: Mapping[str, tuple[str, ...]] = {"last-two": ("previous",), "cohort-average": ("previous", "mean_delta")}
 """What of the last round the evaluated model is made of, besides w."""
-STEP_AVERAGE, STEPS = "step-average", "step-sum"
 
 
 class _WithClientAverage:
@@ -105,7 +108,7 @@ def following_iterates(method: Method) -> Method:
 
 
 def _without(state: State, *names: str) -> State:
-    """Return what the wrapped rule keeps itself: it may return all that it was given."""
+    """Return a state without the wrapper's own tensors."""
     return {name: tensor for name, tensor in state.items() if name not in names}
 
 

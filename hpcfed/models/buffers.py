@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hpcfed.types import State
+from hpcfed.types import BUFFERS, State
 
-BUFFERS, INTEGERS = "buffers", "integers"
-"""Names of the two vectors in a state; one without entries is left out."""
+INTEGERS = "integers"
+"""Name of the second vector in a state, beside `BUFFERS`; one without entries is left out."""
 
 
 class BufferGroup:

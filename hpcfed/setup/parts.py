@@ -117,7 +117,8 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None:
         by_steps = isinstance(method.normalize, PerStep)
-        method = checked(method, model.gaps, recipe.seed.batches, by_steps=by_steps)
+        averages = recipe.evaluate.model == "cohort-average"
+        method = checked(method, model.gaps, recipe.seed.batches, by_steps=by_steps, averages=averages)
     if recipe.evaluate.model == "client-average":
         return following_clients(method)
     return following_iterates(method) if recipe.evaluate.model == "step-average" else method

@@ -19,11 +19,12 @@ from functools import partial
 from typing import Any, NoReturn, cast
 
 import numpy as np
-from torch import Tensor, float64, strided
+from torch import Tensor, equal, float64, strided
 
 from hpcfed.errors import RAISED, HpcfedError, InputError, shown
 from hpcfed.rng import Purpose
 from hpcfed.types import (
+    RESERVED,
     LocalMethod,
     LocalResult,
     Means,
@@ -50,17 +51,18 @@ Signature = dict[str, tuple[tuple[int, ...], Any]]
 """Name → shape and type of the tensors of a state."""
 
 
-def checked(method: Method, gaps: Tensor, seed: int, *, by_steps: bool) -> Method:
+def checked(method: Method, gaps: Tensor, seed: int, *, by_steps: bool, averages: bool) -> Method:
     """Return the method with parts whose results are checked.
 
     Args:
         gaps: entries of a vector (d,) that no parameter has, int64, on the clients' device.
         seed: of what its ``begin`` draws from global generators.
         by_steps: whether its normalisation is hpcfed's own, which divides by the effective steps.
+        averages: whether the evaluated model is w − Δ̄, so that each delta must be Δ_i itself.
     """
     return replace(
         method,
-        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed, by_steps)),
+        local=cast("LocalMethod", _CheckedLocal(method.local, gaps, seed, by_steps, averages)),
         server=_CheckedServer(method.server, gaps.cpu(), seed),
         normalize=None if method.normalize is None else _CheckedNormalization(method.normalize, gaps, seed),
     )
@@ -161,6 +163,8 @@ class _Checked:
         for key, value in tensors.items():
             if not isinstance(key, str):
                 self._refuse(name, "a name of its answer", "text", shown(key))
+            if key in RESERVED:
+                self._refuse(name, "a name of its answer", f"another than {', '.join(RESERVED)}", repr(key))
             if not isinstance(value, Tensor):
                 self._refuse(name, f"its {key!r}", "a tensor", f"a {type(value).__name__}")
             kind = str(value.dtype).removeprefix("torch.")
@@ -203,8 +207,9 @@ class _CheckedLocal(_Checked):
     _state: Signature | None = None
     _shared: Signature | None = None
 
-    def __init__(self, part: LocalMethod, gaps: Tensor, seed: int, by_steps: bool):
+    def __init__(self, part: LocalMethod, gaps: Tensor, seed: int, by_steps: bool, averages: bool):
         super().__init__(part, gaps, seed)
+        self._averages = averages
         self._counts_steps = by_steps or part.uses_effective_steps  # ‖a_i‖₁, which every rank computes with prox_mu
 
     def begin(self, w: Tensor) -> State:
@@ -245,6 +250,10 @@ class _CheckedLocal(_Checked):
             self._check_number("report", f"its scalar {key!r}", number)
         if update.delta is not None:
             self._check_vector("report", "its delta", update.delta, w, w.dtype)
+            if self._averages and update.delta is not local.delta and not equal(update.delta, local.delta):
+                expected = "Δ_i itself, of which evaluate.model: cohort-average makes the clients' average"
+                remedy = "use evaluate.model: client-average, or report the other vector by vectors"
+                self._refuse("report", "its delta", expected, "another vector", remedy)
         self._signature("report", update.vectors)
         delta = None if update.delta is None else self._closed(update.delta)
         fitting = {name: self._closed(vector) for name, vector in update.vectors.items() if vector.shape == w.shape}

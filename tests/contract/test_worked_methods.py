@@ -201,6 +201,12 @@ BAD = {
     "ends-it-at-the-server": ("step: sys.exit()", "SystemExit"),
     "names-in-no-order": ("scalars = {'a', 'b'}", "scalars of its local part: expected a tuple of distinct names"),
     "names-as-text": ("vectors: return 'psi'", "vectors of its local part: expected a tuple"),
+    "names-of-averages": ("vectors: return ('moved',)", "vectors of its local part: expected names other than last-"),
+    "state-of-averages": (
+        "begin: return {'last-model': w}",
+        "begin: a name of its answer: expected another than last-",
+    ),
+    "no-delta-to-average": ("report: return Update(local.delta / 2)", "its delta: expected Δ_i itself, of which"),
     "sent-as-text": ("sent = 'two'", "sent of its local part: expected a number of vectors"),
     "writes-to-w": ("report: w.mul_(0.5)", "report: its argument w: expected left as it is"),
     "writes-to-the-initial-model": ("begin: w.mul_(0.5)", "begin: its argument w: expected left as it is"),
@@ -278,8 +284,9 @@ def test_what_a_method_does_wrong_is_one_line_on_all_ranks(case, world, place):
     line, words = BAD[case]
     name = f"bad_{case.replace('-', '_')}"
     world.on_root(lambda: (place / f"{name}.py").write_text(skeleton(line)) and None)
+    evaluate = {"model": "cohort-average" if case == "no-delta-to-average" else "last"}
     with pytest.raises(hpcfed.InputError) as refused:
-        run(place, "run", world, {"factory": f"{name}:method"}, rounds=1)
+        run(place, "run", world, {"factory": f"{name}:method"}, rounds=1, evaluate=evaluate)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
