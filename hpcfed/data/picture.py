@@ -14,7 +14,7 @@ from hpcfed.data.samples import draw_samples, has_pictures, samples_height
 from hpcfed.data.sites import MOST_LABELS, MOST_SITES, Labels, site_names
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.console import short_names
-from hpcfed.io.figure import rendered
+from hpcfed.io.figure import literal, rendered
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
@@ -87,7 +87,7 @@ def save_figure(federation: Federation, labels: Labels | None, path: Path) -> No
     _draw_histograms(federation, None if labels is None else labels.counts, parts[1])
     if len(heights) > 2:
         draw_samples(federation, parts[2])
-    figure.suptitle(f"{federation.name}: {describe_partition(federation)}", fontsize=10)
+    figure.suptitle(literal(f"{federation.name}: {describe_partition(federation)}"), fontsize=10)
     write_whole(path, rendered(figure, path.suffix[1:], dpi=150))
 
 
@@ -107,7 +107,7 @@ def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigu
         axes[0].set_xlabel("class")
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         if labels is not None and len(labels.names) <= MOST_LABELS:
-            axes[0].set_xticks(range(len(labels.names)), short_names(labels.names))
+            axes[0].set_xticks(range(len(labels.names)), map(literal, short_names(labels.names)))
         if counts.size <= MOST_CELLS:
             for (row, column), share in np.ndenumerate(shares):
                 colour = "white" if share > 0.6 else "black"
@@ -121,7 +121,7 @@ def _draw_clients(federation: Federation, labels: Labels | None, figure: SubFigu
     axes[0].set_ylabel("client")
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
     if federation.num_clients <= MOST_SITES:
-        axes[0].set_yticks(range(federation.num_clients), short_names(site_names(federation)))
+        axes[0].set_yticks(range(federation.num_clients), map(literal, short_names(site_names(federation))))
     axes[0].set_ylim(top, -0.5)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfed.data.federation import Federation
+from hpcfed.io.figure import literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
@@ -41,7 +42,7 @@ def draw_samples(federation: Federation, figure: SubFigure) -> None:
         for axes, image, label in zip(row, x, y, strict=False):
             axes.imshow(_as_image(image), cmap="gray")
             axes.set_title(str(label) if federation.num_classes else "", fontsize=7, pad=2)
-        name = federation.client_name(k)[:16]
+        name = literal(federation.client_name(k)[:16])
         row[0].text(-0.15, 0.5, name, fontsize=7, ha="right", va="center", transform=row[0].transAxes)
 
 
@@ -64,7 +65,7 @@ def _draw_text(federation: Federation, clients: list[int], figure: SubFigure) ->
     axes.axis("off")
     for line, k in enumerate(clients):
         written = repr(text_of(federation.client(k)[0][0], federation.vocabulary))[1:-1]
-        shown = f"{federation.client_name(k)[:16]}: {written[:TEXT_WIDTH]}".replace("$", r"\$")
+        shown = literal(f"{federation.client_name(k)[:16]}: {written[:TEXT_WIDTH]}")
         axes.text(0, 1 - (line + 0.5) / CLIENTS, shown, fontsize=7, family="monospace", va="center")
 
 

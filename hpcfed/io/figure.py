@@ -19,6 +19,11 @@ _SAID: set[str] = set()
 """Characters that a line has named already."""
 
 
+def literal(text: str) -> str:
+    """Return a text as matplotlib draws it letter by letter: a `$` would begin mathematics."""
+    return text.replace("$", r"\$")
+
+
 def rendered(figure: Figure, kind: str, **options: Any) -> bytes:
     """Return a figure as ``png``, ``pdf`` or ``svg``, with matplotlib's `options` of that type.
 

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib import ticker
 from matplotlib.lines import Line2D
 
+from hpcfed.io.figure import literal
 from hpcfed.report.clients import from_worst
 from hpcfed.report.group import Group
 from hpcfed.report.measure import Criterion, Curve, Quantity, curve, mean_seconds, unit_of
@@ -146,7 +147,15 @@ class ClientsPlot:
         every = [clients for entry in measured for clients in entry]
         if not every:
             return None
-        is_accuracy = every[0].measure == "accuracy"
+        measure = every[0].measure
+        others = [
+            _plain(group.label)
+            for group, own in zip(scene.groups, measured, strict=True)
+            if own and not any(clients.measure == measure for clients in own)
+        ]
+        measured = [[clients for clients in own if clients.measure == measure] for own in measured]
+        every = [clients for own in measured for clients in own]
+        is_accuracy = measure == "accuracy"
         for index, (group, entry) in enumerate(zip(scene.groups, measured, strict=True)):
             ordered = [from_worst(item.main, higher_is_better=is_accuracy) for item in entry]
             shared = min((len(values) for values in ordered), default=0)
@@ -160,7 +169,11 @@ class ClientsPlot:
         models, splits = ({getattr(clients, key): None for clients in every} for key in ("model", "split"))
         part = {"all": "", "train": "training "}
         where = " or ".join(f"{part.get(split, f'{split} ')}samples" for split in splits)
-        axes.set_ylabel(f"{every[0].measure} of the {' or '.join(models)} model\non each client's {where}")
+        if others:
+            axes.set_title(
+                textwrap.fill(f"without {measure}: {', '.join(others)}", 60), fontsize=medium.font, loc="left"
+            )
+        axes.set_ylabel(f"{measure} of the {' or '.join(models)} model\non each client's {where}")
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PERCENT)
         if is_accuracy:
@@ -232,7 +245,7 @@ def _draw_curve(axes: Axes, line: Curve, label: str, index: int) -> None:
 
 def _plain(label: str) -> str:
     """Escape a label that matplotlib would read as mathematics, or (leading underscore) leave out of the legend."""
-    return ("\u200b" + label if label.startswith("_") else label).replace("$", r"\$")
+    return literal("\u200b" + label if label.startswith("_") else label)
 
 
 def _signed(value: float) -> str:

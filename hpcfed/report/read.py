@@ -174,11 +174,18 @@ def _seeds_in(folder: Path) -> list[Path]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, numbers in names sorted by value; none if it does not exist."""
+    """Return the folders in a folder, numbers in names sorted by value, 0.05 too; none if it does not exist."""
     if not folder.exists():
         return []
     inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
-    return sorted(inside, key=lambda child: re.sub(r"\d+", lambda digits: digits[0].zfill(20), child.name))
+    return sorted(inside, key=lambda child: _by_value(child.name))
+
+
+def _by_value(name: str) -> list[str | float]:
+    """Return a name's texts and numbers in turns, by which names sort."""
+    parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)]
+    parts[1::2] = map(float, parts[1::2])
+    return [*parts, name]
 
 
 def read_run(folder: Path) -> Run:

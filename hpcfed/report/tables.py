@@ -98,7 +98,9 @@ def _reach_row(group: Group, criterion: Criterion, cost: Reach) -> tuple[str, ..
     target = target_text(cost.target, criterion)
     if not cost.reached:
         ongoing = any(run.status == "unfinished" for run in group.runs)
-        return group.label, target, "not reached yet" if ongoing else "not reached", ABSENT, ABSENT, ABSENT
+        measured = any(np.isfinite(run.column(criterion.column)).any() for run in group.runs)
+        said = "not reached yet" if ongoing else "not reached" if measured else "not measured"
+        return group.label, target, said, ABSENT, ABSENT, ABSENT
     rounds = _cell(cost.rounds, rounds_text, cost.runs)
     params = _cell(cost.params, count_text, cost.reached)
     gradients = _cell(cost.gradients, count_text, cost.reached)

@@ -10,6 +10,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hpcfed.io.figure import literal
 from hpcfed.report.style import DASHES, LIGHT, PAGE, Medium, markers, panels
 from hpcfed.study.arms import Arm
 from hpcfed.study.measures import StudyMetric
@@ -58,7 +59,7 @@ def draw_curves(curves: Curves, places: Mapping[str, int], metric: StudyMetric, 
             color=LIGHT.groups[place % len(LIGHT.groups)],
             linestyle=DASHES[place // len(LIGHT.groups) % len(DASHES)],
             linewidth=1.6,
-            label=title.replace("$", r"\$"),
+            label=literal(title),
             **markers(len(rounds)),
         )
     axes.set_xlabel("round")
@@ -134,4 +135,4 @@ def _number(value: float, form: str) -> str:
 
 def _short(name: str, length: int = 16) -> str:
     shown = name if len(name) <= length else f"{name[: length - 1]}…"
-    return shown.replace("$", r"\$")
+    return literal(shown)

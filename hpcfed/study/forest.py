@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from hpcfed.config.metrics import is_share
+from hpcfed.io.figure import literal
 from hpcfed.report.group import ABSENT
 from hpcfed.report.paired import MeanEstimate
 from hpcfed.report.style import LIGHT, Medium, panels
@@ -152,8 +153,8 @@ def _panels(view: View, metric: StudyMetric, axis: str, minus: int | None) -> li
             None if minus == k else _mark(one, None if of_patients is None else of_patients[place])
             for k, (one, of_patients) in enumerate(zip(column, resampled, strict=True))
         ]
-        of_reference = marks[reference]
-        line = 0.0 if minus is not None else None if of_reference is None else of_reference.mean
+        of_reference = column[reference]
+        line = None if of_reference is None else of_reference.mean  # 0 among differences from it
         found.append(
             ForestPanel([*view.sites, MEAN][place], _note(view, metric, place, column), marks, line, axis, minus)
         )
@@ -264,14 +265,14 @@ def _draw_panel(axes: Axes, forest: Forest, panel: ForestPanel, centres: np.ndar
     if panel.line is not None:
         axes.axvline(panel.line, color=LIGHT.text, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
     for k, (mark, y) in enumerate(zip(panel.marks, centres, strict=True)):
-        if mark is None and k != panel.minus:
+        value = panel.line if k == panel.minus else None if mark is None else mark.mean
+        if value is None:
             axes.text(0.02, y, ABSENT, transform=axes.get_yaxis_transform(), va="center", color=LIGHT.text)
         elif mark is not None:
             if mark.over_patients is not None:
                 _draw_interval(axes, y, mark.over_patients, panel.limits, medium, wide=True)
             if mark.corrected is not None:
                 _draw_interval(axes, y, mark.corrected, panel.limits, medium)
-        value = 0.0 if k == panel.minus else None if mark is None else mark.mean
         if value is not None:
             axes.plot([value], [y], zorder=4, clip_on=False, **_marker(forest, k))
     percent = _percent if panel.minus is None else _points
@@ -322,7 +323,7 @@ def _keys(forest: Forest, shown: Sequence[ForestPanel]) -> Iterator[Line2D]:
     """Yield the entries of the legend: what there is among marks and intervals."""
 
     def mark(row: int, label: str) -> Line2D:
-        return Line2D([], [], label=label.replace("$", r"\$"), **_marker(forest, row))
+        return Line2D([], [], label=literal(label), **_marker(forest, row))
 
     yield mark(forest.reference, f"{_cut(forest.titles[forest.reference], LABEL)}, dashed line")
     others = [k for k in range(len(forest.titles)) if k != forest.reference]
@@ -346,7 +347,7 @@ def _wrapped(text: str, width: int, most: int) -> list[str]:
     ] or [""]
     if len(lines) > most:
         lines = [*lines[: most - 1], _cut(" ".join(lines[most - 1 :]), width)]
-    return [line.replace("$", r"\$") for line in lines]
+    return [literal(line) for line in lines]
 
 
 def _cut(text: str, length: int) -> str:

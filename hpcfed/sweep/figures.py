@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
+from hpcfed.io.figure import literal
 from hpcfed.report.style import LIGHT, Medium, blank, to_files
 from hpcfed.sweep.grid import Grid
 from hpcfed.sweep.plan import Plan
@@ -88,8 +89,8 @@ def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candid
     axes.tick_params(length=0)
     axes.set_xticks(range(columns), _labels(plan.grids[second]))
     axes.set_yticks(range(rows), _labels(plan.grids[first]))
-    axes.set_xlabel(_plain(plan.grids[second].key))
-    axes.set_ylabel(_plain(plan.grids[first].key))
+    axes.set_xlabel(literal(plan.grids[second].key))
+    axes.set_ylabel(literal(plan.grids[first].key))
     others = ", best over the other grids" if sum(len(grid.values) > 1 for grid in plan.grids) > 2 else ""
     title = _title(rule) + others
     axes.set_title(title.replace(", ", ",\n") if columns < BROAD else title, fontsize=10, loc="left")
@@ -120,8 +121,8 @@ def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule
         axes.set_ylim(bottom=max(axes.get_ylim()[0], min(means) / 10))  # a bar may end just above 0, decades below
     if rule.is_percentage:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
-    axes.set_xlabel(_plain(grid.key))
-    axes.set_ylabel(_plain(rule.column.replace("_", " ")))
+    axes.set_xlabel(literal(grid.key))
+    axes.set_ylabel(literal(rule.column.replace("_", " ")))
     axes.set_title(_title(rule), fontsize=10, loc="left")
     return figure
 
@@ -147,7 +148,7 @@ def _labels(grid: Grid) -> list[str]:
         exponents = [round(math.log10(number), 6) for number in numbers]
         if all((2 * exponent).is_integer() for exponent in exponents):
             return [f"$10^{{{exponent:g}}}$" for exponent in exponents]
-    return [_plain(value.label) for value in grid.values]
+    return [literal(value.label) for value in grid.values]
 
 
 def _number(mean: float, rule: Rule) -> str:
@@ -159,11 +160,7 @@ def _number(mean: float, rule: Rule) -> str:
 def _title(rule: Rule) -> str:
     unit = " (%)" if rule.is_percentage else ""
     rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
-    return _plain(f"{rule.column.replace('_', ' ')}{unit}, {rounds}")
-
-
-def _plain(label: str) -> str:
-    return label.replace("$", r"\$")
+    return literal(f"{rule.column.replace('_', ' ')}{unit}, {rounds}")
 
 
 def _file(key: str) -> str:

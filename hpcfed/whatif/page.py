@@ -9,6 +9,7 @@ import jinja2
 import numpy as np
 
 from hpcfed.errors import visible
+from hpcfed.io.figure import literal
 from hpcfed.report.style import DARK, LIGHT, Medium, blank, to_files, to_svg
 from hpcfed.version import __version__
 
@@ -76,7 +77,7 @@ def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -
     if known.any():
         axes.errorbar(means[known], places[known], halves[known], 0, "none", color=LIGHT.text, capsize=3, zorder=3)
     axes.axvline(0, color=LIGHT.text, linewidth=0.8)
-    axes.set_yticks(places, [one.name.replace("$", r"\$") for one in shown])
+    axes.set_yticks(places, [literal(one.name) for one in shown])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     what = f"{title} in {column.replace('_', ' ')}, a gain where positive"

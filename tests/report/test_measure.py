@@ -159,6 +159,10 @@ def test_never_reached_is_counted_and_in_no_mean(accuracies):
     assert targets.rows[0][:3] == ("FedAvg", "80 %", "2 of 3: 3 ± 1.4")
     assert targets.rows[1][2:] == ("not reached", "–", "–", "–")
     assert cells(results, "FedAvg")["Final test accuracy"] == "73.33 ± 28.87 %"
+    targets = compare(
+        [*folders, accuracies("losses", [None, None], change={"algorithm": {"name": "fedexp"}})], [0.8]
+    ).results[1]
+    assert [row[2] for row in targets.rows] == ["2 of 3: 3 ± 1.4", "not measured"]
 
 
 def test_a_run_still_going_has_not_reached_it_yet(accuracies):

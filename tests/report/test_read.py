@@ -129,6 +129,14 @@ def test_a_sweeps_folder_stands_for_its_runs_and_one_of_seeds_for_them(tmp_path)
         read_runs(waiting)
 
 
+def test_runs_of_a_folder_are_in_the_order_of_their_numbers(tmp_path):
+    names = ["rho-0", "rho-0.05", "rho-0.5", "rho-1e-3", "rho-2", "rho-10"]
+    for name in names:
+        write_run(tmp_path / name)
+    found = [run.name for run in find_runs([tmp_path])[0]]
+    assert found == ["rho-0", "rho-1e-3", "rho-0.05", "rho-0.5", "rho-2", "rho-10"]
+
+
 def test_a_folder_of_runs_stands_for_them_and_repetition_does_not_count(tmp_path):
     folders = [write_run(tmp_path / "all" / str(seed), seed=seed) for seed in range(3)]
     runs = read_runs([tmp_path / "all", folders[1], Path(f"{folders[0]}/../0")])

@@ -48,7 +48,9 @@ def test_marks_are_the_numbers_of_the_tables(view):
     assert forest.differences[0].line == 0
     assert forest.values[2].marks == [None, None]
     assert text_of(forest.values[2], forest) == ["–", "–", "6 tested, undefined"]
-    assert text_of(forest.differences[2], forest) == ["–", "6 tested, undefined"]  # the reference stands at zero
+    assert text_of(forest.differences[1], forest) == ["6 tested, 2 to 3 of 3 splits"]  # the reference stands at zero
+    assert forest.differences[2].line is None
+    assert text_of(forest.differences[2], forest) == ["–", "–", "6 tested, undefined"]
     assert "smaller is better" in forest_of(view, replace(AUROC, larger_is_better=False)).values[0].axis
 
 
