@@ -15,6 +15,7 @@ import numpy as np
 from data_prep.dataset import Dataset
 from data_prep.sources.files import DataSource, Origin
 from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
 
 SCALED = (
     "x stays scaled by the statistics of each client of this file; to pool or scale otherwise, prepare the raw files"
@@ -50,7 +51,7 @@ def load(raw: Path) -> Dataset:
             owner=np.repeat(clients, federation.sizes),
             test_owner=None if offsets is None else np.repeat(clients, np.diff(offsets)),
             clients=federation.client_names(),
-            rows=_rows(raw),
+            rows=_rows(raw, federation.num_samples),
             vocabulary=federation.vocabulary,
             features=features,
             filled=federation.filled("train"),
@@ -62,9 +63,18 @@ def load(raw: Path) -> Dataset:
         )
 
 
-def _rows(path: Path) -> np.ndarray | None:
+def _rows(path: Path, count: int) -> np.ndarray | None:
+    """Return the samples' rows in their source, (n,) or (n, 2); None if the file has none.
+
+    Raises:
+        InputError: it has those of another number of samples.
+    """
     with h5py.File(path, "r", locking=False) as file:
-        return file["train/row"][:] if "train/row" in file else None
+        rows = file["train/row"][:] if "train/row" in file else None
+    if rows is not None and len(rows) != count:
+        expected, got = f"a row for each of {count} samples", f"{len(rows)}"
+        raise InputError("/train/row", where=str(path), expected=expected, got=got, remedy="prepare it again")
+    return rows
 
 
 def _categories(source: dict[str, Any]) -> list[tuple[str, list[str]]]:

@@ -49,6 +49,8 @@ LABELS_CHECKED_AT_OPEN = 10_000_000
 MOST_CLASSES = 1 << 20
 COMPARED = 10_000
 """Most clients' names that are searched for the one nearest to a wrong one."""
+SHOWN = 6
+"""Most clients of one name that a message lists."""
 
 
 def flaw_of_events(targets: np.ndarray) -> str:
@@ -220,11 +222,15 @@ class Federation:
         """Return a client's number from its number, an int, or from text: its name, or else its number.
 
         Raises:
-            InputError: there is no such client.
+            InputError: there is no such client, or several have this name.
         """
         names = self.client_names() if isinstance(client, str) else []
-        if client in names:
-            return names.index(str(client))
+        if numbers := [k for k, name in enumerate(names) if name == client]:
+            if len(numbers) > 1:
+                got = ", ".join(map(str, numbers[:SHOWN])) + (", …" if numbers[SHOWN:] else "")
+                remedy = "name the client by its number"
+                raise InputError(f"several clients are named {client!r}", where=str(self.path), got=got, remedy=remedy)
+            return numbers[0]
         text = str(client)
         if text.isascii() and text.isdecimal() and int(text) < self.num_clients:
             return int(text)

@@ -31,6 +31,8 @@ def samples_height(federation: Federation) -> float:
 def draw_samples(federation: Federation, figure: SubFigure) -> None:
     """Draw the first samples of the first clients that are not empty, one row per client."""
     clients = np.flatnonzero(federation.sizes)[:CLIENTS].tolist()
+    if not clients:
+        return
     if federation.task == "next-token":
         _draw_text(federation, clients, figure)
         return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import InputError
+from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.run_folder.code import ACCEPTED, NAME
@@ -118,7 +119,10 @@ def put_aside(folder: Path) -> Path | None:
     return aside
 
 
-def unusable(folder: Path, error: OSError) -> InputError:
-    """Return the error of a folder that the system refuses to read or write."""
+def unusable(folder: Path, error: OSError) -> HpcfedError:
+    """Return the error of a folder that the system refuses to read or write: the user's choice, or a failing disk."""
     what = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        remedy = "make space, or choose another output"
+        return EnvironmentFailure("output cannot be used", where=str(folder), got=what, remedy=remedy)
     return InputError("output cannot be used", where=str(folder), got=what, remedy="choose another output")

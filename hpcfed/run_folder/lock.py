@@ -72,8 +72,7 @@ class FolderLock:
 def _name_holder(file: IO[str]) -> None:
     with suppress(OSError):  # a full disk is no reason to refuse a run
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def _holder(lock: Path) -> str:

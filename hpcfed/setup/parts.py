@@ -53,6 +53,8 @@ def parts_of(
     Raises:
         InputError: as `hpcfed.setup.assemble` says.
     """
+    if not federation.num_samples:
+        raise InputError("no client has a training sample", where=str(federation.path), remedy="prepare it again")
     torch.set_num_threads(recipe.threads)
     dtype, device = getattr(torch, recipe.dtype), slot.device
     loss = build_loss(recipe, federation, dtype, device)

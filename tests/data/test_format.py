@@ -95,6 +95,11 @@ def test_a_client_by_number_and_by_name_which_comes_first(tmp_path: Path) -> Non
         for client in (3, "4", "x", "-1", "²"):
             with pytest.raises(InputError, match="expected a name of the federation, or a number below 3"):
                 federation.client_number(client)
+    with h5py.File(tmp_path / "f.h5", "r+") as file:
+        file["train/client"][...] = [b"x", b"b", b"x"]
+    says = r"f\.h5: several clients are named 'x': got 0, 2; name the client by its number"
+    with Federation.open(tmp_path / "f.h5") as federation, pytest.raises(InputError, match=says):
+        federation.client_number("x")
 
 
 def test_regression_and_per_client_test_sets(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -67,6 +68,22 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
     world.on_root(write)
     monkeypatch.chdir(shared_tmp)
     return shared_tmp
+
+
+def test_numbers_of_x_that_are_not_finite_are_named(folder, world):
+    """Where an update is not finite, the client's samples may be the reason, not the step size."""
+
+    def spoil() -> None:
+        with h5py.File(folder / "marked.h5", "r+") as file:
+            start = int(file["train/offsets"][2])
+            file["train/x"][start : start + 3, 5] = [np.nan, np.inf, 1]
+
+    world.on_root(spoil)
+    local = {"steps": 9, "batch_size": "full", "lr": 0.1}
+    recipe = {"data": "marked.h5", "model": {"name": "logistic"}, "rounds": 1, "local": local}
+    says = r"round 1, client 2.*, rank \d: .* not finite after 9 steps; its x has .*: got 2 of 408; mend"
+    with pytest.raises(Diverged, match=says):
+        hpcfed.run({**recipe, "algorithm": {"name": "fedavg"}, "output": "spoilt"}, world=world, quiet=True)
 
 
 def moody(deed: str, whose: list[int], **changes: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from hpcfed.data.content import content_hash
 from hpcfed.errors import Busy, EnvironmentFailure, InputError, Stopped
 from hpcfed.ranks.world import World
 from hpcfed.report.read import read_run
+from hpcfed.run_folder.files import LOCK, unusable
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.simulation import Simulation
 from hpcfed.stopping import TimeLeft
@@ -514,6 +516,18 @@ def test_checkpoints_that_cannot_fit_are_refused(world, folder):
     with pytest.raises(EnvironmentFailure, match=r"checkpoints do not fit: .*TB for 1000000001.*checkpoint\.keep"):
         hpcfed.run(recipe, world=world, quiet=True)
     assert left_by(hpcfed.run(of("scaffold"), world=world, quiet=True))[1]
+
+
+@pytest.mark.serial
+def test_a_full_disk_is_no_wrong_input(folder):
+    """A lock that cannot name its holder holds all the same; want of space is the machine's failure."""
+    (folder / "run").mkdir()
+    (folder / "run" / LOCK).symlink_to("/dev/full")
+    with RunFolder(folder / "run").held(World()):
+        pass
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert isinstance(unusable(folder, full), EnvironmentFailure)
+    assert isinstance(unusable(folder, PermissionError(errno.EACCES, "no")), InputError)
 
 
 def test_a_run_without_a_round_makes_room_for_another_recipe(world, folder, capfd):

@@ -73,6 +73,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 
     def write_all() -> None:
         write("classes.h5", x, y, 4, "classification")
+        write("nobody.h5", x[:, :0], y[:, :0], 4, "classification")
         write("labels.h5", x, (x[..., :3] > 127).astype(np.uint8), 3, "multi-label")
         cycle = (np.arange(9) + rng.integers(6, size=(5, 24, 1))) % 6
         write("tokens.h5", cycle[..., :8].astype(np.uint8), cycle[..., 8], 6, "next-token")
@@ -151,6 +152,7 @@ def test_a_model_that_remembers_its_clients_is_refused(folder, world):
         ({"evaluate": {"metrics": {"f": "own_functions:raising"}}}, ("evaluate.metrics.f", "no licence server")),
         ({"evaluate": {"metrics": {"loss": "own_functions:one"}}}, ("other than loss and accuracy",)),
         ({"evaluate": {"metrics": {"name": "own_functions:one"}}}, ("other than the columns of clients.csv: round,",)),
+        ({"data": "nobody.h5"}, ("nobody.h5: no client has a training sample",)),
         ({"data": "tokens.h5"}, ("'mlp' takes numbers", "next-token", "lstm")),
         ({"model": {"name": "lstm"}}, ("'lstm' takes tokens", "classification")),
         ({"data": "steps.h5", "model": {"name": "lstm"}}, ("one target per sample", "(8,)", "each position a sample")),
