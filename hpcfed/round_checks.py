@@ -152,12 +152,13 @@ def check_sums(
     bad = np.flatnonzero(~np.isfinite(sum([*sums.bounds.values(), *map(np.abs, sums.scalars.values())])))
     if len(bad):
         place = f"{client_label(federation, round, int(cohort.clients[bad[0]]))}, rank {ranks[bad[0]]}"
-        steps = f"{place}: its update is not finite after {sums.steps[bad[0]]} steps"
+        what = f"{place}: its update is not finite after {sums.steps[bad[0]]} steps"
         x = federation.client(int(cohort.clients[bad[0]]))[0]
         if flaws := int(np.count_nonzero(~np.isfinite(x))):
             remedy = "mend its data, or leave it out by cohort.without"
-            raise Diverged(f"{steps}; its x has numbers that are not finite", got=f"{flaws} of {x.size:,}", remedy=remedy)
-        raise Diverged(steps, remedy=LOWER)
+            got = f"{flaws:,} of {x.size:,}"
+            raise Diverged(f"{what}; its x has numbers that are not finite", got=got, remedy=remedy)
+        raise Diverged(what, remedy=LOWER)
 
 
 def check_range(sums: Sums, counts: Mapping[str, np.ndarray], round: int, kind: str) -> None:
