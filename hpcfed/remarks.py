@@ -45,6 +45,8 @@ def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
     local, guess, budget = recipe.local, recipe.guess, recipe.budget
     if local.step is not None:
         yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
+    if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
+        yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
     if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
         what = f"parameters ({recipe.parameters.given})"
         yield f"clients are trained one after another, since the batched engine takes no {what}"

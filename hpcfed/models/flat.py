@@ -54,6 +54,7 @@ class FlatModel:
         averaging: layers whose running mean and variance are among them.
         is_plain: whether `vector` is all that training changes.
         attributes: the module's own ones, of a user's module; None where they are not looked at.
+        gives_probabilities: whether its outputs are those of a softmax.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class FlatModel:
         self.averaging: list[Any] = [part for part in self._tracking("averaged") if hasattr(part, "running_var")]
         self._remember()
         self.attributes: ModuleAttributes | None = None
+        self.gives_probabilities = False
         if self._in_eval:
             self.train()
 

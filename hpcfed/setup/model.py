@@ -145,6 +145,10 @@ def _check_outputs(
     if len(shape) < 2 or shape[0] != len(samples) or prod(shape[1:]) != outputs:
         wanted = f"{wanted} for each of {len(samples)} samples"
         raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
+    sums = output.detach().flatten(1).sum(1)
+    model.gives_probabilities = outputs > 1 and bool(
+        (output >= 0).all() and torch.allclose(sums, torch.ones_like(sums))
+    )
     if not by_gradients or output.requires_grad or torch.is_inference_mode_enabled():
         return
     in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone

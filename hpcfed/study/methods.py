@@ -78,7 +78,10 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
     name, *settings = word.split(":")
     known = [*algorithms.names(), OWN]
     if name not in known:
-        raise InputError(f"no method {name!r}", where=OPTION, remedy=nearest(name, known))
+        remedy = nearest(name, known)
+        if recipe.algorithm.factory is not None:
+            remedy = f"{remedy}; the recipe's own method is {OWN!r}"
+        raise InputError(f"no method {name!r}", where=OPTION, remedy=remedy)
     pairs = [setting.partition("=") for setting in settings]
     for setting, (key, equals, value) in zip(settings, pairs, strict=True):
         if not (key and equals and value):
@@ -90,8 +93,13 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
     shown = f" ({', '.join(f'{key} {value}' for key, _, value in pairs)})" if pairs else ""
     key = re.sub(r"[^\w.]+", "-", word)
     if name == OWN:
-        title = method_name(recipe.model_dump(mode="json")) + shown
-        return MethodChoice(key, title, (*own, *others), name)
+        of_user = recipe.algorithm.factory is not None
+        title = (
+            algorithms.build(recipe.algorithm, recipe.python_path).name
+            if of_user
+            else method_name(recipe.model_dump(mode="json"))
+        )
+        return MethodChoice(key, title + shown, (*own, *others), name)
     start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
     missing: dict[str, object] = {}
     if start:

@@ -35,6 +35,11 @@ def one(output, target):
     return 1.0
 
 
+class Probabilities(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(6, 4), torch.nn.Softmax(1))
+
+
 def uncounted(output, target):
     return 1.0, -1
 
@@ -129,6 +134,11 @@ def test_own_metrics_are_in_every_row(folder, world):
     top2 = (best == y[:, None]).any(1).mean()
     assert [row["test_top2"] for row in rows][0::2] == [None, top2]
     assert [row["train_top2"] for row in rows] == [None] * 3
+
+
+def test_a_softmax_before_the_cross_entropy_is_told(folder, world, capfd):
+    hpcfed.run(small("run", data="classes.h5", model={"factory": "own_functions:Probabilities"}, rounds=1), world=world)
+    assert ("takes the scores before a softmax: leave it out" in capfd.readouterr().out) == world.is_root
 
 
 def test_a_model_that_remembers_its_clients_is_refused(folder, world):

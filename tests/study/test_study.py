@@ -607,6 +607,16 @@ def test_a_site_that_is_left_out_is_scaled_by_the_others(folder):
         np.testing.assert_allclose(file["test/x"][:], (x[owner == 1] - others.mean(0)) / others.std(0), atol=1e-5)
 
 
+def test_a_method_of_ones_own_has_its_title(folder):
+    own = "from hpcfed.algorithms.fedavg import Client, ServerStep\nfrom hpcfed.types import Method\n"
+    (folder / "mine.py").write_text(f"{own}def method():\n    return Method('FedMine', Plain(), ServerStep())\n")
+    factory = ["algorithm={factory: mine:method}"]
+    titles = [arm.title for arm in planned(folder, "recipe", factory, baselines="none").arms]
+    assert titles == ["FedAvg", "FedMine"]
+    with pytest.raises(InputError, match="no method 'mine'; .*; the recipe's own method is 'recipe'"):
+        planned(folder, "mine", factory)
+
+
 def test_tables_of_an_earlier_call_are_removed(folder):
     """Those that hpcfed wrote and nobody has changed; files of others stay, whatever their names."""
     recipe(folder, rounds=1, evaluate={})
