@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,7 @@ QUANTITY = re.compile(r"[<>≤≥~]?\s*[+-]?\d[\d.,' \u00a0\u202f]*%?")
 LEADING_ZEROS = re.compile(r"(?<!\d)(?<!\d[.,])0+(?=\d)")
 EXACT = 2.0**53
 """From here on, different whole numbers are equal as floats."""
+WHOLE = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
 class NoNumber(Exception):
@@ -42,13 +44,16 @@ def composed(text: str) -> str:
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:
-    """Return a text as a number, None if it is not one."""
+    """Return a text as a number, None if it is not one: an int if it is whole and a float would round it."""
     if decimal_comma and DECIMAL_COMMA.fullmatch(text):
         text = text.replace(",", ".")
     try:
-        return None if "_" in text else float(text)
+        value = None if "_" in text else float(text)
+        if value is not None and EXACT <= abs(value) < math.inf and (whole := WHOLE.fullmatch(text)):
+            return int(whole[1])
     except ValueError:
         return None
+    return value
 
 
 def numbers(values: pyarrow.Array, decimal_comma: bool = False) -> np.ndarray:
@@ -93,11 +98,11 @@ def names(levels: Mapping[str, float | None]) -> tuple[list[str], dict[str, int]
     """
     found = sorted(levels)
     values = [levels[text] for text in found]
-    if any(value is None or not np.isfinite(value) for value in values):
+    if any(value is None or not math.isfinite(value) for value in values):
         return found, {text: k for k, text in enumerate(found)}
     ordered = sorted({value for value in values if value is not None})
     place = {value: k for k, value in enumerate(ordered)}
-    spelled = [str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value) for value in ordered]
+    spelled = [str(int(value)) if abs(value) < EXACT and value == int(value) else repr(value) for value in ordered]
     return spelled, {text: place[value] for text, value in zip(found, values, strict=True) if value is not None}
 
 

@@ -79,9 +79,9 @@ def classes(path: Path, column: str, facts: ColumnFacts) -> Classes:
     known = class_names(path, column)
     names, codes = cells.names(facts.levels)
     numeric = None not in facts.levels.values()
-    whole = all(value is not None and value.is_integer() for value in facts.levels.values())
+    whole = all(value is not None and float(value).is_integer() for value in facts.levels.values())
     if known is not None and whole:
-        beyond = [name for name in names if not 0 <= int(name) < len(known)]
+        beyond = [name for name in names if not 0 <= float(name) < len(known)]
         if beyond:
             expected, got = f"labels 0 … {len(known) - 1}", beyond[0]
             raise InputError(f"target {column!r}", where=str(path), expected=expected, got=got)

@@ -347,6 +347,7 @@ def test_images_unlike_the_first(tmp_path: Path, mode: str, size: tuple[int, int
         (["dog", "cat"], ["emu", "cat"], ["cat", "dog", "emu"]),
         ([b"dog", b"cat"], ["emu", "cat"], ["cat", "dog", "emu"]),
         ([-1, 1], [1, 7], ["-1", "1", "7"]),
+        ([2**53, 2**53 + 1], [2**53 + 2, 2**53], [str(2**53 + k) for k in range(3)]),
     ],
 )
 def test_labels_of_arrays_are_classes_by_their_values(

@@ -477,6 +477,16 @@ def test_numbers_that_float32_blurs_are_told(tmp_path: Path) -> None:
         (["-1", "1", "1", "-1"], ["-1", "1"], [0, 1, 1, 0]),
         (["ill ", "well", " ill", "None"], ["None", "ill", "well"], [1, 2, 1, 0]),
         (["1", "ill", "2", "1"], ["1", "2", "ill"], [0, 2, 1, 0]),
+        (
+            ["900000000000000101", "1", "900000000000000102", "0900000000000000101.0"],
+            ["1", "900000000000000101", "900000000000000102"],
+            [1, 0, 2, 1],
+        ),
+        (
+            ["9007199254740991", "9007199254740992", "9007199254740993", "1e20"],
+            ["9007199254740991", "9007199254740992", "9007199254740993", "1e+20"],
+            [0, 1, 2, 3],
+        ),
     ],
 )
 def test_labels_by_what_they_are(
@@ -489,6 +499,8 @@ def test_labels_by_what_they_are(
     assert dataset.source.get("classes") == names
     assert dataset.y.tolist() == numbers
     assert dataset.num_classes == len(set(numbers))
+    levels = own.load(tmp_path, target="sex", task="regression", categorical="outcome").features[2:]
+    assert levels == [f"outcome={name}" for name in names or ("0", "1", "2")]
 
 
 def test_the_positive_class_is_the_second(prepare: Callable[..., str], tmp_path: Path) -> None:
