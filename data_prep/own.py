@@ -18,6 +18,7 @@ from data_prep.finish import finish
 from data_prep.groups import described, names_of, numbered
 from data_prep.samples import LARGEST_BYTE, Samples
 from data_prep.split import split
+from data_prep.spool import spooled
 from data_prep.tables import labels
 from data_prep.tables.missing import DROP, REFUSE, check_way
 from data_prep.tables.standardize import NONE
@@ -140,6 +141,7 @@ def gather(
         raise InputError(f"{name}: no client has a sample", remedy="give at least one")
     tests = Samples(task, num_classes, like=samples, missing=absent)
     tested = _tested(test, tests, names)
+    x, y = _as_wide(x, tested.x), _as_wide(y, tested.y)
     if (whole := samples.rounded if tests.rounded is None else tests.rounded) is not None:
         remarks = (*remarks, f"x: whole numbers are rounded to float32, {whole} to {int(np.float32(whole))}")
     if absent == "keep" and x.ndim != 2:
@@ -210,6 +212,11 @@ def _tested(test: Any, tests: Samples, names: list[str]) -> _Tested:
     kept = [("", tests.add("the test set", test))]
     x, y = tests.finish()
     return _Tested(x, y, None, kept, True) if len(x) else _Tested(kept=kept, is_common=True)
+
+
+def _as_wide(array: np.ndarray, test: np.ndarray | None) -> np.ndarray:
+    """Return training samples as float64 if those of the test set are; these follow the others by themselves."""
+    return array if test is None or np.can_cast(test.dtype, array.dtype) else spooled(array, test.dtype.type).finish()
 
 
 def _emptied(names: list[str], owner: np.ndarray, samples: Samples) -> dict[str, bool]:

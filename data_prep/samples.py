@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.array_labels import ArrayLabels
-from data_prep.spool import Spool
+from data_prep.spool import Spool, spooled
 from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
 
@@ -83,7 +83,9 @@ class Samples:
                 if not array[0].size:
                     raise InputError(f"{name}: {what}", expected="numbers of each sample", got=f"shape {array.shape}")
                 _check_like(f"{name}: {what}", array, spool)
-                spool.append(array)
+            self._x, self._y = _as_wide(self._x, x), _as_wide(self._y, y)
+            self._x.append(x)
+            self._y.append(y)
             self.count += len(x)
         return np.concatenate(kept)
 
@@ -209,8 +211,14 @@ def _check_like(what: str, array: np.ndarray, spool: Spool) -> None:
     if array.shape[1:] != spool.row_shape:
         expected = f"shape {spool.row_shape} a sample, as before"
         raise InputError(what, expected=expected, got=str(array.shape[1:]))
-    if not np.can_cast(array.dtype, spool.dtype, "same_kind"):
-        raise InputError(what, expected=f"{spool.dtype}, as before", got=str(array.dtype))
+    if array.dtype.kind != spool.dtype.kind:
+        expected, remedy = f"{spool.dtype}, as before", "give all in one type: runs divide uint8 by 255, and no other"
+        raise InputError(what, expected=expected, got=str(array.dtype), remedy=remedy)
+
+
+def _as_wide(spool: Spool, array: np.ndarray) -> Spool:
+    """Return the spool in the type of an array that is wider: samples are float64 where any is."""
+    return spool if np.can_cast(array.dtype, spool.dtype) else spooled(spool.finish(), array.dtype.type)
 
 
 def _finite(what: str, array: np.ndarray, first: int, nan: bool = False) -> np.ndarray:

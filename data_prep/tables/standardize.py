@@ -105,7 +105,8 @@ def unscaled(dataset: Dataset, done: Split) -> str:
 
 def range_of(dataset: Dataset) -> str:
     """Return a line on the least and the largest number of x as it is written, and on what runs make of bytes."""
-    low, high = dataset.x.min(), dataset.x.max()
+    parts = [part for part in (dataset.x, dataset.test_x) if part is not None and part.size]
+    low, high = min(part.min() for part in parts), max(part.max() for part in parts)
     divided = ", which runs divide by 255" if dataset.x.dtype == np.uint8 else ""
     return f"x in the file: from {low:,.6g} to {high:,.6g}{divided}"
 

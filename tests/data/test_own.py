@@ -108,6 +108,19 @@ def test_regressions_and_tokens(tmp_path: Path) -> None:
         assert np.array_equal(federation.client(0)[0], tokens)
 
 
+@pytest.mark.parametrize("wide", [0, 1, 2])
+def test_samples_are_float64_where_any_is(tmp_path: Path, wide: int) -> None:
+    """In any order of the clients, and if only the test set is."""
+    parts = [(np.full((2, 3), 1 + 2**-40), np.full(2, 1 + 2**-40))] * 3
+    parts = [part if k == wide else tuple(map(np.float32, part)) for k, part in enumerate(parts)]
+    clients = dict(zip("ab", parts[:2], strict=True))
+    hpcfed.write_federation(tmp_path / "f.h5", clients, test=parts[2], task="regression")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert (federation.x_dtype, federation.y_dtype) == (np.float64, np.float64)
+        for k, pair in enumerate((federation.client(0), federation.client(1), federation.test(0, 2))):
+            assert all((array == (1 + 2**-40 if k == wide else 1)).all() for array in pair)
+
+
 ROWS = np.zeros((4, 3), np.float32)
 LABELS = np.array([0, 1, 2, 1])
 SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
@@ -119,6 +132,12 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
         ({"a": (ROWS, LABELS[:3])}, {}, "client 'a': x and y differ in length: got 4 and 3"),
         ({"a": (ROWS, LABELS), "b": (ROWS[:, :2], LABELS)}, {}, r"client 'b': x: expected shape \(3,\) a sample"),
         ({"a": (ROWS.astype(np.uint8), LABELS), "b": (ROWS, LABELS)}, {}, "client 'b': x: expected uint8, as before"),
+        (
+            {"a": (ROWS, LABELS), "b": (ROWS.astype(np.uint8), LABELS)},
+            {},
+            "'b': x: expected float32, as before, got uint8; give all in one type: runs divide uint8 by 255",
+        ),
+        ({"a": (ROWS, LABELS)}, {"test": (ROWS.astype(np.uint8), LABELS)}, "test set: x: expected float32, as before"),
         ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: sample 0, entry 0: expected finite numbers, got NaN"),
         ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
         ({"a": (ROWS, LABELS - 1)}, {"num_classes": 3}, "client 'a': y: expected labels 0 … 2, got -1 … 1"),
@@ -576,7 +595,7 @@ def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
         ("int32", (3,), ["not scaled: feature 0 (1e+03 ± 3.1e+04), feature 1 (", "feature 2 ("]),
         ("int64", (2,), ["x: whole numbers are rounded to float32, 33554433 to 33554432\n"]),
         ("uint8", (1, 2, 2), ["x in the file: from 0 to 200, which runs divide by 255\n"]),
-        ("float32", (4,), ["x in the file: from 0 to 1\n"]),
+        ("float32", (4,), ["x in the file: from 0 to 3\n"]),
     ],
 )
 def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
@@ -588,6 +607,7 @@ def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
         x = np.full((6, *shape), low, dtype)
         x[3:] = high
         np.savez(tmp_path / f"raw/{name}.npz", x=x, y=np.arange(6) % 2)
+    np.savez(tmp_path / "raw/test.npz", x=np.full((1, *shape), 3 if dtype == "float32" else high, dtype), y=[0])
     done = command(["prepare", "own", "--raw", "raw", "-o", "f.h5"], tmp_path)
     assert done.returncode == 0, done.stderr
     for line in lines:
