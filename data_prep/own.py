@@ -54,7 +54,8 @@ def write_federation(
     The samples of a client are a pair of arrays ``(x, y)``, x (n, ...) and y (n,) or (n, ...), numpy's or torch's; or
     a torch ``Dataset`` (anything with a length and an index); or a generator of single samples ``(x, y)``. uint8 stays
     uint8 (images: (C, H, W)); a run scales it to [0, 1]. Other integers become float32, tokens aside; floating point
-    stays single or double.
+    stays single or double, and is double where any client's is. In masked arrays of floating point x is NaN where it
+    is masked. Data frames' columns are found by name, and are the features.
 
     Args:
         path: the file to write, whole or not at all.
@@ -183,6 +184,7 @@ def gather(
         test_owner=tested.owner,
         clients=names,
         vocabulary=vocabulary,
+        features=_features(samples, x.shape),
         emptied=_emptied(names, owner, samples),
         remarks=remarks,
         fill=missing if absent == "keep" and x.dtype.kind == "f" else "",
@@ -212,6 +214,13 @@ def _tested(test: Any, tests: Samples, names: list[str]) -> _Tested:
     kept = [("", tests.add("the test set", test))]
     x, y = tests.finish()
     return _Tested(x, y, None, kept, True) if len(x) else _Tested(kept=kept, is_common=True)
+
+
+def _features(samples: Samples, shape: tuple[int, ...]) -> list[str] | None:
+    """Return the names of x's columns, if data frames have them as texts."""
+    names = samples.columns.get("x", [])
+    is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return names if is_named and shape[1:] == (len(names),) else None
 
 
 def _as_wide(array: np.ndarray, test: np.ndarray | None) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.array_labels import ArrayLabels
+from data_prep.as_arrays import as_array, column_names, in_order
 from data_prep.spool import Spool, spooled
 from hpcfed.data.federation import EVENTS, OF_NUMBERS, flaw_of_events
 from hpcfed.errors import InputError
@@ -41,6 +42,7 @@ class Samples:
     Attributes:
         labels: the different labels, where these are the classes: y (n,) has their numbers; None with `num_classes`.
         rounded: a whole number of x that float32 rounded; None if there is none.
+        columns: ``x`` or ``y`` → names of its columns in their order, if data frames have them.
     """
 
     def __init__(self, task: str, num_classes: int | None, like: Samples | None = None, missing: str = "refuse"):
@@ -52,8 +54,9 @@ class Samples:
         self.labelled: set[str] = set()
         self.rounded: int | None = None
         self.labels = ArrayLabels() if task == "classification" and num_classes is None else None
+        self.columns: dict[str, list[Any]] = {}
         if like is not None:
-            self.labels = like.labels
+            self.labels, self.columns = like.labels, like.columns
         if like is not None and like._x is not None and like._y is not None:
             self._x, self._y = (Spool(spool.row_shape, spool.dtype) for spool in (like._x, like._y))
 
@@ -64,7 +67,7 @@ class Samples:
             Which of them are kept, (n,) bool.
         """
         start, kept = 0, [np.zeros(0, bool)]
-        for x, y in _blocks(name, content):
+        for x, y in self._blocks(name, content):
             if len(x) != len(y):
                 raise InputError(f"{name}: x and y differ in length", got=f"{len(x)} and {len(y)}")
             first, start = start, start + len(x)
@@ -152,21 +155,32 @@ class Samples:
         if labels.min() < 0 or labels.max() > top:
             raise InputError(what, expected=f"labels 0 … {top}", got=f"{labels.min()} … {labels.max()}")
 
-
-def _blocks(name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield x and y of one client's samples in pieces."""
-    if isinstance(content, Mapping) and content.keys() >= {"x", "y"}:
-        content = content["x"], content["y"]
-    if isinstance(content, Blocks):
-        yield from content.pairs
-        return
-    if isinstance(content, tuple) and len(content) == 2:
-        x, y = (np.asarray(part) for part in content)
+    def _blocks(self, name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield x and y of one client's samples in pieces."""
+        if isinstance(content, Mapping) and content.keys() >= {"x", "y"}:
+            content = content["x"], content["y"]
+        if isinstance(content, Blocks):
+            yield from content.pairs
+            return
+        if not (isinstance(content, tuple) and len(content) == 2):
+            yield from _of_singles(name, content)
+            return
+        x, y = (self._array(name, which, part) for which, part in zip("xy", content, strict=True))
         if not (x.ndim and y.ndim):
             raise InputError(f"{name}: x and y", expected="arrays with a row per sample", got="single numbers")
         for start in range(0, max(len(x), len(y)), BLOCK_SAMPLES):
             yield x[start : start + BLOCK_SAMPLES], y[start : start + BLOCK_SAMPLES]
-        return
+
+    def _array(self, name: str, which: str, part: Any) -> np.ndarray:
+        """Return x or y as an array, its columns in the order of the first data frame's."""
+        array, names = as_array(f"{name}: {which}", part, can_lack=which == "x"), column_names(part)
+        if names is None or (which == "y" and len(names) == 1):
+            return array
+        return in_order(f"{name}: {which}", array, names, self.columns.setdefault(which, names))
+
+
+def _of_singles(name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield x and y in pieces, of a sequence or another iterable of single samples."""
     if hasattr(content, "__len__") and hasattr(content, "__getitem__"):
         single: Iterator[Any] = (content[i] for i in range(len(content)))
     elif isinstance(content, Iterable):
@@ -183,7 +197,10 @@ def _blocks(name: str, content: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def _stacked(name: str, block: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     try:
         x, y = zip(*block, strict=True)
-        return np.stack([np.asarray(part) for part in x]), np.stack([np.asarray(part) for part in y])
+        return (
+            np.stack([as_array(f"{name}: x", one, can_lack=True) for one in x]),
+            np.stack([as_array(f"{name}: y", one, can_lack=False) for one in y]),
+        )
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: samples", expected="pairs (x, y) of one shape", got=str(error)) from error
 

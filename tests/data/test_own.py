@@ -108,6 +108,39 @@ def test_regressions_and_tokens(tmp_path: Path) -> None:
         assert np.array_equal(federation.client(0)[0], tokens)
 
 
+def test_tensors_and_masked_arrays_are_arrays(tmp_path: Path) -> None:
+    """Of a tensor its value, in bfloat16, too; of a masked entry NaN, which `missing` fills."""
+    x = torch.tensor([[1.0, 2.5], [3.0, 4.5]], requires_grad=True)
+    masked = np.ma.MaskedArray([[9, 1.5], [7, 2.5]], [[True, False], [False, False]], np.float32)
+    singles = [(row, k) for k, row in enumerate(x.bfloat16())]
+    clients = {"grad": (x, [0, 1]), "half": (x.bfloat16(), [0, 1]), "singles": singles, "masked": (masked, [0, 1])}
+    hpcfed.write_federation(tmp_path / "f.h5", clients, missing="median")
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.x_dtype == np.float32
+        for k in range(3):
+            assert np.array_equal(federation.client(k)[0], x.detach())
+        assert federation.client(3)[0].tolist() == [[3, 1.5], [7, 2.5]]
+
+
+def test_columns_of_data_frames_are_found_by_name(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    one = pandas.DataFrame({"age": [1, 2], "dose": [3.5, 4.5]})
+    other = one[["dose", "age"]]
+    label = pandas.DataFrame({"died": [0, 1]})
+    clients = {"a": (one, label), "b": (other, label.rename(columns={"died": "dead"})), "c": (one.to_numpy(), [0, 1])}
+    hpcfed.write_federation(tmp_path / "f.h5", clients, test=(other, label))
+    with Federation.open(tmp_path / "f.h5") as federation:
+        assert federation.features == ["age", "dose"]
+        for x in (*(federation.client(k)[0] for k in range(3)), federation.test(0, 2)[0]):
+            assert np.array_equal(x, one)
+    clients["b"] = other.rename(columns={"dose": "weight"}), label
+    message = (
+        "client 'b': x: columns: expected age, dose, as before, got weight, age; give all the same columns, in any"
+    )
+    with pytest.raises(InputError, match=message):
+        hpcfed.write_federation(tmp_path / "g.h5", clients)
+
+
 @pytest.mark.parametrize("wide", [0, 1, 2])
 def test_samples_are_float64_where_any_is(tmp_path: Path, wide: int) -> None:
     """In any order of the clients, and if only the test set is."""
@@ -138,6 +171,13 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
             "'b': x: expected float32, as before, got uint8; give all in one type: runs divide uint8 by 255",
         ),
         ({"a": (ROWS, LABELS)}, {"test": (ROWS.astype(np.uint8), LABELS)}, "test set: x: expected float32, as before"),
+        (
+            {"a": (np.ma.masked_equal(ROWS.astype(int), 0), LABELS)},
+            {},
+            "'a': x: expected no masked entry but in floating point, got 12; leave such samples out",
+        ),
+        ({"a": (ROWS, np.ma.masked_equal(LABELS, 1))}, {}, "client 'a': y: expected no masked entry, got 2; leave"),
+        ({"a": (ROWS + 0j, LABELS)}, {}, "client 'a': x: expected numbers, got complex64"),
         ({"a": (ROWS + np.nan, LABELS)}, {}, "client 'a': x: sample 0, entry 0: expected finite numbers, got NaN"),
         ({"a": (ROWS, LABELS)}, {"num_classes": 2}, "client 'a': y: expected labels 0 … 1, got 0 … 2"),
         ({"a": (ROWS, LABELS - 1)}, {"num_classes": 3}, "client 'a': y: expected labels 0 … 2, got -1 … 1"),
