@@ -17,9 +17,11 @@ _PERSON = "patient|subject|participant|person|proband|case|record"
 _NUMBERED = f"{_PERSON}|pat|pt|subj|usubj|study|sample|specimen|visit|row"
 IDENTIFIER = re.compile(
     rf"(.* )?((p|u|uu|gu)?id|nr|mrn|({_NUMBERED}) ?(id|no|nr|num|number|index|code|key))"
-    rf"|id ({_NUMBERED})|{_PERSON}|index|unnamed \d+"
+    rf"|id ({_NUMBERED})|{_PERSON}|index|level \d+|unnamed \d+( \d+)?"
 )
 """Names of columns that identify a row or its patient, as `is_identifier` spells them."""
+ROW_INDEX = re.compile(r"__index_level_\d+__")
+"""Columns in which pandas stores the numbers of a data frame's rows, as of those that a filter has left."""
 _CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 FEW = 6
 SIMILAR = 0.7
@@ -53,12 +55,18 @@ class ColumnOptions:
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """The columns by role; `features` are in the order of the first file that has the usual columns."""
+    """The columns by role.
+
+    Attributes:
+        features: columns of x, in the order of the first file that has the usual columns.
+        unused: pandas' columns of row numbers, which no option names.
+    """
 
     targets: tuple[str, ...]
     client: str | None
     group: str | None
     features: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
 
 def roles(paths: Sequence[Path], options: ColumnOptions) -> ColumnRoles:
@@ -72,7 +80,16 @@ def roles(paths: Sequence[Path], options: ColumnOptions) -> ColumnRoles:
     known = list(dict.fromkeys(name for names in headers.values() for name in names))
     if absent := [column for column in options.excluded if column not in known]:
         raise InputError(f"--exclude: no column {absent[0]!r}", where=str(paths[0]), remedy=_column(absent[0], known))
-    left = {path: [name for name in names if name not in options.excluded] for path, names in headers.items()}
+    chosen = {
+        options.client,
+        options.group,
+        *options.categorical,
+        *options.excluded,
+        *(options.target or "").split(","),
+    }
+    unused = tuple(name for name in known if ROW_INDEX.fullmatch(name) and name not in chosen)
+    without = {*options.excluded, *unused}
+    left = {path: [name for name in names if name not in without] for path, names in headers.items()}
     first, names = _shared(left)
     targets = _targets(first, names, options)
     named = {
@@ -92,7 +109,7 @@ def roles(paths: Sequence[Path], options: ColumnOptions) -> ColumnRoles:
     features = tuple(name for name in names if taken.get(name, "--categorical") == "--categorical")
     if not features:
         raise InputError("no column is left for x", where=str(first), got=", ".join(names)[:80])
-    return ColumnRoles(targets, options.client, options.group, features)
+    return ColumnRoles(targets, options.client, options.group, features, unused)
 
 
 def is_identifier(name: str) -> bool:

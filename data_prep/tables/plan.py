@@ -110,6 +110,8 @@ class TablePlan:
                 blurred = f"{feature.column!r} is rounded to float32 by up to {facts.rounding:.3g}"
                 remedy = "subtract an offset in the tables, or leave it out by --exclude"
                 yield f"{blurred}, its numbers differ by {facts.high - facts.low:.3g}: {remedy}"
+        if self.roles.unused:
+            yield f"left out: {', '.join(self.roles.unused)}, in which pandas stores the numbers of rows"
         if line := cells.twice("clients", clients):
             yield line
         if said := self._identifiers():

@@ -432,7 +432,7 @@ OTHERS = (
 
 
 def test_columns_by_names_of_identifiers() -> None:
-    ids = {*IDENTIFIERS.split(), "subject number", "Patient No.", "Pat.-Nr.", "Unnamed: 0"}
+    ids = {*IDENTIFIERS.split(), "subject number", "Patient No.", "Pat.-Nr.", "Unnamed: 0", "Unnamed: 0.1", "level_0"}
     assert {name for name in (*ids, *OTHERS.split()) if is_identifier(name)} == ids
 
 
@@ -625,6 +625,18 @@ def test_columns_of_parquet(tmp_path: Path, column: list, options: dict, said: s
     else:
         x = own.load(tmp_path / "t.parquet", partition="iid", **options).x
         assert np.array_equal(x[:, :-1], said, equal_nan=True)
+
+
+def test_row_numbers_of_pandas_are_left_out(tmp_path: Path) -> None:
+    """A data frame has them if a filter went over its rows; other sites' need not."""
+    for name, more in (("a", {}), ("b", {"__index_level_0__": [3, 7]})):
+        parquet.write_table(pyarrow.table({"age": [1, 2], "y": [0, 1], **more}), tmp_path / f"{name}.parquet")
+    dataset = own.load(tmp_path)
+    assert dataset.features == ["age"]
+    assert "left out: __index_level_0__, in which pandas stores the numbers of rows" in dataset.remarks
+    assert own.load(tmp_path, exclude="__index_level_0__").remarks == ("target 'y': 2 classes: 0, 1",)
+    parquet.write_table(pyarrow.table({"age": [1, 2], "y": [0, 1], **more}), tmp_path / "a.parquet")
+    assert own.load(tmp_path, group="__index_level_0__").group.tolist() == [0, 1, 0, 1]
 
 
 def test_a_column_of_another_type_is_refused_in_its_own_file(tmp_path: Path) -> None:
