@@ -18,9 +18,9 @@ class ArrayLabels:
         """Return labels (m,) as numbers in the order of arrival; NaN, fractions and other types as they are.
 
         Raises:
-            InputError: a word is empty.
+            InputError: a word is empty, or not UTF-8.
         """
-        found = _texts(y)
+        found = _texts(what, y)
         if found is None:
             return y
         texts, codes = found
@@ -45,7 +45,7 @@ class ArrayLabels:
         return np.array([classes.codes[text] for text in self._numbers], np.uint8 if small else np.int64)
 
 
-def _texts(y: np.ndarray) -> tuple[list[str], np.ndarray] | None:
+def _texts(what: str, y: np.ndarray) -> tuple[list[str], np.ndarray] | None:
     """Return distinct labels as texts, and each label's index among them, (m,), -1 for NaN; None for no labels."""
     if y.dtype.kind == "O" and all(isinstance(label, str) for label in y.flat):
         y = y.astype(str)
@@ -53,7 +53,7 @@ def _texts(y: np.ndarray) -> tuple[list[str], np.ndarray] | None:
         return None
     values, codes = np.unique(y, return_inverse=True)
     if y.dtype.kind == "S":
-        return [value.decode("utf-8", "replace") for value in values.tolist()], codes
+        return [cells.decoded(what, value) for value in values.tolist()], codes
     if y.dtype.kind == "U":
         return values.tolist(), codes
     if y.dtype.kind == "f":

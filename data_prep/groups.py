@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def names_of(kept: Sequence[tuple[str, np.ndarray]], groups: Mapping[str, Any]) 
         groups: client → the groups of its n samples, texts or whole numbers.
 
     Raises:
-        InputError: a client has no groups, or not one a sample; or a name is empty.
+        InputError: a client has no groups, or not one a sample; or a name is empty, or not UTF-8.
     """
     found: list[str] = []
     known = [name for name, _ in kept]
@@ -31,10 +32,13 @@ def names_of(kept: Sequence[tuple[str, np.ndarray]], groups: Mapping[str, Any]) 
             expected = f"{len(mask):,} names or whole numbers, one a sample"
             got = f"{own.dtype} of shape {own.shape}" if name in groups else "none"
             raise InputError(f"groups of {_place(name)}", expected=expected, got=got)
-        texts = np.char.decode(own, "utf-8", "replace") if own.dtype.kind == "S" else own.astype(str)
-        if (texts == "").any():
+        if own.dtype.kind == "S":
+            texts = [cells.decoded(f"groups of {_place(name)}", text) for text in own.tolist()]
+        else:
+            texts = own.astype(str).tolist()
+        if "" in texts:
             raise InputError(f"groups of {_place(name)}", expected="a name for each sample", got="an empty one")
-        found += map(cells.composed, texts[mask].tolist())
+        found += map(cells.composed, compress(texts, mask))
     return found
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcfed.errors import InputError
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -41,6 +43,18 @@ class NoNumber(Exception):
 def composed(text: str) -> str:
     """Return a text in Unicode's form NFC, in which é is one character: other systems write it as two."""
     return unicodedata.normalize("NFC", text)
+
+
+def decoded(what: str, text: bytes) -> str:
+    """Return UTF-8 as text.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{what}: not UTF-8", got=repr(text), remedy="give text instead of bytes") from None
 
 
 def number(text: str, decimal_comma: bool = False) -> float | None:

@@ -197,6 +197,12 @@ SAMPLES = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(LABELS))
         ({"a": (ROWS.astype(str), LABELS)}, {}, "client 'a': x: expected numbers"),
         ({"a": (ROWS, LABELS.astype(str))}, {"num_classes": 3}, "'a': y: expected numbers, got words; leave num_"),
         ({"a": (ROWS, np.array(["a", "b", " ", "a"]))}, {}, "client 'a': y: a label is empty"),
+        ({"a": (ROWS, np.array([b"a", b"b", b"\xe9", b"\xe8"]))}, {}, r"'a': y: not UTF-8: got b'\\xe8'; give text"),
+        (
+            {"a": (ROWS, LABELS)},
+            {"groups": {"a": np.array([b"a", b"b", b"\xe9", b"\xe8"])}},
+            r"groups of client 'a': not UTF-8: got b'\\xe9'; give text",
+        ),
         ([SAMPLES, SAMPLES], {}, r"clients: expected pairs \(name, samples\), or a mapping, got TensorDataset; name"),
         (SAMPLES, {}, r"clients: expected pairs \(name, samples\), or a mapping, got TensorDataset; name"),
         ([(ROWS, LABELS)], {}, r"clients: expected pairs \(name, samples\), or a mapping, got tuple of 2; name"),
