@@ -36,7 +36,6 @@ from hpcfed.errors import InputError, counted
 TEST = "test"
 ENDINGS = (".npz", ".x.npy", *TABLES)
 PIECE = re.compile(r"-\d{5}-of-\d{5}$")
-DEEP = "images of 16 bits: all became float32 in [0, 1]"
 Files = dict[str, list[Path]]
 
 
@@ -242,13 +241,13 @@ def _reader(
         expected = f"CLIENT/CLASS/name with {', '.join(own_images.IMAGES)}"
         got = own_images.left_out(paths).partition(": ")[2] or "empty folders"
         raise InputError("no image", where=str(raw), expected=expected, got=got, remedy="give other data as CLIENT.npz")
-    deep = own_images.check_alike(files)
+    headers = own_images.check_alike(files)
     doubts = labels.doubts("class", names, numeric=False)
     classes = labels.with_positive(labels.Classes(names, {}, len(names)), options.positive)
     names = classes.names or []
-    remarks = (labels.listed(classes), *doubts, own_images.left_out(paths), DEEP if deep else "")
+    remarks = (labels.listed(classes), *doubts, own_images.left_out(paths), *headers.remarks())
     source = {**_source(files, raw), "classes": names}
-    return (lambda path: own_images.samples(path, names, deep)), classes, source, tuple(filter(None, remarks))
+    return (lambda path: own_images.samples(path, names, headers.deep)), classes, source, tuple(filter(None, remarks))
 
 
 def _array_reader(

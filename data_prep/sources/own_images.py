@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,22 @@ from hpcfed.errors import InputError, counted
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 GREY = ("1", "L", "LA")
+WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+ORIENTATION = 0x0112
+"""The tag of EXIF that says how an image is stored, a key of `TURNS`."""
+TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+ON_ITS_SIDE = 5
+"""From this one on, width and height are exchanged."""
 WHOLE, DEEP = 255, 65535
+DEEP_ALL = "images of 16 bits: all became float32 in [0, 1]"
 FEW = 8
 Sample = tuple[np.ndarray, int]
 
@@ -65,17 +82,58 @@ def left_out(clients: Iterable[Path]) -> str:
     return f"left out: {counted(len(others), 'file')}: {', '.join(kinds[:FEW])}{more}"
 
 
-def check_alike(paths: Iterable[Path]) -> bool:
-    """Check that images are of one size, all grey or all colored, by their headers; return whether any has 16 bits.
+@dataclass
+class Headers:
+    """What the headers of images say.
+
+    Attributes:
+        deep: whether any has 16 bits.
+        transparent: number of images with a channel or a color of transparency.
+        moving: number of images of several frames.
+    """
+
+    deep: bool = False
+    transparent: int = 0
+    moving: int = 0
+
+    def add(self, file: Any, where: str) -> tuple[tuple[int, int], str]:
+        """Read an image's header, and return its size as it is shown, and its mode.
+
+        Raises:
+            InputError: the file is no image, or has bits that would be lost.
+        """
+        with _opened(file, where) as image:
+            if image.mode == "F":
+                remedy = "save it with 8 or 16 bits"
+                raise InputError("an image of floating-point numbers", where=where, remedy=remedy)
+            is_deep = image.mode.startswith("I")
+            if not is_deep and any(";16" in str(tile[3]) for tile in image.tile):  # as they are in the file
+                what = "an image of 16 bits with colors or transparency, which would be cut to 8"
+                raise InputError(what, where=where, remedy="save it with 8 bits, or give all as arrays (CLIENT.npz)")
+            self.deep |= is_deep
+            self.transparent += image.mode in WITH_ALPHA or "transparency" in image.info
+            self.moving += getattr(image, "n_frames", 1) > 1
+            return image.size[::-1] if _orientation(image) >= ON_ITS_SIDE else image.size, image.mode
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return lines on what of the images is not used, or changed."""
+        lines = (
+            (self.deep, DEEP_ALL),
+            (self.transparent, f"transparency is left out in {counted(self.transparent, 'image')}"),
+            (self.moving, f"several frames in {counted(self.moving, 'image')}: the first is used"),
+        )
+        return tuple(line for is_so, line in lines if is_so)
+
+
+def check_alike(paths: Iterable[Path]) -> Headers:
+    """Check that images are of one size, all grey or all colored, by their headers, and return these.
 
     Raises:
-        InputError: a file is no image, or unlike the first.
+        InputError: as `Headers.add`; or a file is unlike the first.
     """
-    deep, first = False, None
+    headers, first = Headers(), None
     for path in paths:
-        deep = depth(path, str(path)) > 8 or deep
-        with _opened(path, str(path)) as image:
-            size, mode = image.size, image.mode
+        size, mode = headers.add(path, str(path))
         if first is None:
             first = path, size, mode
         if size != first[1]:
@@ -86,7 +144,7 @@ def check_alike(paths: Iterable[Path]) -> bool:
             expected, remedy = f"mode {first[2]}, as {first[0]}", "save all in grey, or all in color"
             raise InputError("grey and colored images", where=str(path), expected=expected, got=f"mode {mode}",
                              remedy=remedy)  # fmt: skip
-    return deep
+    return headers
 
 
 def _is_grey(mode: str) -> bool:
@@ -127,26 +185,20 @@ def groups(client: Path, pattern: str) -> list[str]:
     return found
 
 
-def depth(file: Any, where: str) -> int:
-    """Return the bits of a pixel's channel, 8 or 16, from an image's header.
-
-    Raises:
-        InputError: the file is no image, or has more bits.
-    """
-    with _opened(file, where) as image:
-        if image.mode == "F":
-            remedy = "save it with 8 or 16 bits"
-            raise InputError("an image of floating-point numbers", where=where, remedy=remedy)
-        return 16 if image.mode.startswith("I") else 8
-
-
 def pixels(file: Any, where: str, deep: bool) -> np.ndarray:
     """Return an image (C, H, W), C = 1 where the file is grey and else 3: uint8, or float32 in [0, 1] if `deep`.
+
+    It is turned as its EXIF says.
 
     Raises:
         InputError: the file is no image, or a pixel has more than 16 bits.
     """
+    from PIL import Image
+
     with _opened(file, where) as image:
+        image.load()
+        if turn := TURNS.get(_orientation(image)):
+            image = image.transpose(Image.Transpose[turn])
         if image.mode.startswith("I"):
             values = np.asarray(image)
             if values.size and not 0 <= int(values.min()) <= int(values.max()) <= DEEP:
@@ -157,6 +209,17 @@ def pixels(file: Any, where: str, deep: bool) -> np.ndarray:
         whole = np.asarray(image.convert("L" if grey else "RGB"))
     whole = whole[None] if grey else whole.transpose(2, 0, 1)
     return whole.astype(np.float32) / np.float32(WHOLE) if deep else whole
+
+
+def _orientation(image: Any) -> int:
+    """Return how an image is stored, a key of `TURNS`, or 1: as it is shown, also if its EXIF is damaged."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1  # Pillow would decode all of it to look behind the pixels, too
+    try:
+        found = image.getexif().get(ORIENTATION)
+    except (OSError, ValueError, TypeError, KeyError, SyntaxError, struct.error):  # Pillow raises all these
+        return 1
+    return found if found in TURNS else 1
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def samples(plan: TablePlan, block: Block) -> tuple[np.ndarray, np.ndarray, np.n
     if plan.image:
         keep = labelled & np.asarray(block.columns[plan.features[0].column].is_valid())
         kept = np.flatnonzero(keep)
-        x = pixels(block, plan.features[0].column, kept, plan.deep)
+        x = pixels(block, plan.features[0].column, kept, plan.headers.deep)
     else:
         x = np.concatenate([_feature(feature, block) for feature in plan.features], axis=1)
         if plan.options.missing == missing.DROP:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,17 @@ from data_prep.tables.read import Block
 from hpcfed.errors import InputError
 
 
-def depth(block: Block, column: str) -> int:
-    """Return the largest number of bits per pixel among a block's images.
+def headers(found: Iterable[Block], column: str) -> own_images.Headers:
+    """Return what the headers of all images say.
 
     Raises:
-        InputError: a cell holds no image.
+        InputError: a cell holds no image, or as `own_images.Headers.add`.
     """
-    valid = np.flatnonzero(block.columns[column].is_valid())
-    return max((own_images.depth(_file(block, column, row), block.place(row)) for row in valid.tolist()), default=8)
+    said = own_images.Headers()
+    for block in found:
+        for row in np.flatnonzero(block.columns[column].is_valid()).tolist():
+            said.add(_file(block, column, row), block.place(row))
+    return said
 
 
 def pixels(block: Block, column: str, rows: np.ndarray, deep: bool) -> np.ndarray:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from data_prep.samples import OF_EVENTS
+from data_prep.sources.own_images import Headers
 from data_prep.tables import cells, labels, missing
 from data_prep.tables.columns import ColumnOptions, ColumnRoles, is_identifier, roles
-from data_prep.tables.images import depth
+from data_prep.tables.images import headers
 from data_prep.tables.read import blocks, separator
 from data_prep.tables.survey import Feature, Survey, features, survey
 from hpcfed.errors import InputError, counted
@@ -31,7 +32,7 @@ class TablePlan:
         clients: texts of the cells that name clients; empty if files name them.
         groups: text of a cell that names a group → its number; empty without groups.
         missing: column → number of missing cells.
-        deep: whether images have more than 8 bits.
+        headers: what the headers of images say; of none without.
         dropped: client or test set → rows dropped so far.
         labelled: clients that have a row so far that lacks neither label, client nor group.
     """
@@ -44,7 +45,7 @@ class TablePlan:
     clients: set[str]
     groups: dict[str, int]
     missing: dict[str, int]
-    deep: bool
+    headers: Headers
     dropped: Counter[str] = field(default_factory=Counter)
     labelled: set[str] = field(default_factory=set)
 
@@ -96,6 +97,7 @@ class TablePlan:
             unused = [name for name in self.roles.features if name != self.features[0].column]
             also = f"; not used: {', '.join(unused)}" if unused else ""
             yield f"images of column {self.features[0].column!r}{also}"
+            yield from self.headers.remarks()
         for feature in self.features:
             if feature.levels:
                 more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
@@ -178,8 +180,8 @@ def plan(paths: Files, options: ColumnOptions, tests: Files = ()) -> TablePlan:
     groups = [] if options.group is None else sorted(_names("--group", options.group, found, where))
     numbers = {name: number for number, name in enumerate(groups)}
     image = found.facts[listed[0].column].image
-    deep = image and any(depth(block, listed[0].column) > 8 for path in paths for block in blocks(path))
-    return TablePlan(options, columns, found, listed, classes, clients, numbers, absent, deep)
+    images = headers((block for path in paths for block in blocks(path)) if image else (), listed[0].column)
+    return TablePlan(options, columns, found, listed, classes, clients, numbers, absent, images)
 
 
 def _names(option: str, name: str, found: Survey, where: Path) -> set[str]:

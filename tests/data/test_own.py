@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import TensorDataset
 
 import hpcfed
@@ -379,6 +381,53 @@ def test_images_left_out_and_classes_are_named(tmp_path: Path) -> None:
         "classes 'Cat' and 'cat' look like one, written in two ways",
         "left out: 3 files: .png, .tif, .webp",
     )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_exif_says(tmp_path: Path, orientation: int) -> None:
+    """A photograph on its side has the size of one upright; its pixels are those that Pillow shows."""
+    pixels = np.arange(20, dtype=np.uint8).reshape(4, 5)
+    draw(tmp_path / "ann/dog/1.png", "L", (5, 4) if orientation < 5 else (4, 5))
+    (tmp_path / "ann/cat").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(tmp_path / "ann/cat/0.png", exif=exif)
+    with Image.open(tmp_path / "ann/cat/0.png") as image:
+        shown = np.asarray(ImageOps.exif_transpose(image))
+    assert np.array_equal(own.load(tmp_path).x[0, 0], shown)
+
+
+def test_what_images_lose_is_told(tmp_path: Path) -> None:
+    """Transparency and further frames in a line, also of Parquet; colors of 16 bits, which Pillow cuts, are refused."""
+    for k, mode in enumerate(("RGB", "RGBA")):
+        draw(tmp_path / "raw" / "ann" / "cat" / f"{k}.png", mode)
+        draw(tmp_path / "raw" / "ann" / "dog" / f"{k}.png", mode)
+    frames = [Image.new("RGB", (5, 4), color) for color in ("red", "blue")]
+    frames[0].save(tmp_path / "raw/ann/cat/2.png", save_all=True, append_images=frames[1:])
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lines = ("transparency is left out in 2 images", "several frames in 1 image: the first is used")
+    assert own.load(tmp_path / "raw").remarks[1:] == lines
+    files = sorted((tmp_path / "raw").rglob("*.png"))
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    images = pyarrow.array([{"bytes": path.read_bytes(), "path": None} for path in files], kind)
+    table = pyarrow.table({"image": images, "y": [path.parent.name for path in files]})
+    (tmp_path / "tables").mkdir()
+    parquet.write_table(table, tmp_path / "tables" / "ann.parquet")
+    assert set(own.load(tmp_path / "tables").remarks) >= set(lines)
+    parts = {
+        b"IHDR": struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0),
+        b"IDAT": zlib.compress(bytes(4 * 31)),
+        b"IEND": b"",
+    }
+    chunks = [(len(data), name + data, zlib.crc32(name + data)) for name, data in parts.items()]
+    content = b"".join(struct.pack(">I", n) + data + struct.pack(">I", crc) for n, data, crc in chunks)
+    (tmp_path / "raw/ann/cat/3.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    message = (
+        r"3\.png: an image of 16 bits with colors or transparency, which would be cut to 8; save it with 8 bits, or"
+    )
+    with pytest.raises(InputError, match=message):
+        own.load(tmp_path / "raw")
 
 
 def test_folders_without_an_image_are_refused_by_what_they_hold(tmp_path: Path) -> None:
