@@ -54,8 +54,9 @@ def write_federation(
     The samples of a client are a pair of arrays ``(x, y)``, x (n, ...) and y (n,) or (n, ...), numpy's or torch's; or
     a torch ``Dataset`` (anything with a length and an index); or a generator of single samples ``(x, y)``. uint8 stays
     uint8 (images: (C, H, W)); a run scales it to [0, 1]. Other integers become float32, tokens aside; floating point
-    stays single or double, and is double where any client's is. In masked arrays of floating point x is NaN where it
-    is masked. Data frames' columns are found by name, and are the features.
+    stays single or double, and is double where any client's is, as are targets that are whole numbers of 32 or 64
+    bits. In masked arrays of floating point x is NaN where it is masked. Data frames' columns are found by name, and
+    are the features.
 
     Args:
         path: the file to write, whole or not at all.

@@ -109,7 +109,8 @@ class Samples:
             return x
         wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
         if x.dtype.kind in "iu" and self.rounded is None and np.abs(wide).max(initial=0) >= LARGEST_EXACT:
-            other = x[wide.astype(np.float64) != x.astype(np.float64)]
+            with np.errstate(invalid="ignore"):  # one that is rounded beyond its type
+                other = x[wide.astype(x.dtype) != x]
             self.rounded = int(other.flat[0]) if other.size else None
         return _finite(f"{name}: x", wide, first, nan=self._missing == "keep")
 
@@ -133,7 +134,8 @@ class Samples:
         if y.dtype.kind not in "biuf":
             raise InputError(f"{name}: y", expected="numbers", got=str(y.dtype))
         if self._task in OF_NUMBERS:
-            numbers = _finite(f"{name}: y", y.astype(np.float64 if y.dtype == np.float64 else np.float32), first)
+            is_single = np.result_type(y.dtype, np.float32) == np.float32
+            numbers = _finite(f"{name}: y", y.astype(np.float32 if is_single else np.float64), first)
             if self._task == "survival":
                 _check_events(f"{name}: y", numbers)
             return numbers

@@ -226,8 +226,16 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         return
     if not len(present := found[~np.isnan(found)]):
         return
-    facts.low, facts.high = min(facts.low, float(present.min())), max(facts.high, float(present.max()))
-    facts.rounding = max(facts.rounding, float(np.abs(present - present.astype(np.float32)).max()))
+    if np.abs(present).max() < cells.EXACT:
+        low, high = float(present.min()), float(present.max())
+        rounding = float(np.abs(present - present.astype(np.float32)).max())
+    else:
+        exact = [cells.number(text, block.decimal_comma) for text in cells.distinct(values)[0]]
+        known = [value for value in exact if value is not None and not math.isnan(value)]
+        low, high = min(known), max(known)
+        rounding = max(abs(value - type(value)(np.float32(value))) for value in known)
+    facts.low, facts.high = min(facts.low, low), max(facts.high, high)
+    facts.rounding = max(facts.rounding, rounding)
 
 
 def _add(facts: ColumnFacts, texts: Iterable[str], block: Block) -> None:

@@ -103,6 +103,12 @@ def test_regressions_and_tokens(tmp_path: Path) -> None:
     with Federation.open(tmp_path / "r.h5") as federation:
         assert (federation.x_dtype, federation.y_dtype) == (np.float32, np.float64)
         assert (federation.num_classes, federation.target_shape) == (None, (3,))
+    for kind, stored in ((np.int64, np.float64), (np.uint8, np.float32)):
+        y = np.array([[1], [2**24 + 1 if kind is np.int64 else 7]], kind)
+        hpcfed.write_federation(tmp_path / "w.h5", {"a": (np.eye(2), y)}, task="regression", overwrite=True)
+        with Federation.open(tmp_path / "w.h5") as federation:
+            assert federation.y_dtype == stored
+            assert np.array_equal(federation.client(0)[1], y)
     tokens = np.arange(10).reshape(2, 5) % 4
     hpcfed.write_federation(tmp_path / "t.h5", {"a": (tokens, tokens[:, 0])}, task="next-token", vocabulary="abcd")
     with Federation.open(tmp_path / "t.h5") as federation:
@@ -689,13 +695,20 @@ def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
         ),
         ("int32", (3,), ["not scaled: feature 0 (1e+03 ± 3.1e+04), feature 1 (", "feature 2 ("]),
         ("int64", (2,), ["x: whole numbers are rounded to float32, 33554433 to 33554432\n"]),
+        ("uint64", (2,), [f"x: whole numbers are rounded to float32, {2**60 + 1} to {2**60}\n"]),
         ("uint8", (1, 2, 2), ["x in the file: from 0 to 200, which runs divide by 255\n"]),
         ("float32", (4,), ["x in the file: from 0 to 3\n"]),
     ],
 )
 def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
     """Bytes are divided by 255 in runs, other whole numbers are not scaled: a line says so."""
-    ranges = {"int16": (-30000, 32000), "int32": (-30000, 32000), "int64": (0, 2**25 + 1), "uint8": (0, 200)}
+    ranges = {
+        "int16": (-30000, 32000),
+        "int32": (-30000, 32000),
+        "int64": (0, 2**25 + 1),
+        "uint64": (0, 2**60 + 1),
+        "uint8": (0, 200),
+    }
     low, high = ranges.get(dtype, (0, 1))
     (tmp_path / "raw").mkdir()
     for name in NAMES[:2]:
@@ -707,7 +720,7 @@ def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
     assert done.returncode == 0, done.stderr
     for line in lines:
         assert line in done.stdout
-    assert ("not scaled" in done.stdout) == dtype.startswith("int")
+    assert ("not scaled" in done.stdout) == (dtype not in ("uint8", "float32"))
 
 
 @pytest.mark.parametrize(("x", "y"), [((4, 0), (4,)), ((4, 3), (4, 0)), ((4, 1, 0, 5), (4,))])

@@ -466,6 +466,11 @@ def test_numbers_that_float32_blurs_are_told(tmp_path: Path) -> None:
     said = [line for line in own.load(tmp_path).remarks if "float32" in line]
     remedy = "subtract an offset in the tables, or leave it out by --exclude"
     assert said == [f"'age' is rounded to float32 by up to 49, its numbers differ by 49: {remedy}"]
+    for kind, first in ((pyarrow.int64(), -(2**62)), (pyarrow.uint64(), 2**63)):
+        columns = {"id": pyarrow.array([first, first + 5], kind), "same": pyarrow.array([first + 5] * 2, kind)}
+        parquet.write_table(pyarrow.table({**columns, "y": [0, 1]}), tmp_path / "a.parquet")
+        said = [line for line in own.load(tmp_path / "a.parquet", partition="iid").remarks if "float32" in line]
+        assert said == [f"'id' is rounded to float32 by up to 5, its numbers differ by 5: {remedy}"]
 
 
 @pytest.mark.parametrize(
