@@ -130,8 +130,7 @@ def gather(
     Raises:
         InputError: as `write_federation`.
     """
-    if task not in TASKS:
-        raise InputError(f"task {task!r}", remedy=nearest(task, TASKS))
+    check_task(task)
     check_way(missing)
     if task == "next-token" and num_classes is None and isinstance(vocabulary, list | str):
         num_classes = len(vocabulary)
@@ -192,6 +191,16 @@ def gather(
         group=group,
         test_group=None if tested.x is None else test_group,
     )
+
+
+def check_task(task: str) -> None:
+    """Refuse an unknown task.
+
+    Raises:
+        InputError: naming the nearest.
+    """
+    if task not in TASKS:
+        raise InputError(f"task {task!r}", remedy=nearest(task, TASKS))
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def split(
     Raises:
         InputError: an unknown scheme, an option that would have no effect, or numbers that cannot be met.
     """
+    check_scheme(scheme)
     left = dict(options)
     test_fraction = left.pop("test_fraction", None)
     if scheme is None:
@@ -76,6 +77,19 @@ def split(
     else:
         done = _by_scheme(dataset, scheme, num_clients or NUM_CLIENTS, seed, left)
     return done if test_fraction is None else _hold_out(done, test_fraction, seed, dataset.group)
+
+
+def check_scheme(scheme: str | None) -> None:
+    """Refuse an unknown partition scheme; None and ``natural`` are known.
+
+    Raises:
+        InputError: naming the nearest.
+    """
+    known = [*partition.SCHEMES, NATURAL]
+    if scheme is not None and scheme.lower() not in known:
+        alike = [repr(name) for name in known if name.startswith(f"{scheme.lower()}-")]
+        remedy = f"did you mean {' or '.join(alike)}?" if alike else nearest(scheme, known)
+        raise InputError(f"unknown partition {scheme.lower()!r}", remedy=remedy)
 
 
 def refuse(options: Mapping[str, Any], what: str) -> None:
@@ -198,11 +212,6 @@ def _cropped(
 
 
 def _by_scheme(dataset: Dataset, scheme: str, num_clients: int, seed: int, left: dict[str, Any]) -> Split:
-    if scheme not in partition.SCHEMES:
-        known = [*partition.SCHEMES, NATURAL]
-        alike = [repr(name) for name in known if name.startswith(f"{scheme}-")]
-        remedy = f"did you mean {' or '.join(alike)}?" if alike else nearest(scheme, known)
-        raise InputError(f"unknown partition {scheme!r}", remedy=remedy)
     if scheme != "iid" and (dataset.num_classes is None or dataset.y.ndim > 1):
         raise InputError(f"{scheme} needs classes, and {dataset.name} has none", remedy="use --partition iid")
     assign = partition.SCHEMES[scheme]

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset import Dataset
-from data_prep.own import channels_last, gather
+from data_prep.own import channels_last, check_task, gather
 from data_prep.sources import own_arrays, own_images
 from data_prep.sources.files import DataSource, Origin, reading
 from data_prep.tables import cells, labels
 from data_prep.tables import load as own_tables
 from data_prep.tables.columns import ColumnOptions
+from data_prep.tables.missing import check_way
 from data_prep.tables.read import TABLES
 from hpcfed.errors import InputError, counted
 
@@ -72,6 +73,8 @@ def load(
         EnvironmentFailure: the machine fails to read one.
     """
     raw = Path(raw)
+    check_task(task)
+    check_way(missing)
     labels.check_positive(positive, task)
     target, client_column, group, positive = (
         None if name is None else cells.composed(name) for name in (target, client_column, group, positive)

@@ -24,7 +24,8 @@ DATE = re.compile(
     r"|\d{1,2}[-. ]*(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[-. ]*(\d{4}|\d{2}))([T ]\d{1,2}:\d\d.*)?",
     re.IGNORECASE,
 )
-QUANTITY = re.compile(r"[<>≤≥~]?\s*[+-]?\d[\d.,' \u00a0\u202f]*%?")
+QUANTITY = re.compile(r"[<>≤≥~]?[\s$€£¥+\u2212-]*(0x[\da-f]+|\d[\d.,:'\s%$€£¥]*)", re.IGNORECASE)
+"""A number as people write it: with thousands, money, a typographic minus, in base 16, or as a time."""
 
 LEADING_ZEROS = re.compile(r"(?<!\d)(?<!\d[.,])0+(?=\d)")
 EXACT = 2.0**53

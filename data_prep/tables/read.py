@@ -71,9 +71,11 @@ def header(path: Path) -> list[str]:
     if "" in names:
         remedy = "give it a name, or write the table without its index (pandas: index=False)"
         raise InputError(f"column {names.index('') + 1} has no name", where=str(path), remedy=remedy)
-    if not names or len(set(names)) < len(names):
-        got = ", ".join(names)[:80] or "none"
-        raise InputError("no header", where=str(path), expected="a first line of different names", got=got)
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        what, got = f"the header has {twice!r} {names.count(twice)} times", ", ".join(names)[:80]
+        raise InputError(what, where=str(path), expected="a first line of different names", got=got)
+    if not names:
+        raise InputError("no header", where=str(path), expected="a first line of different names", got="none")
     return names
 
 

@@ -34,6 +34,16 @@ class Moments:
     rows: np.ndarray
 
 
+def check_way(how: str) -> None:
+    """Refuse an unknown way to standardize.
+
+    Raises:
+        InputError: naming the nearest.
+    """
+    if how not in WAYS:
+        raise InputError(f"--standardize {how!r}", expected="client, pooled or none", remedy=did_you_mean(how, WAYS))
+
+
 def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     """Return the data set with features of mean 0 and deviation 1 over the training rows, of all clients or of each.
 
@@ -44,8 +54,7 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     Raises:
         InputError: an unknown `how`, tokens, or data that already have normalization constants.
     """
-    if how not in WAYS:
-        raise InputError(f"--standardize {how!r}", expected="client, pooled or none", remedy=did_you_mean(how, WAYS))
+    check_way(how)
     if how == NONE:
         return dataset
     if dataset.task == "next-token":

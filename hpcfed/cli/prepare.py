@@ -17,13 +17,13 @@ from data_prep.dataset import Dataset
 from data_prep.finish import finish
 from data_prep.sources.files import reading
 from data_prep.sources.own import TEST
-from data_prep.split import NATURAL, NUM_CLIENTS, refuse, split
+from data_prep.split import NATURAL, NUM_CLIENTS, check_scheme, refuse, split
 from data_prep.synthetic import feddyn, fedprox, leaf
 from data_prep.tables import standardize
 from data_prep.write import write
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
-from hpcfed.errors import InputError, counted, cut, nearest
+from hpcfed.errors import InputError, counted, cut, nearest, visible
 
 NAMES = {"client_column": "client"}
 FEW = 8
@@ -143,6 +143,8 @@ def command(
     source = source.lower()
     if source not in SOURCES:
         raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
+    check_scheme(scheme)
+    standardize.check_way(scale or standardize.NONE)
     seed = SOURCES[source].seed if seed is None else seed
     wanted = {key: value for key, value in options.items() if value is not None}
     # The others are the partition's: the number of clients, and alpha where the source takes none, too.
@@ -157,14 +159,14 @@ def command(
     tests = f", {num_test:,} in its test set" if num_test else ""
     click.echo(f"read     {dataset.name}: {counted(len(dataset.x), 'sample')} of {shape} {dataset.x.dtype}{tests}")
     for remark in dataset.remarks:
-        click.echo(f"         {cut(remark)}")
+        click.echo(f"         {_in_line(remark)}")
     done = split(dataset, scheme, clients, seed, wanted)
     if done.held is not None and num_test:
         unused = f"its test set ({counted(num_test, 'sample')}) is not used"
         click.echo(f"         {unused}: --test-fraction takes another in its place")
     finished = finish(dataset, done, scale or standardize.NONE)
     for remark in (*finished.remarks[len(dataset.remarks) :], *coverage(finished, done)):
-        click.echo(f"         {cut(remark)}")
+        click.echo(f"         {_in_line(remark)}")
     if is_own := source == "own" and finished.features is None and finished.task != "next-token":
         click.echo(f"         {standardize.range_of(finished)}")
     if scale is None and (finished.features or is_own) and (unscaled := standardize.unscaled(finished, done)):
@@ -191,6 +193,11 @@ def command(
         click.echo(f"content  {federation.content}")
     seconds = time.perf_counter() - started
     click.echo(f"wrote    {output} ({decimal(output.stat().st_size)}) in {seconds:.1f} s")
+
+
+def _in_line(remark: str) -> str:
+    """Return a remark in one line, cut; words of tables may have line breaks."""
+    return cut(visible("⏎".join(remark.splitlines())))
 
 
 def _named(federation: Federation, which: np.ndarray) -> str:

@@ -569,7 +569,7 @@ def test_mistakes_in_own_files(tmp_path: Path) -> None:
     (raw / "a.csv").write_text("u,v,y\n1,2,0\n1,x,1\n")
     for text, options, message in (
         ("u,v,y\n1,2,0\n1,2\n", {}, r"a.csv: row 3: cells: expected 3 columns, as in the header, got 2"),
-        ("u,u,y\n1,2,0\n", {}, r"a.csv: no header"),
+        ("u,u,y\n1,2,0\n", {}, r"a.csv: the header has 'u' 2 times: expected a first line of different names"),
         ("", {}, r"a.csv: no header"),
         ("u,v,y\n1,2,0\n", {"target": "z"}, r"no column 'z'"),
         ("patient_id,time,y\n1,2,0\n", {"target": "weight"}, r"no column 'weight'; columns: patient_id, time, y"),

@@ -327,6 +327,26 @@ def test_numbers_written_in_other_ways(tmp_path: Path) -> None:
         own.load(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["€ 1.50", "1,50 €", "$1,200", "-$5", "\u22123", "0x1F", "13:45", "5 %"])
+def test_words_that_look_like_numbers(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "a.csv", [("1", f'"{text}"', "f", "1"), ("3", f'"{text}"', "m", "2")])
+    said = [line for line in own.load(tmp_path).remarks if "look like numbers" in line]
+    assert said == [f"'bp' has words that look like numbers, such as {text!r}: if they are, write them as 1200 or 1.5"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--task regresion", "task 'regresion'; did you mean 'regression'?"),
+        ("--missing men", "--missing 'men': expected refuse, drop, mean or median; did you mean 'mean'?"),
+        ("--standardize pool", "--standardize 'pool': expected client, pooled or none; did you mean 'pooled'?"),
+        ("--partition dirichlet", "unknown partition 'dirichlet'; did you mean 'dirichlet-class' or 'dirichlet-client"),
+    ],
+)
+def test_options_are_checked_before_tables_are_read(prepare: Callable[..., str], options: str, says: str) -> None:
+    assert says in prepare(f"nowhere {options}", 2)
+
+
 def test_labels_and_categories_have_decimal_commas(tmp_path: Path) -> None:
     """In a file whose features may have them; quoted, among commas, 1,5 is a word."""
     numbers = ["1,5", "1,0", "2,0", "1"]
@@ -584,6 +604,8 @@ def test_names_of_any_length_are_cut_where_they_are_printed(tmp_path: Path, prep
     write(tmp_path / "a.csv", [("1", "2", "f", "a"), ("1", "2", "f" * 5_000, "b"), ("1", "2", "f", "b")])
     said = prepare("a.csv --partition iid --clients 1")
     assert "one-hot 'sex': f, fff" in said
+    write(tmp_path / "b.csv", [("1", "2", '"f\n\x1b[1m"', "a"), ("1", "2", "m", "b")])
+    assert "one-hot 'sex': f⏎\\x1b[1m, m\n" in prepare("b.csv --partition iid --clients 1")
     assert max(map(len, said.splitlines())) < 700
 
 
