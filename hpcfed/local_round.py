@@ -222,7 +222,7 @@ class Training:
 
 
 def _apart_from(before: State, after: State) -> State:
-    """Copy what a client's next state shares with the one before, whose memory the store may use for another client."""
+    """Clone the tensors of a next state that alias the one before: the store reuses that memory."""
     stored = {tensor.untyped_storage()._cdata for tensor in before.values()}
     shared = {name for name, tensor in after.items() if tensor.untyped_storage()._cdata in stored}
     return {name: tensor.clone() if name in shared else tensor for name, tensor in after.items()}

@@ -31,7 +31,7 @@ class RanksDiffer(EnvironmentFailure):
 
 
 def ranks_differ(round: int, which: str, *, own_method: bool = False) -> RanksDiffer:
-    """Return the error for ranks whose states differ; with a method of the user's own that is looked at first."""
+    """Return the error for ranks whose states differ; `own_method` adds advice to look at the user's method."""
     look = SAME_ON_ALL if own_method else ""
     error = RanksDiffer(
         f"round {round}: the ranks no longer hold the same model",

@@ -379,7 +379,6 @@ class Simulation:
     def _state_hash(self) -> int:
         """Return the hash of what must be the same on every rank, as a signed 64-bit integer.
 
-
         Taken twice a round: after the step for the record, and anew before the next Allreduce, so that damage to a
         rank's memory in between ends the round that it hit.
         """

@@ -419,7 +419,7 @@ class Method:
 
     @property
     def counts_clients(self) -> bool:
-        """Whether N or n enters what a part keeps, by q(S) or the mean size of clients."""
+        """Whether a state depends on N or n, by q(S) or the mean size: a client left out changes every round."""
         return any(getattr(part, "counts_clients", False) for part in (self.local, self.normalize, self.server))
 
     @property

@@ -20,7 +20,7 @@ WEIGHTS = ("samples", "uniform")
 
 
 def check_parts(method: Method) -> None:
-    """Refuse parts of a method that lack what they will be asked for.
+    """Check that a method's parts implement their protocols.
 
     Raises:
         InputError: naming the part and what it lacks.
@@ -61,7 +61,7 @@ def check_parts(method: Method) -> None:
 
 
 def _check_names(method: Method, role: str, part: object, protocol: type) -> None:
-    """Refuse a function whose name is nearly one that is called, for FedAvg's would be called in its place.
+    """Refuse misspelt names of functions: FedAvg's function would run instead.
 
     Raises:
         InputError: naming both.
@@ -141,7 +141,7 @@ def _check_declared(method: Method) -> None:
 
 
 def _check_arguments(method: Method, role: str, part: object, name: str, wanted: object) -> None:
-    """Refuse a part's function that cannot be called as `wanted`, the protocol's, is: one of version 0.1, say.
+    """Refuse a function whose arguments differ from those of `wanted`, the protocol's, as in version 0.1.
 
     Raises:
         InputError: naming the function and its arguments.
@@ -167,7 +167,7 @@ def _check_arguments(method: Method, role: str, part: object, name: str, wanted:
 
 
 def check_product(recipe: Recipe, method: Method) -> None:
-    """Refuse what cannot mean anything.
+    """Refuse combinations that have no mathematical meaning.
 
     Raises:
         InputError: with the reason, and what to do instead.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Arithmetic(Protocol):
-    """What a run's ``bits`` choose between; element-wise +, −, · and /, the same everywhere, are not among it."""
+    """Operations that machines round differently, chosen by ``bits``; not element-wise +, −, · and /."""
 
     @property
     def portable(self) -> bool:

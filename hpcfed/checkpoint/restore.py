@@ -98,7 +98,7 @@ def newest(
 
 
 def holds(found: Collection[str], names: Collection[str]) -> bool:
-    """Whether the tensors found in a checkpoint are those of these names, or more or less of the last round's."""
+    """Whether a checkpoint has exactly the tensors `names`; those of `LAST_ROUND` may be missing or extra."""
     return {*found} ^ {*names} <= OF_THE_LAST_ROUND
 
 

@@ -18,7 +18,7 @@ from hpcfed.ranks.accelerators import accelerator
 
 
 def computing(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Return what a forward and backward pass is done within.
+    """Context manager of a forward and backward pass.
 
     Raises:
         InputError: the device knows no such precision.

@@ -195,7 +195,7 @@ def is_numbers(dtype: np.dtype) -> bool:
 
 
 class Elsewhere(ValueError):
-    """A name leads out of its file; the message says where to."""
+    """A link that leads out of its file, or storage outside of it; the message says where to."""
 
 
 def member(file: h5py.File, name: str) -> h5py.Dataset | h5py.Group | None:

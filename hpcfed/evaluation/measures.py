@@ -91,9 +91,7 @@ class Measures:
         return bool(self._client_sums or self.whole)
 
     def begin(self, unit: int) -> None:
-        """Set the global generators for what is measured next, the same for a unit, such as a client, in any round; and
-        tensors that a user's module keeps to the initial ones.
-        """
+        """Set the global generators for a `unit`, such as a client, and reset the tensors that a user's module keeps."""
         self._model.forget()
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)

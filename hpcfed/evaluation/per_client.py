@@ -157,8 +157,10 @@ class ClientEvaluator:
         return ClientScores(tuple(models), self._sizes, self._directions, layout, cells, self._names)
 
     def _left(self, w: Tensor, cells: np.ndarray) -> np.ndarray:
-        """Measure the global model on clients in blocks; return whom and what to measure one by one, (N, models,
-        splits) bool.
+        """Measure the global model on clients in blocks; return the cells still to be measured.
+
+        Returns:
+            (N, models, splits) bool.
         """
         models, model = self._section.models, self._parts.model
         left = np.stack([np.stack([sizes > 0 for sizes in self._sizes.values()], axis=1)] * len(models), axis=1)

@@ -74,7 +74,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def mark(self, device: torch.device) -> Callable[[], None]:
-        """Return what waits until the device has done all that it was asked for so far, but nothing later."""
+        """Record an event, and return a function that waits for it."""
 
     @abstractmethod
     def page_locked(self, entries: int, dtype: torch.dtype) -> Tensor:
@@ -238,7 +238,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether an error is a device's own, its memory's end included, and not of what it was asked to compute."""
+    """Whether the device failed (out of memory included), rather than the computation."""
     import torch
 
     if is_full(error) or isinstance(error, getattr(torch, "AcceleratorError", ())):

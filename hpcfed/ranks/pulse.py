@@ -59,7 +59,7 @@ class Pulse:
                 self._exchange()
 
     def silent(self, limit: float, away: float) -> dict[int, float]:
-        """Return the seconds of ranks silent for longer than `limit`, those that pause than `away`, by own ticks."""
+        """Return the silence of each overdue rank in seconds, by own ticks; `away` is the limit of ranks that pause."""
         with self._lock:
             limits = {partner: away if partner in self._away else limit for partner in self._partners if self._open}
             return {partner: self._silence[partner] for partner in limits if self._silence[partner] > limits[partner]}

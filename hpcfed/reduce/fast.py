@@ -97,7 +97,7 @@ class FastSum:
         return _norms_async(torch.dot(vector, vector), vector)
 
     def settle(self, first: int = 0, last: int | None = None) -> None:
-        """Make the entries ``first:last`` of the sum of no vectors 0."""
+        """Set the entries ``first:last`` to 0 if no vector was added."""
         if self._empty:
             self.floats[0][first:last].zero_()
 

@@ -273,7 +273,7 @@ class SumMemory:
     def _arrival(
         self, total: Total, host: Tensor, part: Words, first: int, last: int, failed: bool
     ) -> Callable[[], None]:
-        """Return what makes the entries ``first:last`` of a vector ready on the host; a GPU's begin to be copied."""
+        """Start copying the entries ``first:last`` of a vector to the host; return a function that waits for them."""
         if failed:
             host[:, first:last].zero_()
             return lambda: None
@@ -297,7 +297,7 @@ class SumMemory:
 
 
 def _as_floats(words: Tensor) -> Tensor:
-    """Return memory that holds a result: float32 sums are one, integers leave theirs to it as float64."""
+    """View of the sum's memory as its result: float32 sums as they are, integers as float64."""
     return words.view(torch.float64) if words.dtype == torch.int64 else words
 
 

@@ -1,4 +1,4 @@
-"""Values, estimates and intervals as the text of a table's cells: accuracies in %, – for what there is not."""
+"""Values, estimates and intervals as the text of a table's cells: accuracies in %, – for missing values."""
 
 from __future__ import annotations
 

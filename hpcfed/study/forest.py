@@ -55,7 +55,7 @@ SHADE = 0.22
 
 @dataclass(frozen=True)
 class ForestMark:
-    """A mean with its interval over splits or sites, and over patients; None for those that there are not."""
+    """A mean with its interval over splits or sites, and over patients; None if missing."""
 
     mean: float
     corrected: Ends | None
@@ -63,7 +63,7 @@ class ForestMark:
 
     @property
     def intervals(self) -> list[Ends]:
-        """Those that there are."""
+        """The intervals that exist."""
         return [ends for ends in (self.corrected, self.over_patients) if ends is not None]
 
 
@@ -320,7 +320,7 @@ def _marker(forest: Forest, row: int) -> dict[str, Any]:
 
 
 def _keys(forest: Forest, shown: Sequence[ForestPanel]) -> Iterator[Line2D]:
-    """Yield the entries of the legend: what there is among marks and intervals."""
+    """Yield the entries of the legend: the kinds of marks and intervals that are drawn."""
 
     def mark(row: int, label: str) -> Line2D:
         return Line2D([], [], label=literal(label), **_marker(forest, row))

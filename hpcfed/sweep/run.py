@@ -116,7 +116,7 @@ def finished(standing: Mapping[str, Standing]) -> set[str]:
 
 
 def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, Standing]]:
-    """Yield the states of all runs, again while runs end as the caller writes its results.
+    """Yield the states of all runs; once more if another job ended runs while the caller wrote its results.
 
     Another job that ends a run meanwhile writes results of more runs, which older ones must not replace. While others
     still have runs it is not yielded again: they write theirs later.

@@ -206,7 +206,7 @@ def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]
 
 
 def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
-    """Yield first rounds that differ without clients whether or not they are in the cohort, and why."""
+    """Yield (first round that differs, reason) for what depends on all clients, also those not in the cohort."""
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     if recipe.algorithm.factory is not None or recipe.local.step is not None:
         yield 1, "code of yours may use the number of clients"

@@ -210,7 +210,7 @@ class StackedSolver:
         return self._rooms[number][: rows * aligned].view(rows, aligned)[:, :entries].view(shape)
 
     def _is_known_to_keep_clients_apart(self, network: Perceptron, like: Samples) -> bool:
-        """Try it out, once in a process for networks, shapes and work of a kind."""
+        """Cached result of `_keeps_clients_apart`, by network, shapes and local work."""
         shapes = tuple(stack.shape for stack in self._descent.parameters)
         kinds = tuple((part.shape, part.dtype, part.device) for part in (self._model.vector, *like))
         work = str(self._section), self._elsewhere, self._most_samples

@@ -184,7 +184,7 @@ class FlatDescent:
                 g[row].mul_(scale)
 
     def _guess(self, done: int, active: int) -> None:
-        """Let the clients that have taken all their steps go on without gradients."""
+        """Apply the guessed steps (GeL) of clients that have taken all theirs."""
         for row in range(active - 1, -1, -1):
             task = self._rows[row]
             if task.steps > done:
