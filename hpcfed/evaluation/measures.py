@@ -91,7 +91,7 @@ class Measures:
         return bool(self._client_sums or self.whole)
 
     def begin(self, unit: int) -> None:
-        """Set the global generators for a `unit`, such as a client, and reset the tensors that a user's module keeps."""
+        """Set the global generators for a `unit`, such as a client, and reset what a user's module keeps."""
         self._model.forget()
         if self._seed is not None:
             seed_generators(self._model.vector.device, self._seed, Purpose.EVALUATION, client=unit)
