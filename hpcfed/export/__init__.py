@@ -48,8 +48,9 @@ def export(
     path = output or Path(f"{name}{FORMATS[kind]}")
     if path.suffix == ".md":
         raise InputError("--output", where=str(path), got="the place of the model card", remedy="use another ending")
-    beside = path.with_suffix(".md")
-    of_input = path.with_suffix(ENDING)
+    stem = path.name.removesuffix(FORMATS[kind])
+    stem = path.stem if stem in ("", path.name) else stem
+    beside, of_input = (path.with_name(stem + ending) for ending in (".md", ENDING))
     with Federation.open(loaded.recipe.data) as federation:
         steps = preparation(federation, loaded.recipe.dtype).encode()
     prepared = Exported(of_input.name, "json", hashlib.sha256(steps).hexdigest(), client)

@@ -140,6 +140,8 @@ def test_a_card_lists_all_formats_of_its_model(folder, capfd):
     assert exported(capfd)[1] == "hpcfed: three.safetensors: exists; choose another --output, or add --overwrite\n"
     assert exported(capfd, "--overwrite")[0] == 0
     assert len(Path("three.md").read_text().splitlines()) == len(card.splitlines())
+    wrote = "wrote three.torchscript.pt\nwrote three.input.json\nwrote three.md\n"
+    assert exported(capfd, "--format", "torchscript") == (0, wrote)
     assert len(first.splitlines()) < len(card.splitlines())
 
 
