@@ -63,6 +63,7 @@ class Reached:
     Attributes:
         rounds, params, gradients: over the runs that reached it; None if none did.
         arrived, runs: number of runs that reached it, and of all runs.
+        is_known: whether the target of any run is known: one that another method sets waits for its runs.
     """
 
     rounds: Spread | None
@@ -70,6 +71,7 @@ class Reached:
     gradients: Spread | None
     arrived: int
     runs: int
+    is_known: bool = True
 
     @property
     def mean(self) -> float:
@@ -153,15 +155,17 @@ def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], 
     rounds: list[float] = []
     params: list[float] = []
     gradients: list[float] = []
+    goals = {seed: _goal(target, of_case, seed, criterion) for seed in one.runs}
     for seed, run in one.runs.items():
-        goal = _goal(target, of_case, seed, criterion)
+        goal = goals[seed]
         number = None if math.isnan(goal) else round_reached(run, criterion, goal, window)
         if number is not None:
             rounds.append(number)
             params.append(float(run.column("params")[number - 1]))
             gradients.append(float(run.column("gradients")[number - 1]))
     cost, sent, computed = (over_seeds(experiment, values) for values in (rounds, params, gradients))
-    return Reached(cost, sent, computed, len(rounds), len(one.setting.folders))
+    is_known = any(not math.isnan(goal) for goal in goals.values())
+    return Reached(cost, sent, computed, len(rounds), len(one.setting.folders), is_known)
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:

@@ -211,6 +211,8 @@ def _score(experiment: Experiment, one: Measured) -> str:
 def _reached_text(one: Measured, cost: Reached) -> str:
     if not one.runs:
         return one.absent
+    if not cost.is_known:
+        return "no target yet"
     if cost.rounds is None:
         return f"not in {max(run.num_rounds for run in one.runs.values())}"
     words = rounds_text(cost.rounds)

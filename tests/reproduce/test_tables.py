@@ -164,7 +164,7 @@ def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_fir
     found = {row[2]: row[3] for row in make_table(experiment, grid).rows}
     assert found == {"fedavg (lr 0.1)": "3", "feddyn (lr 1)": "3"}
     table = make_table(experiment, [one for one in grid if one.setting.method == "feddyn"])
-    assert {row[3] for row in table.rows} == {"not in 4"}
+    assert {row[3] for row in table.rows} == {"no target yet"}
 
 
 def test_coefficients_of_gradients_and_the_constants_of_gels_bound():
