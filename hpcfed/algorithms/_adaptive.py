@@ -11,7 +11,8 @@ The defaults are the paper's; these are what authors' code does:
     ``root``       plain  √v + τ                                   padded    √(v + τ)
     ``debias``     none                                            constant  m / (1 − β₁), v / (1 − β₂), in every round
 
-and ``debias: adam`` is the bias correction of Adam itself: m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ) in round t. With
+and ``debias: adam`` is the bias correction of Adam itself: m / (1 − β₁ᵗ) and v / (1 − β₂ᵗ) in step t, that of round t
+unless rounds without clients came before; t − 1 is a scalar of the state. With
 ``v0: zero`` FedAdam's step is that of ``torch.optim.Adam`` with ε = τ, and FedYogi's that of Optax but for the start:
 Optax's m and v begin at 1e-6.
 
@@ -53,20 +54,25 @@ class Adaptive(Part):
         return 1.0
 
     def begin(self, w: Tensor) -> State:
-        return {"m": w.new_zeros(w.shape), "v": w.new_full(w.shape, self.tau * self.tau if self.v0 == "tau2" else 0.0)}
+        v = w.new_full(w.shape, self.tau * self.tau if self.v0 == "tau2" else 0.0)
+        counted = {"steps": w.new_zeros(())} if self.debias == "adam" else {}
+        return {"m": w.new_zeros(w.shape), "v": v, **counted}
 
     @elementwise
     def step(self, w: Tensor, state: State, means: Means, context: RoundContext) -> ServerUpdate:
         m = self.beta1 * state["m"] + (1 - self.beta1) * means.delta
         v = self.second_moment(state["v"], (means.delta if self.second == "delta" else m).square())
-        direction, spread = m, v
+        direction, spread, after = m, v, {"m": m, "v": v}
         if self.debias != "none":
-            steps = 1 if self.debias == "constant" else means.round
+            steps = 1
+            if self.debias == "adam":
+                after["steps"] = state["steps"] + 1
+                steps = int(after["steps"])
             direction = m / (1 - power(self.beta1, steps))
             spread = v / self.scale_of_v(steps)
         below = sqrt(spread + self.tau) if self.root == "padded" else sqrt(spread) + self.tau
         moved = (direction / below).where(below > 0, 0.0)  # with τ = 0 an entry that never changed would be 0/0
-        return ServerUpdate(w - self.server_lr * moved, {"m": m, "v": v}, self.server_lr)
+        return ServerUpdate(w - self.server_lr * moved, after, self.server_lr)
 
 
 class Decaying(Adaptive):

@@ -206,6 +206,9 @@ def _without_meaning(recipe: Recipe, method: Method) -> Iterator[tuple[str, str,
             "a guess goes on along the first moment",
             "set local.momentum, say to 0.9",
         )
+    if recipe.weights == "samples" and getattr(method.local, "c_scale", "none") == "samples":
+        reason = "both weigh a client's part of c by its samples"
+        yield f"c_scale: samples with weights: samples in {method.name}", reason, "use weights: uniform, as its authors"
     averages = recipe.evaluate.model == "cohort-average"
     if averages and (method.normalize is not None or not method.local.reports_delta):
         reason = "the clients' plain average is not reduced there"

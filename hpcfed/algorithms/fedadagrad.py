@@ -5,8 +5,8 @@
 
     η_g   ``server_lr``        β₁   ``beta1``, default 0        τ   ``tau``
 
-Authors' variants: ``v0``, ``second``, ``root`` and ``debias`` of `hpcfed.algorithms._adaptive`; FedExP's code uses
-``v0: zero`` and ``root: padded``.
+Authors' variants: ``v0``, ``second``, ``root`` and, with β₁, ``debias`` of `hpcfed.algorithms._adaptive`; FedExP's
+code uses ``v0: zero`` and ``root: padded``.
 
 Reduced: d (Δ). State: m and v at the server (d,).
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hpcfed.algorithms._adaptive import Adaptive
 from hpcfed.algorithms.fedavg import Plain
@@ -32,6 +32,12 @@ class Adagrad(Adaptive):
     choice: ClassVar[str | None] = "adagrad"
 
     beta1: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _has_a_bias(self) -> Adagrad:
+        if self.debias != "none" and self.beta1 == 0:
+            raise ValueError("'beta1' above 0 beside 'debias': without it m has no bias, and v has none")
+        return self
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
@@ -20,11 +21,12 @@ from hpcfed.reproduce.measure import left_out, read_settings
 from hpcfed.reproduce.plan import ExperimentLayout, folder_of, lay_out
 from hpcfed.reproduce.projections import compare_projections
 from hpcfed.reproduce.sites import check_sites, compare_sites
-from hpcfed.reproduce.table import make_table, markdown
+from hpcfed.reproduce.table import make_table, markdown, setting_records
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.run import Redo, run_sweep, standings
+from hpcfed.sweep.table import as_csv
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class ReproduceSession:
         return shown
 
     def _write(self, experiment: Experiment) -> Shown:
-        folder, remark = self.folder(experiment), ""
+        folder, remark, records = self.folder(experiment), "", list[dict[str, Any]]()
         if experiment.measure.kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
         elif experiment.measure.kind == "coefficients":
@@ -169,6 +171,7 @@ class ReproduceSession:
                 pictures += more
             else:
                 table = make_table(experiment, measured)
+            records = setting_records(experiment, measured)
             remark = left_out(experiment, measured)
             if experiment.measure.figures and any(len(one.runs) > 1 for one in measured):
                 remark = f"Figures: mean over seeds, and a band of ± one standard deviation. {remark}"
@@ -176,9 +179,12 @@ class ReproduceSession:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / "table.md", markdown(table))
+            if records:
+                write_whole(folder / "settings.csv", as_csv(records))
         except OSError as error:
             raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
-        return Shown(table, [folder / "table.md", *pictures])
+        tables = [folder / "table.md", *([folder / "settings.csv"] if records else [])]
+        return Shown(table, [*tables, *pictures])
 
     def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
         return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)

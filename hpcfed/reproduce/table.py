@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from hpcfed.report.group import ABSENT
 from hpcfed.report.measure import Spread
@@ -102,6 +103,28 @@ def _references(experiment: Experiment) -> dict[str, str]:
     """Return method → the reference of its ratios."""
     found = {name: entry.reference or experiment.measure.reference for name, entry in experiment.methods.items()}
     return {name: reference for name, reference in found.items() if reference and reference != name}
+
+
+def setting_records(experiment: Experiment, measured: Sequence[Measured]) -> list[dict[str, Any]]:
+    """Return a row for each point of the methods' grids: its values, runs, and mean score with what its ± is; [] if
+    there is no grid.
+    """
+    keys = dict.fromkeys(key for one in measured for key in one.setting.point.keys)
+    rows = []
+    for one in measured if keys else ():
+        values = dict(zip(one.setting.point.keys, one.setting.point.values, strict=True))
+        score = final_of(experiment, one)
+        rows.append(
+            {
+                "case": one.setting.case,
+                "method": one.setting.method,
+                **{key: values[key].label if key in values else None for key in keys},
+                "runs": len(one.runs),
+                "score": None if score is None else score.mean,
+                "±": None if score is None else score.std,
+            }
+        )
+    return rows
 
 
 def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:

@@ -111,8 +111,8 @@ def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record
         EnvironmentFailure: the disk refuses.
     """
     try:
-        write_whole(plan.folder / "results.csv", _csv(results))
-        write_whole(plan.folder / "summary.csv", _csv(summary))
+        write_whole(plan.folder / "results.csv", as_csv(results))
+        write_whole(plan.folder / "summary.csv", as_csv(summary))
         if parquet:
             write_whole(plan.folder / "results.parquet", _parquet(results))
     except OSError as error:
@@ -150,7 +150,8 @@ def _spread(name: str, rows: Sequence[Row]) -> Record:
     }
 
 
-def _csv(records: Sequence[Record]) -> str:
+def as_csv(records: Sequence[Record]) -> str:
+    """Return records, at least one, as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()

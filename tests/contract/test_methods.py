@@ -227,13 +227,13 @@ def test_the_average_of_iterates_begins_with_the_first_step_that_moves():
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_bias_corrected_servers_are_torchs_adam_and_optaxs_yogi(name):
-    """On the averaged deltas for gradients; Yogi as ``optax.scale_by_yogi`` has it, from v = 0."""
+    """On the averaged deltas for gradients, after empty rounds too; Yogi as ``optax.scale_by_yogi``, from v = 0."""
     server = build(Algorithm(name=name, server_lr=0.3, tau=1e-3, v0="zero", debias="adam")).server
     w = draw(0, torch.float64)
     theirs, state, m, v = w.clone().requires_grad_(), server.begin(w), torch.zeros(D), torch.zeros(D)
     adam = torch.optim.Adam([theirs], lr=0.3, betas=(0.9, 0.99), eps=1e-3)
     for number in range(1, 7):
-        given = means(("delta",), number)
+        given = means(("delta",), number if number < 4 else number + 2)
         stepped = server.step(w, state, given, OF_SERVER)
         w, state, g = stepped.w, stepped.state, given.delta
         m, v = 0.9 * m + 0.1 * g, v - 0.01 * (v - g**2).sign() * g**2

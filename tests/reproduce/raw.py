@@ -32,7 +32,7 @@ def write_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         images = {name: _tff_images(rng) for name in writers}
         raw_formats.write_tff(folder / "fed-emnist" / f"fed_emnist_{part}.h5", images)
     roles = {f"ROLE_{k}": _lines(rng, 6) for k in range(NUM_CLIENTS)}
-    for name, clients in (("femnist", writers), ("leafshakespeare", roles)):
+    for name, clients in (("femnist", writers), ("leafshakespeare", roles), ("leafshakespearegel", roles)):
         for part in ("train", "test"):
             raw_formats.write_leaf(folder / name / part / f"all_data_{part}.json", clients)
 

@@ -18,7 +18,7 @@ from hpcfed.reproduce.figures import heat_map
 from hpcfed.reproduce.measure import Measured, best_of, last_rounds, rounds_apart
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
-from hpcfed.reproduce.table import make_table
+from hpcfed.reproduce.table import make_table, setting_records
 from hpcfed.sweep.grid import parse_grids, points
 from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
 
@@ -163,6 +163,12 @@ def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_fir
             grid.append(Measured(Setting("models", method, point, 4, (folder,)), method, {0: read_run(folder)}))
     found = {row[2]: row[3] for row in make_table(experiment, grid).rows}
     assert found == {"fedavg (lr 0.1)": "3", "feddyn (lr 1)": "3"}
+    cells = setting_records(experiment, grid)
+    keys = ("method", "local.lr", "runs", "score")
+    assert [tuple(row[key] for key in keys) for row in cells[:2]] == [
+        ("fedavg", "1", 1, 1.8),
+        ("fedavg", "0.1", 1, 1.4),
+    ]
     table = make_table(experiment, [one for one in grid if one.setting.method == "feddyn"])
     assert {row[3] for row in table.rows} == {"no target yet"}
 
