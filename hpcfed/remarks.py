@@ -29,6 +29,9 @@ def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
         yield f"{idle}; the result is the same"
     if recipe.cohort.sampling == "bernoulli" and recipe.cohort.size is None and recipe.cohort.fraction is None:
         yield "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part"
+    if recipe.cohort.stream == "authors" and (seed := recipe.seed.cohort):
+        shifted = f"the cohorts of seed.cohort {seed} are those of 0, from round {seed + 1} on"
+        yield f"cohort.stream: authors: {shifted}; cohort: 0 in seed has the published ones with any other seeds"
     statistics, weights = recipe.evaluate.statistics == "training", recipe.loss.weights == "balanced"
     if parts.cohorts.never and (statistics or weights):
         what = " and ".join(["evaluate.statistics: training"] * statistics + ["loss.weights: balanced"] * weights)

@@ -609,6 +609,7 @@ UNUSED = {
     "local.momentum: 0.9 has no effect in one step, which starts from none": "dsgd",
     "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part": "guess",
     "guess: remaining has no effect without a budget: all of local.steps are taken": "guess",
+    "authors: the cohorts of seed.cohort 7 are those of 0, from round 8 on; cohort: 0 in seed has the": "authors",
     "evaluate.clients: no client is measured, since its every is 0": "guess",
     "evaluate.metrics: f1-macro not measured, since every period of evaluate is 0": "guess",
     "local.steps: 4 has no effect beside budget without guess: remaining": "budget",
@@ -626,6 +627,7 @@ GIVEN = {
         *("evaluate.metrics=[f1-macro]", "evaluate.clients.models=[fine-tuned]"),
         "evaluate.clients.fine_tune={steps: 1, batch_size: 5, lr: 0.1}",
     ],
+    "authors": ["cohort={fraction: 0.5, sampling: bernoulli, stream: authors}", "seed=7"],
     "budget": ["budget={low: 1, high: 2}", "stop={test_accuracy: 0.999, for: 4}"],
 }
 
