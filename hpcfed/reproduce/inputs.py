@@ -29,10 +29,14 @@ class Places:
     raw: Path | None = None
 
     def federation(self, data: Data, seed: int) -> Path:
-        """Return the file of a case's federation; one for all seeds, unless each seed draws its own data."""
+        """Return the file of a case's federation; one for all seeds, unless each seed draws its own data.
+
+        Its name has a digest of all that decides its content, but not of the folder of raw data.
+        """
         if data.file:
             return Path(data.file)
-        wanted = data.model_dump(exclude={"start", "raw", "file"}) | {"seed": seed if data.seed == "run" else data.seed}
+        left_out = {"start", "file"} if "/" in data.raw else {"start", "file", "raw"}  # raw: a file, or a folder
+        wanted = data.model_dump(exclude=left_out) | {"seed": seed if data.seed == "run" else data.seed}
         words = [data.source, data.partition, *(str(value) for value in data.options.values())]
         words += [str(data.clients or ""), str(seed) if data.seed == "run" else ""]
         digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:8]

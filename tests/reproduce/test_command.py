@@ -163,7 +163,10 @@ def test_a_file_among_others_of_its_folder_is_found(tmp_path):
     (tmp_path / "Shakespeare" / "tinyshakespeare.txt").write_text("ROLE:\nA word.\n")
     assert set(lacking(plays, places).values()) == {f"shakespeare (as {tmp_path}/shakespeare/plays.txt)"}
     (tmp_path / "Shakespeare" / "plays.txt").write_text("ROLE:\nA word.\n")
-    assert places.raw_of(plays.cases["roles-10"].data) == tmp_path / "Shakespeare" / "plays.txt"
+    data = plays.cases["roles-10"].data
+    assert places.raw_of(data) == tmp_path / "Shakespeare" / "plays.txt"
+    other = data.model_copy(update={"raw": "shakespeare/other.txt"})
+    assert places.federation(data, 0) != places.federation(other, 0)  # two texts of the same options
 
 
 def test_images_are_chosen_where_they_are_or_have_been_prepared(tmp_path):
