@@ -76,11 +76,21 @@ class RunFolder:
             self._refuse_other(found, wanted)
         self.check_code(recipe)
         same = deciding(found, WITHOUT_EFFECT) == deciding(wanted, WITHOUT_EFFECT)
+        if not same or not self.has_result():
+            return False
+        self._refuse_lost_model()
+        return True
+
+    def has_result(self) -> bool:
+        """Whether a finished run is here, whatever its recipe.
+
+        Raises:
+            InputError: its record has another number of rounds.
+        """
         result = files.read_mapping(self.path / "result.json")
-        if not same or result.get("status") != "finished":
+        if result.get("status") != "finished":
             return False
         self._refuse_other_record(result.get("rounds"))
-        self._refuse_lost_model()
         return True
 
     @contextmanager
@@ -255,7 +265,7 @@ class RunFolder:
                 where=str(self.metrics),
                 expected=f"{rounds} rounds",
                 got=str(self.rounds()),
-                remedy="restore it, or choose another output",
+                remedy="restore it, choose another output, or remove the run's folder to train again",
             )
 
     def _refuse_lost_model(self) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 from hpcfed.config.metrics import UNMEASURED_COLUMNS
 from hpcfed.config.recipe import Seeds
 from hpcfed.errors import InputError
-from hpcfed.io.text import Malformed, parse_json, read_text
+from hpcfed.io.text import Malformed, read_text
 from hpcfed.report.clients import MOST
 from hpcfed.report.read import CLIENTS
+from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 from hpcfed.study.arms import Arm
 from hpcfed.study.plan import Study
@@ -85,7 +86,7 @@ def read_results(study: Study, finished: Collection[str]) -> StudyResults:
     """Read the runs whose names are in `finished`: a folder may also hold a run of fewer rounds, which goes on later.
 
     Raises:
-        InputError: a run's files are damaged.
+        InputError: a run's files are damaged, or its record was cut.
     """
     runs: dict[str, list[RunResult]] = {}
     planned: dict[str, int] = {}
@@ -98,17 +99,9 @@ def read_results(study: Study, finished: Collection[str]) -> StudyResults:
             for seed in study.seeds:
                 planned[arm.key] += 1
                 folder = study.run_folder(arm, split, seed)
-                if study.run_name(arm, split, seed) in finished and _is_finished(folder):
+                if study.run_name(arm, split, seed) in finished and RunFolder(folder).has_result():
                     runs[arm.key].append(_read(study, arm, split, seed, folder))
     return StudyResults(runs, planned)
-
-
-def _is_finished(folder: Path) -> bool:
-    try:
-        result = parse_json(read_text(folder / "result.json"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(result, dict) and result.get("status") == "finished"
 
 
 def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunResult:

@@ -135,8 +135,8 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     """Make the sweep's folder and check its content; write ``sweep.yaml``. On rank 0 only.
 
     Raises:
-        InputError: the folder holds other files, a sweep over other keys, a run of another recipe or other code, or
-            cannot be written.
+        InputError: the folder holds other files, a sweep over other keys, a run of another recipe or other code, or a
+            finished run whose record was cut; or it cannot be written.
     """
     refuse_both(redo.fresh, redo.accept_code)
     try:
@@ -156,11 +156,13 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     if present:
         _check_keys(plan)
     standing = stand(plan, claims)
-    anew = set()
+    anew: set[str] = set()
+    lost: list[str] = []
     for unit in plan.units:
-        if not standing[unit.name].held and unit.recipe.output.exists():
+        if not standing[unit.name].held:
             try:
-                _check(unit, standing[unit.name], redo.accept_code)
+                if not _check(unit, standing[unit.name], redo.accept_code):
+                    lost.append(unit.name)
             except InputError:
                 if stand(plan, claims)[unit.name].held:  # another job has just started to write there
                     continue
@@ -176,10 +178,14 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
         write_whole(plan.folder / "sweep.yaml", dump_yaml(about))
         for unit in plan.units:
             decided, ending = standing[unit.name].decided, standing[unit.name].claim.ending
-            if (redo.retry and ending in RETRYABLE) or (unit.name in anew and decided):
+            if (redo.retry and ending in RETRYABLE) or (unit.name in {*anew, *lost} and decided):
                 claims.reopen(unit.name, unit.digest, standing[unit.name])
 
     _files(plan, write)
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        line = f"trained again, since the results were removed: {', '.join(lost[:3])}{more}"
+        print(f"{plan.name}: {line}", file=Output(sys.stderr), flush=True)
 
 
 def _check_keys(plan: Plan) -> None:
@@ -198,19 +204,24 @@ def _check_keys(plan: Plan) -> None:
         )
 
 
-def _check(unit: Unit, standing: Standing, accept_code: bool) -> None:
-    """Check that a unit's existing folder holds its run, finished or not.
+def _check(unit: Unit, standing: Standing, accept_code: bool) -> bool:
+    """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
 
     Raises:
-        InputError: it is of another recipe or of other code.
+        InputError: it is of another recipe or of other code, or the record of the finished run was cut.
     """
-    folder = RunFolder(unit.recipe.output)
+    folder, has_finished = RunFolder(unit.recipe.output), standing.claim.ending == "finished"
+    if not folder.path.exists():
+        return not has_finished
     if accept_code:
         folder.accept_code(unit.recipe)
     if standing.decided:
         folder.check_code(unit.recipe)  # the claim's digest has already matched the recipe
-    else:
+    if has_finished and folder.has_result():
+        return True
+    if has_finished or not standing.decided:
         folder.is_finished(unit.recipe)
+    return not has_finished
 
 
 @dataclass

@@ -246,3 +246,22 @@ def test_other_keys_are_refused_where_a_sweep_is(swept, folder, command, grids, 
     assert done.returncode == 2
     assert f"run-sweep: the keys of the folder's sweep: expected {expected}" in own_line(done.stderr)
     assert {path: path.read_bytes() for path in swept.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_whose_record_was_cut_is_refused_and_one_that_was_removed_trained_again(swept, folder, command):
+    cut, removed, without_result = sorted(path.parent for path in (swept / "runs").rglob("result.json"))[:3]
+    record = (cut / "metrics.jsonl").read_text()
+    (cut / "metrics.jsonl").write_text(record.splitlines(keepends=True)[0])
+    done = command([*SWEEP, "--quiet"], folder)
+    assert done.returncode == 2
+    expected = f"{cut}/metrics.jsonl: the record of this finished run was removed or changed: expected 2 rounds, got 1"
+    assert expected in own_line(done.stderr)
+    (cut / "metrics.jsonl").write_text(record)
+    shutil.rmtree(removed)
+    (without_result / "result.json").unlink()
+    again = command([*SWEEP, "--quiet"], folder)
+    assert again.returncode == 0, again.stderr
+    assert "recipe: trained again, since the results were removed: " in again.stderr
+    assert endings(swept) == {"finished": 10, "again": 2}
+    for path in (removed, without_result):
+        assert len((path / "metrics.jsonl").read_text().splitlines()) == 2
