@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcfed.config.load import dump_yaml, read_yaml
+from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.study.federations import files_of, remarks_on, write_split
@@ -76,10 +79,19 @@ def _write_splits(study: Study) -> list[str]:
     remarks: list[str] = []
     for number, split in enumerate(study.splits.each):
         files = files_of(study.folder / DATA, number)
-        if not (files.sites.exists() and files.pooled.exists()):
-            write_split(files, study.samples, split, str(about["standardize"]), {**about, "split": number})
+        ours = {**about, "split": number}
+        if not all(_holds(file, ours) for file in (files.sites, files.pooled)):
+            write_split(files, study.samples, split, str(about["standardize"]), ours)
         remarks += [f"split {number}: {line}" for line in remarks_on(files)]
     return remarks
+
+
+def _holds(file: Path, split: Mapping[str, Any]) -> bool:
+    """Whether a file has the federation of a split."""
+    if not file.exists():
+        return False
+    with Federation.open(file) as federation:
+        return federation.partition == {"scheme": "study", **json.loads(json.dumps(split))}
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: bool) -> None:

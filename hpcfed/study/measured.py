@@ -119,19 +119,25 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
             for metric in last
         }
         return RunResult(split, seed.model, {(GLOBAL, out): last}, curves, last, skipped)
+    measured = max((row["round"] for row in record if row.get("clients")), default=0)
     first = int(arm.pools)  # the pooled file's first client has all training samples
     sites: dict[tuple[str, int], Values] = {}
+    rounds: dict[tuple[str, int], int] = {}
     curves = {}
     for row in _rows(folder / CLIENTS):
         client = int(row["client"]) - first
         if row["split"] != "test" or client < 0:
             continue
         site = trainers[client]
+        rounds[row["model"], site] = int(row["round"])
         values = {name: _parsed(text) for name, text in row.items() if name not in UNMEASURED_COLUMNS}
         sites[row["model"], site] = values
         for metric, value in values.items():
             if _is_number(value):
                 curves.setdefault((row["model"], site, metric), []).append((int(row["round"]), value))
+    if measured and {*rounds.values()} != {measured}:
+        expected, remedy = f"rows of round {measured} for all sites", "remove the run's folder to train it again"
+        raise InputError("rows are missing", where=str(folder / CLIENTS), expected=expected, remedy=remedy)
     return RunResult(split, seed.model, sites, curves, last, skipped)
 
 

@@ -210,7 +210,7 @@ def _check(unit: Unit, standing: Standing, accept_code: bool) -> bool:
     Raises:
         InputError: it is of another recipe or of other code, or the record of the finished run was cut.
     """
-    folder, has_finished = RunFolder(unit.recipe.output), standing.claim.ending == "finished"
+    folder, has_finished = RunFolder(unit.recipe.output), standing.decided and standing.claim.ending == "finished"
     if not folder.path.exists():
         return not has_finished
     if accept_code:

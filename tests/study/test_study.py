@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,21 @@ def test_epochs_are_the_steps_of_each_split(folder):
     place = done(study)
     records = [place / f"sweep/runs/pooled.split-{k}.seed-0/metrics.jsonl" for k in range(3)]
     assert [json.loads(path.read_text().splitlines()[-1])["gradients"] for path in records] == [4, 6, 8]
+
+
+def test_files_that_were_cut_or_exchanged_are_noticed(folder):
+    """Scores of an earlier round are not taken for the last ones; another split's data are written anew."""
+    recipe(folder, rounds=2)
+    place = done(planned(folder, "fedavg", splits=2, baselines="none"))
+    files = [place / f"data/split-{k}.sites.h5" for k in range(2)]
+    whole = files[0].read_bytes()
+    shutil.copy(files[1], files[0])
+    done(planned(folder, "fedavg", splits=2, baselines="none"))
+    assert files[0].read_bytes() == whole
+    scores = place / "sweep/runs/fedavg.split-0.seed-0/clients.csv"
+    scores.write_text("".join(scores.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match=r"clients\.csv: rows are missing: expected rows of round 2 for all sites"):
+        done(planned(folder, "fedavg", splits=2, baselines="none"))
 
 
 def test_a_site_of_one_class_is_in_no_mean(folder):
