@@ -625,12 +625,12 @@ def test_a_site_that_is_left_out_is_scaled_by_the_others(folder):
 
 def test_a_method_of_ones_own_has_its_title(folder):
     own = "from hpcfed.algorithms.fedavg import Plain, ServerStep\nfrom hpcfed.types import Method\n"
-    (folder / "mine.py").write_text(f"{own}def method():\n    return Method('FedMine', Plain(), ServerStep())\n")
-    factory = ["algorithm={factory: mine:method}"]
+    (folder / "fedmine.py").write_text(f"{own}def method():\n    return Method('FedMine', Plain(), ServerStep())\n")
+    factory = ["algorithm={factory: fedmine:method}"]
     titles = [arm.title for arm in planned(folder, "recipe", factory, baselines="none").arms]
     assert titles == ["FedAvg", "FedMine"]
-    with pytest.raises(InputError, match=r"no method 'mine'; .*; the recipe's own method is 'recipe'"):
-        planned(folder, "mine", factory)
+    with pytest.raises(InputError, match=r"no method 'fedmine'; .*; the recipe's own method is 'recipe'"):
+        planned(folder, "fedmine", factory)
 
 
 def test_tables_of_an_earlier_call_are_removed(folder):
