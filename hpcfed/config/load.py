@@ -177,7 +177,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, where: str, prefix: 
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0]) if missing else errors[0]
     first = _of_the_list(first, errors)
     location, found = [str(part) for part in first["loc"] if not str(part).startswith(KINDS)], first["input"]
-    dotted, noun = prefix + ".".join(location), getattr(kind, "noun", "recipe")
+    dotted, noun = (prefix + ".".join(location)).removesuffix("."), getattr(kind, "noun", "recipe")
     dotted, found = at_fault(dotted, found)
     if first["type"] == "extra_forbidden":
         remedy = for_key(kind, _section(kind, location[:-1]), location)

@@ -133,6 +133,14 @@ MEANINGLESS = {
         ("unknown key 'local.lr_schedule.0.lrs'", "did you mean 'lr'"),
     ),
     "half-a-guess": ({"guess": 2.5}, ("guess: expected 'none'", "a number of steps", "2.5")),
+    "sizes-twice": (
+        {"algorithm": {"name": "scaffold", "c_scale": "samples"}, "weights": "samples"},
+        ("c_scale: samples with weights: samples", "weights: uniform"),
+    ),
+    "bias-of-no-moment": (
+        {"algorithm": {"name": "fedadagrad", "debias": "adam"}},
+        ("algorithm: expected 'beta1' above 0",),
+    ),
     "average-of-normalised": (
         {"algorithm": {"name": "fednova"}, "evaluate": {"model": "cohort-average"}},
         ("cohort-average with fednova", "client-average"),
