@@ -82,6 +82,8 @@ def command(
     if name is None:
         raise click.UsageError("no NAME: --list shows all", click.get_current_context())
     wanted = _chosen(name, scale, cases, methods, seeds, places)
+    if table and any(one.measure.kind == "dynamics" for one in wanted):
+        raise click.UsageError(f"--table: {name} trains for its table", click.get_current_context())
     submits = is_asked_for(array, job)
     if submits and (ranks is not None or table):
         what = "--table" if table else "--ranks"
@@ -173,6 +175,8 @@ def _chosen(
     found = find(name, scale, images=lambda variant: not lacking(variant, places))
     if cases and any(one.measure.kind == "sites" for one in found):
         raise InputError(f"--case: the table of {name} is of all its cases", remedy="choose by --method")
+    if methods and not any(one.trains for one in found):
+        raise InputError(f"--method: the table of {name} is of all its methods", remedy="choose by --case")
     limited = [experiment.limited(list(cases)) for experiment in found]
     kept = [experiment for experiment in limited if experiment.cases]
     known = [case for experiment in found for case in experiment.cases]

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from safetensors.numpy import save
 
 from data_prep.catalogue import SOURCES
 from data_prep.dataset import Dataset
+from data_prep.sources.files import digests, reading
 from data_prep.split import split
 from data_prep.write import write
+from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.reproduce.experiment import Data, Experiment
@@ -93,12 +96,14 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
     """Make a case's missing files, and yield a line for each.
 
     Raises:
-        InputError: the raw files are missing or malformed.
+        InputError: the raw files are missing or malformed, or not those that an existing federation was made from.
         EnvironmentFailure: the disk refuses.
     """
     if data.file:
         return
     path, start = places.federation(data, seed), places.start(data, seed)
+    if path.exists():
+        _check_raw(path, places.raw_of(data))
     made = [file for file in (path, start) if file is not None and not file.exists()]
     if not made:
         return
@@ -118,6 +123,36 @@ def prepare(data: Data, seed: int, places: Places) -> Iterator[str]:
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(path.parent), got=error.strerror or "") from None
     yield from (f"prepared {file}" for file in made)
+
+
+def _check_raw(federation: Path, raw: Path | None) -> None:
+    """Check that raw files of the names that a federation was made from still have those contents.
+
+    Raises:
+        InputError: one has another content.
+    """
+    if raw is None:
+        return
+    with Federation.open(federation) as opened:
+        files = opened.source.get("files")
+    recorded = {(one["name"], one["sha256"]) for one in files} if isinstance(files, list) else set()
+    there = [raw] if raw.is_file() else sorted(path for path in raw.rglob("*") if path.is_file())
+    for name in sorted({name for name, _ in recorded}):
+        named = [path for path in there if path.name == name]
+        if named and not any((name, _sha256(path, path.stat().st_mtime_ns)) in recorded for path in named):
+            raise InputError(
+                f"another {name} than that of the prepared file",
+                where=str(named[0]),
+                expected=f"the one that {federation} was made from",
+                remedy="choose another --output, or the --raw of before",
+            )
+
+
+@cache
+def _sha256(path: Path, changed: int) -> str:
+    """Return a file's hash, computed once for each time at which it was `changed`."""
+    with reading(path):
+        return digests(path)[1]
 
 
 def _takes(data: Data, key: str) -> bool:

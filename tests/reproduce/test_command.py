@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import reproduce
-from hpcfed.errors import Stopped
+from hpcfed.errors import InputError, Stopped
 from hpcfed.ranks.signals import Signals
 from hpcfed.ranks.world import World
 from hpcfed.report.read import read_run
 from hpcfed.reproduce.catalogue import experiments, find
 from hpcfed.reproduce.classes import class_counts
 from hpcfed.reproduce.figures import draw
-from hpcfed.reproduce.inputs import Places, lacking
+from hpcfed.reproduce.inputs import Places, lacking, prepare
 from tests.launch import ROOT, launch
 from tests.mpi.recipes import write_small
 
@@ -138,6 +138,8 @@ def test_a_changed_copy_of_an_experiment_is_run_under_its_own_name(command, tmp_
         (["feddyn-table5", "--case", "iid-1"], "no data"),
         (["fedexp-figure2", "--table"], "nothing has been run"),
         (["flamby-heart", "--case", "sites"], "choose by --method"),
+        (["feddyn-dynamics", "--method", "feddyn"], "choose by --case"),
+        (["feddyn-dynamics", "--table"], "feddyn-dynamics trains for its table"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(command, tmp_path, arguments, words):
@@ -167,6 +169,25 @@ def test_a_file_among_others_of_its_folder_is_found(tmp_path):
     assert places.raw_of(data) == tmp_path / "Shakespeare" / "plays.txt"
     other = data.model_copy(update={"raw": "shakespeare/other.txt"})
     assert places.federation(data, 0) != places.federation(other, 0)  # two texts of the same options
+
+
+def test_a_federation_of_other_raw_files_is_not_used_for_these(tmp_path):
+    """Two folders of one data set: the published images and copies of them, say, with one output."""
+    data, output = experiments()["feddyn-shakespeare-plays"].cases["roles-10"].data, tmp_path / "out"
+    data = data.model_copy(update={"clients": 2, "partition": "iid", "options": {}})
+    for folder, word in (("first", "crown"), ("second", "grave")):
+        (tmp_path / folder / "shakespeare").mkdir(parents=True)
+        line = f"The {word} of a king is heavy to bear, and heavier still to lose. " * 10
+        (tmp_path / folder / "shakespeare" / "plays.txt").write_text(f"KING:\n{line}\n\nQUEEN:\n{line}\n")
+    assert len(list(prepare(data, 0, Places(output, tmp_path / "first")))) == 1
+    assert list(prepare(data, 0, Places(output, tmp_path / "first"))) == []
+    assert list(prepare(data, 0, Places(output))) == []
+    with pytest.raises(InputError, match=r"another plays\.txt than that of the prepared file"):
+        list(prepare(data, 0, Places(output, tmp_path / "second")))
+    (tmp_path / "second" / "shakespeare" / "plays.txt").write_bytes(
+        (tmp_path / "first" / "shakespeare" / "plays.txt").read_bytes()
+    )
+    assert list(prepare(data, 0, Places(output, tmp_path / "second"))) == []
 
 
 def test_images_are_chosen_where_they_are_or_have_been_prepared(tmp_path):
