@@ -183,13 +183,22 @@ def _size(dataset: Dataset) -> int:
     return sum(array.nbytes for array in arrays if array is not None) + 8 * len(dataset.x) + SPARE_BYTES
 
 
-@contextmanager
-def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; the file is renamed to `path` on success, removed on error."""
+def check_output(path: Path, overwrite: bool) -> None:
+    """Check that a federation may be written to `path`.
+
+    Raises:
+        InputError: it is a folder, or exists and is not to be overwritten.
+    """
     if path.is_dir():
         raise InputError("is a folder", where=str(path), remedy="name a file")
     if path.exists() and not overwrite:
         raise InputError("exists already", where=str(path), remedy="pass --overwrite, or choose another name")
+
+
+@contextmanager
+def _whole_or_not_at_all(path: Path, overwrite: bool, size: int) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; the file is renamed to `path` on success, removed on error."""
+    check_output(path, overwrite)
     temporary = temporary_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

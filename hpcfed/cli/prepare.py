@@ -20,7 +20,7 @@ from data_prep.sources.own import TEST
 from data_prep.split import NATURAL, NUM_CLIENTS, check_scheme, refuse, split
 from data_prep.synthetic import feddyn, fedprox, leaf
 from data_prep.tables import standardize
-from data_prep.write import write
+from data_prep.write import check_output, write
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, counted, cut, nearest, visible
@@ -145,6 +145,7 @@ def command(
         raise InputError(f"unknown source {source!r}", remedy=nearest(source, SOURCES))
     check_scheme(scheme)
     standardize.check_way(scale or standardize.NONE)
+    check_output(output, overwrite)
     seed = SOURCES[source].seed if seed is None else seed
     wanted = {key: value for key, value in options.items() if value is not None}
     # The others are the partition's: the number of clients, and alpha where the source takes none, too.

@@ -326,7 +326,7 @@ class Evaluate(Section):
     @model_validator(mode="after")
     def _last_models_are_kept(self) -> Evaluate:
         if "last" in self.clients.models and self.model != "client-average":
-            raise ValueError("'model: client-average', which keeps clients' last models, beside 'last' in 'clients'")
+            raise ValueError("'model: client-average', which keeps the clients' last models, for 'last' in 'clients'")
         return self
 
 

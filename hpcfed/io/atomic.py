@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of a file system without hard links."""
 
 
 def write_whole(path: Path, content: bytes | str | Iterable[bytes]) -> None:
@@ -13,18 +17,48 @@ def write_whole(path: Path, content: bytes | str | Iterable[bytes]) -> None:
     Raises:
         OSError: as the system reports it; the old file, if any, is untouched.
     """
-    data = content.encode() if isinstance(content, str) else content
-    pieces = [data] if isinstance(data, bytes) else data
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(temporary, content)
         temporary.replace(path)
     except Exception:  # of the disk, or of what yields the pieces
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_new(path: Path, content: bytes | str) -> bool:
+    """Write a file as `write_whole` unless there is one; of several programs at once only one writes.
+
+    Returns:
+        Whether it was written. Without hard links in the file system, two programs at once may both write.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _write(temporary, content)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            if path.exists():
+                return False
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _write(path: Path, content: bytes | str | Iterable[bytes]) -> None:
+    data = content.encode() if isinstance(content, str) else content
+    with path.open("wb") as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def to_disk(path: Path) -> None:

@@ -106,7 +106,7 @@ def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
             what = "is a matrix, which is not compared" if all(map(is_matrix, asked)) else "has no value in any run"
             raise InputError(f"metric {metric!r} {what}", remedy=f"use {' or '.join(names)}" if names else "")
         remedy = "add it to evaluate.metrics" if metric in BUILT_IN else nearest(metric, names)
-        raise InputError("metric", expected="one that a run recorded", got=repr(metric), remedy=remedy)
+        raise InputError("metric", expected="one that a run recorded on its test set", got=repr(metric), remedy=remedy)
     directions = {run.larger_is_better(metric) for run in with_it}
     if known is not None:
         return known

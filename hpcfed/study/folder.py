@@ -22,7 +22,7 @@ import numpy as np
 from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.io.atomic import write_whole
+from hpcfed.io.atomic import write_new, write_whole
 from hpcfed.study.federations import files_of, remarks_on, write_split
 from hpcfed.study.plan import DATA, FIGURES, PAGE, SWEEP, TABLES, TUNING, Study
 from hpcfed.study.tuning import naming_tune
@@ -50,7 +50,10 @@ def prepare(study: Study, *, fresh: bool) -> list[str]:
             raise InputError(what, where=str(folder), got=got, remedy="choose --output")
         if SETTINGS in present:
             _compare(read_yaml(folder / SETTINGS), about, folder, fresh)
-        write_whole(folder / SETTINGS, dump_yaml({**about, "sites": study.samples.sites}))
+        settings = dump_yaml({**about, "sites": study.samples.sites})
+        if not write_new(folder / SETTINGS, settings):
+            _compare(read_yaml(folder / SETTINGS), about, folder, fresh=False)  # another job may just have made it
+            write_whole(folder / SETTINGS, settings)
         write_whole(folder / SAMPLES, _samples_csv(study))
     except OSError as error:
         raise EnvironmentFailure("cannot be used", where=str(folder), got=error.strerror or str(error)) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +42,8 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
                 write_whole(place / LIST, _text(old | _entries(names)))
         for name, text in files.items():
             write_whole(folder / name, text)
-        _remove_remains(folder, {Path(name).name for name in files})
+        now = max((folder / name).stat().st_mtime for name in files)  # by the clock of the file system
+        _remove_remains(folder, {Path(name).name for name in files}, now)
         for place, old, names in zip(places, before, own, strict=True):
             for hashed, name in old:
                 path = place / name
@@ -56,7 +56,7 @@ def replace_results(folder: Path, files: Mapping[str, str | bytes]) -> None:
                     path.unlink()
             if old or names:
                 write_whole(place / LIST, _text(_entries(names)))
-                _remove_remains(place, {LIST, *names, *(name for _, name in old)})
+                _remove_remains(place, {LIST, *names, *(name for _, name in old)}, now)
     except OSError as error:
         raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or str(error)) from None
 
@@ -65,12 +65,12 @@ def _entries(names: Mapping[str, str]) -> set[tuple[str, str]]:
     return {(hashed, name) for name, hashed in names.items()}
 
 
-def _remove_remains(folder: Path, names: Collection[str]) -> None:
+def _remove_remains(folder: Path, names: Collection[str], now: float) -> None:
     """Remove the temporary files of these names that a killed process has left, on this node or another."""
     for path in folder.glob(".*.tmp"):
         found = re.fullmatch(r"\.(.+)\.[1-9][0-9]{0,8}\.tmp", path.name, re.ASCII)
         with suppress(FileNotFoundError):
-            if found and found[1] in names and time.time() - path.stat().st_mtime > LONG_AGO:
+            if found and found[1] in names and now - path.stat().st_mtime > LONG_AGO:
                 path.unlink()
 
 

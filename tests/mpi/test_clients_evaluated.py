@@ -276,7 +276,7 @@ def test_a_run_that_starts_again_starts_a_table(world, folder):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"models": ["last"]}, r"evaluate: expected 'model: client-average', which keeps clients' last models"),
+        ({"models": ["last"]}, r"evaluate: expected 'model: client-average', which keeps the clients' last models"),
         ({"models": ["fine-tuned"]}, r"evaluate\.clients: expected 'fine_tune' beside 'fine-tuned'"),
         ({"fine_tune": {"lr": 0.1}}, r"evaluate\.clients: expected 'fine_tune' beside 'fine-tuned'"),
         ({"models": ["fine-tuned"], "fine_tune": {}}, r"key 'evaluate\.clients\.fine_tune\.lr' is missing"),

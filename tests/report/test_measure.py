@@ -217,8 +217,8 @@ def test_results_and_targets_go_by_any_metric_that_the_recipe_names(tmp_path):
 @pytest.mark.parametrize(
     ("metric", "says"),
     [
-        ("aurok", "expected one that a run recorded, got 'aurok'; did you mean 'auroc'"),
-        ("brier", "expected one that a run recorded, got 'brier'; add it to evaluate.metrics"),
+        ("aurok", "expected one that a run recorded on its test set, got 'aurok'; did you mean 'auroc'"),
+        ("brier", "expected one that a run recorded on its test set, got 'brier'; add it to evaluate.metrics"),
         ("silent", "metric 'silent': without a better direction; add better: higher or lower"),
         ("turned", "metric 'turned': better in two directions"),
     ],
@@ -238,7 +238,7 @@ def test_a_metric_that_compares_nothing_is_refused(tmp_path, metric, says):
     [
         ("table", "metric 'table' is a matrix, which is not compared; use accuracy or loss"),
         ("auroc", "metric 'auroc' has no value in any run; use accuracy or loss"),
-        ("confusion-matrix", "expected one that a run recorded, got 'confusion-matrix'"),
+        ("confusion-matrix", "expected one that a run recorded on its test set, got 'confusion-matrix'"),
     ],
 )
 def test_a_metric_of_the_recipe_that_cannot_be_compared_says_why(tmp_path, metric, says):

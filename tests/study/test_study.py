@@ -22,6 +22,7 @@ from sklearn.metrics import confusion_matrix, roc_auc_score
 import hpcfed
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_new
 from hpcfed.ranks.world import World
 from hpcfed.report.tables import Table
 from hpcfed.study.cells import value_text
@@ -581,6 +582,20 @@ def test_other_splits_are_refused_or_set_aside(folder):
     (folder / "other/thesis.txt").touch()
     with pytest.raises(InputError, match=r"not a study's: got thesis\.txt"):
         prepare(planned(folder, "fedavg", output=folder / "other"), fresh=False)
+
+
+def test_of_studies_that_begin_at_once_in_a_folder_one_goes_on(folder, monkeypatch):
+    """Another job's study appears after this one has found the folder empty."""
+    recipe(folder, rounds=1)
+
+    def overtaken(path: Path, content: str) -> bool:
+        assert write_new(path, content.replace("split_seed: 0", "split_seed: 7"))
+        return write_new(path, content)
+
+    monkeypatch.setattr("hpcfed.study.folder.write_new", overtaken)
+    with pytest.raises(InputError, match="a study of other splits: got split_seed 7 there and 0 here"):
+        prepare(planned(folder, "fedavg", splits=1, baselines="none"), fresh=False)
+    assert sorted(path.name for path in (folder / "run-study").iterdir()) == ["study.yaml"]
 
 
 def test_runs_of_fewer_rounds_are_in_no_table(folder):
