@@ -33,7 +33,7 @@ OF_THE_LAST_ROUND = {name for names in LAST_ROUND.values() for name in names}
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredState:
     """A checkpoint, with the client states of this rank.
 
     Attributes:
@@ -57,7 +57,7 @@ def newest(
     placement: Placement,
     world: World,
     say: Callable[[str], None],
-) -> Restored | None:
+) -> RestoredState | None:
     """Return the newest whole checkpoint of a folder, or None; damaged ones are reported and skipped.
 
     Args:
@@ -93,7 +93,7 @@ def newest(
             log.warning(remark)
             say(remark)
             continue
-        return Restored(manifest.round, replicated, clients, manifest.progress)
+        return RestoredState(manifest.round, replicated, clients, manifest.progress)
     return None
 
 
@@ -102,7 +102,7 @@ def holds(found: Collection[str], names: Collection[str]) -> bool:
     return {*found} ^ {*names} <= OF_THE_LAST_ROUND
 
 
-def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> Restored:
+def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> RestoredState:
     """Return the checkpoint of a round, of any recipe; the arguments are those of `newest`.
 
     Raises:
@@ -111,13 +111,13 @@ def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placemen
     """
     path = folder / f"{stem(round)}.json"
 
-    def read() -> Restored:
+    def read() -> RestoredState:
         try:
             manifest, replicated = _read_server(path)
             clients = _read_clients(folder, manifest, replicated, layout, placement, world.rank)
         except Damaged as damage:
             raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
-        return Restored(manifest.round, replicated, clients, manifest.progress)
+        return RestoredState(manifest.round, replicated, clients, manifest.progress)
 
     return world.together(read)
 

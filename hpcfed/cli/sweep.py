@@ -90,7 +90,7 @@ def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None
 
     Raises:
         Stopped: runs are left, and the same command goes on.
-        InputError, EnvironmentFailure, Diverged: see `Outcome.raise_if_failed`.
+        InputError, EnvironmentFailure, Diverged: see `RankedSweep.raise_if_failed`.
     """
     from rich import box
     from rich.table import Table

@@ -29,7 +29,7 @@ from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State
 from hpcfed.user_code.blame import defined_at
-from hpcfed.user_code.lent import Lent
+from hpcfed.user_code.lent import WriteDetector
 
 
 class StepContext:
@@ -138,7 +138,7 @@ class OwnStepSolver:
 
     def _solve(self, w: Tensor, task: Task, round: int, on_step: StepCallback | None) -> LocalResult:
         context, y, losses = StepContext(task, w, round, self._tools), start_of(task.tilt, w).clone(), 0.0
-        lent = Lent(w=w, state=task.state, shared=task.shared)
+        lent = WriteDetector(w=w, state=task.state, shared=task.shared)
         for batch in self._solver.minibatches(task, round):
             context.step += 1
             with self._computing():

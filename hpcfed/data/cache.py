@@ -23,7 +23,7 @@ ALIGNED = 64
 """Bytes: torch's own alignment; the last bits of a matrix product may depend on it."""
 
 
-class Held:
+class SampleCache:
     """Cache of samples by key, in pieces of memory; the least recently used piece is evicted with all its samples.
 
     Args:

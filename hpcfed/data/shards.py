@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.data.cache import Held, Key, Samples, aligned
+from hpcfed.data.cache import Key, SampleCache, Samples, aligned
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.accelerators import upload
@@ -56,7 +56,7 @@ class Shards:
         self._test_offsets = np.empty(0, np.int64) if federation.test_offsets is None else federation.test_offsets
         per_sample = (federation.feature_shape, federation.x_dtype), (federation.target_shape, federation.y_dtype)
         self._sample_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in per_sample)
-        self._held = Held(capacity)
+        self._held = SampleCache(capacity)
         self.keeps_clients = keeps_clients
         self._missed = True
         self._centre = self._per_channel(federation)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.export.card import Exported, card, files_of
+from hpcfed.export.card import ExportedModel, card, files_of
 from hpcfed.export.formats import FORMATS, content_of
 from hpcfed.export.preparation import ENDING, preparation
 from hpcfed.io.atomic import write_whole
@@ -53,13 +53,13 @@ def export(
     beside, of_input = (path.with_name(stem + ending) for ending in (".md", ENDING))
     with Federation.open(loaded.recipe.data) as federation:
         steps = preparation(federation, loaded.recipe.dtype).encode()
-    prepared = Exported(of_input.name, "json", hashlib.sha256(steps).hexdigest(), client)
+    prepared = ExportedModel(of_input.name, "json", hashlib.sha256(steps).hexdigest(), client)
     others = _listed(loaded, beside, client, prepared)
     for taken, ours in ((path, False), (of_input, _holds(of_input, steps)), (beside, bool(others))):
         if taken.exists() and not (ours or overwrite):
             raise InputError("exists", where=str(taken), remedy="choose another --output, or add --overwrite")
     content = content_of(loaded, kind, client)
-    made = Exported(path.name, kind, hashlib.sha256(content).hexdigest(), client)
+    made = ExportedModel(path.name, kind, hashlib.sha256(content).hexdigest(), client)
     text = card(loaded, [*(one for one in others if one.file != made.file), made], prepared)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def export(
     return path, of_input, beside
 
 
-def _listed(loaded: LoadedRun, path: Path, client: int | None, prepared: Exported) -> list[Exported]:
+def _listed(loaded: LoadedRun, path: Path, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
     """Return the files of a model's card; none if there is no card at `path`, or one of another model."""
     try:
         return files_of(loaded, path.read_text(encoding="utf-8"), client, prepared)

@@ -46,7 +46,7 @@ LOADING = {
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModel:
     """An exported file: its name, format, SHA-256, and the client whose private parts the model has."""
 
     file: str
@@ -59,14 +59,14 @@ FILE = re.compile(r"^\| file \| `(.+)`, (\w+) \|\n\| SHA-256 \| `(\w+)` \|$", re
 """A file in a card."""
 
 
-def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: Exported) -> list[Exported]:
+def files_of(loaded: LoadedRun, text: str, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
     """Return the files of a card that `card` has written of this run and client; none if it is another text."""
-    files = [Exported(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
+    files = [ExportedModel(name, kind, digest, client) for name, kind, digest in FILE.findall(text)]
     known = files and all(one.kind in LOADING for one in files)
     return files if known and card(loaded, files, prepared) == text else []
 
 
-def card(loaded: LoadedRun, files: Sequence[Exported], prepared: Exported) -> str:
+def card(loaded: LoadedRun, files: Sequence[ExportedModel], prepared: ExportedModel) -> str:
     """Return the model card of one model's files in several formats, and of the preparation of their input."""
     rows = read_rounds(loaded.folder / RECORD)
     with Federation.open(loaded.recipe.data) as federation:
@@ -113,7 +113,7 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
 
 
 def _file(
-    loaded: LoadedRun, federation: Federation, files: Sequence[Exported], prepared: Exported
+    loaded: LoadedRun, federation: Federation, files: Sequence[ExportedModel], prepared: ExportedModel
 ) -> Iterator[tuple[str, str]]:
     recipe = loaded.recipe
     for one in files:

@@ -17,7 +17,7 @@ from hpcfed.report.plots import HORIZONTAL, LinePlot, PathPlot, Scene
 from hpcfed.report.style import DASHES, LIGHT, PAPER, blank, to_files
 from hpcfed.reproduce.experiment import AGAINST, Case, Experiment, Goal
 from hpcfed.reproduce.measure import (
-    Measured,
+    SettingRuns,
     best_of,
     by_case,
     criterion_of,
@@ -33,7 +33,7 @@ from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.select import Candidate, Rule
 
 
-def draw(experiment: Experiment, measured: Sequence[Measured], folder: Path) -> list[Path]:
+def draw(experiment: Experiment, measured: Sequence[SettingRuns], folder: Path) -> list[Path]:
     """Write each case's figures as PNG and PDF, and return the PNG files; none without runs.
 
     Raises:
@@ -96,7 +96,7 @@ def _write(folder: Path, file: str, content: bytes) -> None:
 
 
 def _figures(
-    experiment: Experiment, name: str, case: Case, settings: Sequence[Measured]
+    experiment: Experiment, name: str, case: Case, settings: Sequence[SettingRuns]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of a case's files; a tuned method is drawn at the best point of its grid."""
     if experiment.measure.kind == "tuned":
@@ -129,7 +129,7 @@ def _figures(
             yield from ((file + suffix, content) for suffix, content in to_files(figure).items())
 
 
-def heat_map(experiment: Experiment, grid: Sequence[Measured]) -> Mapping[str, bytes]:
+def heat_map(experiment: Experiment, grid: Sequence[SettingRuns]) -> Mapping[str, bytes]:
     """Return the heat map of a method's two grids by file name; a cell is the final mean of ``measure.cells``.
 
     The outlined cell is the best by the measured column. Empty without two grids or without runs.

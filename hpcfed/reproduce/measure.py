@@ -25,7 +25,7 @@ from hpcfed.run_folder.rounds import RECORD
 
 
 @dataclass(frozen=True)
-class Measured:
+class SettingRuns:
     """The runs of one setting that have a record.
 
     Attributes:
@@ -57,7 +57,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Reached:
+class TargetCost:
     """The cost of reaching a target, for a setting's runs.
 
     Attributes:
@@ -79,7 +79,7 @@ class Reached:
         return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
 
 
-def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Measured]:
+def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[SettingRuns]:
     """Return the recorded runs of each setting; those of another recipe, data or code are named and left out.
 
     Raises:
@@ -88,7 +88,7 @@ def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Meas
     recipes = {unit.recipe.output: unit.recipe for unit in layout.plan.units}
     found = []
     for setting in layout.settings:
-        one = Measured(setting, experiment.methods[setting.method].title, {})
+        one = SettingRuns(setting, experiment.methods[setting.method].title, {})
         for seed, path in enumerate(setting.folders):
             if _has_rounds(path):
                 run = read_run(path)
@@ -101,7 +101,7 @@ def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[Meas
     return found
 
 
-def left_out(experiment: Experiment, measured: Sequence[Measured]) -> str:
+def left_out(experiment: Experiment, measured: Sequence[SettingRuns]) -> str:
     """Return a remark on the runs of another recipe, data or code; "" without any."""
     settings = [one for one in measured if one.others]
     words = [
@@ -149,7 +149,9 @@ def criterion_of(experiment: Experiment) -> Criterion:
     return Criterion(column, title, bool(direction_of_column(column, metrics)), unit)
 
 
-def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], target: float | Goal) -> Reached:
+def reached(
+    experiment: Experiment, one: SettingRuns, of_case: Sequence[SettingRuns], target: float | Goal
+) -> TargetCost:
     """Return a setting's cost of reaching a target, which may be another method's value with the same seed."""
     criterion, window = criterion_of(experiment), experiment.measure.window
     rounds: list[float] = []
@@ -165,7 +167,7 @@ def reached(experiment: Experiment, one: Measured, of_case: Sequence[Measured], 
             gradients.append(float(run.column("gradients")[number - 1]))
     cost, sent, computed = (over_seeds(experiment, values) for values in (rounds, params, gradients))
     is_known = any(not math.isnan(goal) for goal in goals.values())
-    return Reached(cost, sent, computed, len(rounds), len(one.setting.folders), is_known)
+    return TargetCost(cost, sent, computed, len(rounds), len(one.setting.folders), is_known)
 
 
 def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
@@ -180,7 +182,7 @@ def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
     return replace(found, std=student(found.count - 1) * found.std / math.sqrt(found.count))
 
 
-def beyond(experiment: Experiment, one: Measured, reference: Measured, target: float) -> Spread | None:
+def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, target: float) -> Spread | None:
     """Return how much better than the target a setting's reference is when the setting reaches it, over the seeds.
 
     None unless every seed reached it, and its reference has at least as many rounds.
@@ -197,7 +199,7 @@ def beyond(experiment: Experiment, one: Measured, reference: Measured, target: f
     return over_seeds(experiment, found) if len(found) == len(one.setting.folders) else None
 
 
-def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterion: Criterion) -> float:
+def _goal(target: float | Goal, of_case: Sequence[SettingRuns], seed: int, criterion: Criterion) -> float:
     """Return a target's value; nan while the runs of the method that sets it have not all reached its round."""
     if isinstance(target, float | int):
         return target
@@ -209,7 +211,7 @@ def _goal(target: float | Goal, of_case: Sequence[Measured], seed: int, criterio
     return criterion.best([value for value in values if math.isfinite(value)] or [math.nan])
 
 
-def tuned_to(settings: Sequence[Measured], costs: Sequence[Reached]) -> dict[str, int]:
+def tuned_to(settings: Sequence[SettingRuns], costs: Sequence[TargetCost]) -> dict[str, int]:
     """Return method → index of its best setting: most runs at the target, then fewest rounds."""
     places: dict[str, int] = {}
     for place, one in enumerate(settings):
@@ -219,11 +221,11 @@ def tuned_to(settings: Sequence[Measured], costs: Sequence[Reached]) -> dict[str
     return places
 
 
-def _cost(reached: Reached) -> tuple[int, float]:
+def _cost(reached: TargetCost) -> tuple[int, float]:
     return -reached.arrived, reached.rounds.mean if reached.rounds else math.inf
 
 
-def final_of(experiment: Experiment, one: Measured) -> Spread | None:
+def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
     """Return the mean over the runs of the measured column's last evaluations, or of its best one."""
     if experiment.measure.kind == "best":
         return over_seeds(
@@ -234,7 +236,7 @@ def final_of(experiment: Experiment, one: Measured) -> Spread | None:
     )
 
 
-def best_of(experiment: Experiment, grid: Sequence[Measured]) -> list[Measured]:
+def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[SettingRuns]:
     """Return the points of a grid whose runs all finished with a finite value, the best first."""
     criterion = criterion_of(experiment)
     scores = [(final_of(experiment, one), one) for one in grid]
@@ -244,21 +246,21 @@ def best_of(experiment: Experiment, grid: Sequence[Measured]) -> list[Measured]:
     return [one for _, one in ordered]
 
 
-def by_case(experiment: Experiment, measured: Sequence[Measured]) -> dict[str, tuple[Case, list[Measured]]]:
+def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str, tuple[Case, list[SettingRuns]]]:
     """Return the settings of each case."""
     return {
         name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
     }
 
 
-def rounds_apart(settings: Iterable[Measured], column: str) -> int:
+def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
     """Return the usual number of rounds from one recorded value of a column to the next; 1 without two of them."""
     runs = [run for one in settings for run in one.runs.values()]
     gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
     return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1
 
 
-def last_rounds(experiment: Experiment, settings: Iterable[Measured], column: str) -> int:
+def last_rounds(experiment: Experiment, settings: Iterable[SettingRuns], column: str) -> int:
     """Return the number of rounds in which the last evaluations of a column lie that are averaged."""
     last = experiment.measure.last
     return 1 if last == 1 else last * rounds_apart(settings, column)

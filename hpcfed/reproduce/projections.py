@@ -28,7 +28,7 @@ from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.figures import draw_lines
 from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.measure import Measured
+from hpcfed.reproduce.measure import SettingRuns
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 
 SLACK = 1e-9
@@ -84,7 +84,7 @@ def projections(first: float, distance: np.ndarray, columns: Mapping[str, np.nda
 
 
 def compare_projections(
-    experiment: Experiment, measured: Sequence[Measured], places: Places, folder: Path
+    experiment: Experiment, measured: Sequence[SettingRuns], places: Places, folder: Path
 ) -> tuple[Table, list[Path]]:
     """Return the number of rounds in which each statement held, and each case's figure of residuals, in `folder`."""
     rows, pictures = [], []

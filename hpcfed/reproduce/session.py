@@ -30,7 +30,7 @@ from hpcfed.sweep.table import as_csv
 
 
 @dataclass(frozen=True)
-class Shown:
+class ExperimentResult:
     """An experiment's results: its table, and the files of the table and the figures."""
 
     table: Table
@@ -140,7 +140,7 @@ class ReproduceSession:
         """
         return self._layout(experiment, self.methods).plan
 
-    def show(self, experiment: Experiment) -> Shown:
+    def show(self, experiment: Experiment) -> ExperimentResult:
         """Write the table and the figures into the experiment's folder, on rank 0 only.
 
         Raises:
@@ -153,7 +153,7 @@ class ReproduceSession:
             shown = self._write(experiment)
         return shown
 
-    def _write(self, experiment: Experiment) -> Shown:
+    def _write(self, experiment: Experiment) -> ExperimentResult:
         folder, remark, records = self.folder(experiment), "", list[dict[str, Any]]()
         if experiment.measure.kind == "classes":
             table, pictures = compare_classes(experiment, self.places, folder / "figures")
@@ -184,7 +184,7 @@ class ReproduceSession:
         except OSError as error:
             raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
         tables = [folder / "table.md", *([folder / "settings.csv"] if records else [])]
-        return Shown(table, [*tables, *pictures])
+        return ExperimentResult(table, [*tables, *pictures])
 
     def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
         return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)

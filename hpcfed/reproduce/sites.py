@@ -27,7 +27,7 @@ from hpcfed.report.measure import Spread, spread
 from hpcfed.report.tables import Table
 from hpcfed.reproduce.experiment import Experiment
 from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.measure import Measured, shown
+from hpcfed.reproduce.measure import SettingRuns, shown
 from hpcfed.reproduce.table import so_far
 
 SITES, POOLED = "sites", "pooled"
@@ -49,7 +49,7 @@ class Tests:
             return [self.metric(module(x), y) for x, y in self.sets.values()]
 
 
-def compare_sites(experiment: Experiment, measured: Sequence[Measured], places: Places) -> Table:
+def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], places: Places) -> Table:
     """Return the table, a row a method and a row with its published numbers."""
     tests = _tests(experiment, places)
     column = experiment.measure.column

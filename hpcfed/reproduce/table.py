@@ -13,8 +13,8 @@ from hpcfed.report.tables import Table
 from hpcfed.report.text import count_text, criterion_text, difference_text, rounds_text, target_text
 from hpcfed.reproduce.experiment import OWN, Case, Experiment, Goal, Number
 from hpcfed.reproduce.measure import (
-    Measured,
-    Reached,
+    SettingRuns,
+    TargetCost,
     best_of,
     beyond,
     by_case,
@@ -29,7 +29,7 @@ BYTES = 4
 """Bytes of a parameter on the wire."""
 
 
-def make_table(experiment: Experiment, measured: Sequence[Measured]) -> Table:
+def make_table(experiment: Experiment, measured: Sequence[SettingRuns]) -> Table:
     """Return the table of the results so far; a cell says if a run is missing or did not reach its target."""
     rows_of = {"rounds": _rounds, "final": _final, "best": _final, "tuned": _tuned}[experiment.measure.kind]
     header, words = _head(experiment)
@@ -53,7 +53,7 @@ def _without_papers(rows: Sequence[Row]) -> list[Row]:
     return [tuple(row[place] for place in kept) for row in rows]
 
 
-def so_far(grid: Sequence[Measured]) -> str:
+def so_far(grid: Sequence[SettingRuns]) -> str:
     """Return a remark if runs of a grid are missing or have not had all their rounds; else ""."""
     there, wanted = sum(len(one.runs) for one in grid), sum(len(one.setting.folders) for one in grid)
     short = sum(run.num_rounds < one.setting.rounds for one in grid for run in one.runs.values())
@@ -105,7 +105,7 @@ def _references(experiment: Experiment) -> dict[str, str]:
     return {name: reference for name, reference in found.items() if reference and reference != name}
 
 
-def setting_records(experiment: Experiment, measured: Sequence[Measured]) -> list[dict[str, Any]]:
+def setting_records(experiment: Experiment, measured: Sequence[SettingRuns]) -> list[dict[str, Any]]:
     """Return a row for each point of the methods' grids: its values, runs, and mean score with what its ± is; [] if
     there is no grid.
     """
@@ -127,7 +127,7 @@ def setting_records(experiment: Experiment, measured: Sequence[Measured]) -> lis
     return rows
 
 
-def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
+def _rounds(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) -> list[Row]:
     criterion, references = criterion_of(experiment), _references(experiment)
     in_models = experiment.measure.unit == "models"
     sent = {name: entry.models if in_models else 1 for name, entry in experiment.methods.items()}
@@ -158,7 +158,7 @@ def _rounds(experiment: Experiment, case: Case, settings: Sequence[Measured]) ->
 
 
 def _beyond(
-    experiment: Experiment, case: Case, one: Measured, settings: Sequence[Measured], target: float | Goal
+    experiment: Experiment, case: Case, one: SettingRuns, settings: Sequence[SettingRuns], target: float | Goal
 ) -> Row:
     """Return how far beyond the target a setting's reference is, measured and in the paper."""
     name = _references(experiment).get(one.setting.method)
@@ -175,7 +175,7 @@ def _beyond(
     )
 
 
-def _saved(cost: Reached, reference: Reached | None) -> Row:
+def _saved(cost: TargetCost, reference: TargetCost | None) -> Row:
     """Return what a method's reference saves, in bytes and minibatch gradients, averaged over seeds."""
     if reference is None or math.isnan(cost.mean) or math.isnan(reference.mean):
         return ABSENT, ABSENT
@@ -189,7 +189,7 @@ def _difference(one: Spread | None, other: Spread | None) -> float:
     return one.mean - other.mean if one and other else math.nan
 
 
-def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
+def _final(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) -> list[Row]:
     criterion = criterion_of(experiment)
     rows: list[Row] = []
     for one in settings:
@@ -201,7 +201,7 @@ def _final(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> 
     return rows
 
 
-def _tuned(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> list[Row]:
+def _tuned(experiment: Experiment, case: Case, settings: Sequence[SettingRuns]) -> list[Row]:
     rows: list[Row] = []
     for method, entry in experiment.methods_of(case).items():
         grid = [one for one in settings if one.setting.method == method]
@@ -215,23 +215,23 @@ def _tuned(experiment: Experiment, case: Case, settings: Sequence[Measured]) -> 
     return rows
 
 
-def _logarithms(one: Measured) -> list[float]:
+def _logarithms(one: SettingRuns) -> list[float]:
     """Return the base-10 logarithms of a point's values."""
     numbers = [value.number for value in one.setting.point.values]
     return [round(math.log10(number), 3) for number in numbers if number]
 
 
-def _point(one: Measured) -> str:
+def _point(one: SettingRuns) -> str:
     pairs = zip(one.setting.point.keys, one.setting.point.values, strict=True)
     return ", ".join(f"{key.rpartition('.')[2]} {value.label}" for key, value in pairs)
 
 
-def _score(experiment: Experiment, one: Measured) -> str:
+def _score(experiment: Experiment, one: SettingRuns) -> str:
     value = final_of(experiment, one)
     return criterion_text(value, criterion_of(experiment)) if value else ABSENT
 
 
-def _reached_text(one: Measured, cost: Reached) -> str:
+def _reached_text(one: SettingRuns, cost: TargetCost) -> str:
     if not one.runs:
         return one.absent
     if not cost.is_known:

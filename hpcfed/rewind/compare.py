@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcfed.errors import Diverged, InputError
 from hpcfed.rewind.capture import reports_of
-from hpcfed.rewind.enter import Entered, entered
+from hpcfed.rewind.enter import RewoundRun, entered
 from hpcfed.rewind.replay import Replay, replay_in
 from hpcfed.run_folder.code import NAME as CODE
 from hpcfed.run_folder.files import RECIPE, read_mapping, read_recipe
@@ -20,7 +20,7 @@ from hpcfed.run_folder.identity import differences
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.trail.differences import in_bits, of_environments
-from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 
 SAME, PART = 0, 1
 """Exit codes."""
@@ -114,7 +114,7 @@ def _first_other_round(
     return None
 
 
-def _look_into(runs: Sequence[Recorded], round: int, say: Say) -> None:
+def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
     """Say which clients' updates differ in a round, and for the first of them in which step.
 
     Raises:
@@ -154,13 +154,13 @@ def _look_into(runs: Sequence[Recorded], round: int, say: Say) -> None:
     say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
 
 
-def _recorded_hashes(run: Recorded, round: int) -> list[int] | None:
+def _recorded_hashes(run: RecordedRun, round: int) -> list[int] | None:
     """Return the recorded hash of each update of a round, (S,); None if the run has none."""
     found = read_update_hashes(run.folder / UPDATE_HASHES, [len(row["cohort"]) for row in run.rows], round)
     return None if found is None else [int(value) for value in found]
 
 
-def _hashes_here(begun: Entered, round: int) -> list[int]:
+def _hashes_here(begun: RewoundRun, round: int) -> list[int]:
     """Return the hash of each update of a round, (S,), computed again."""
     plan = begun.simulation.plan(round)
     reports = reports_of(begun.parts, plan, range(len(plan.cohort.clients)))

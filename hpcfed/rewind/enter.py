@@ -13,11 +13,11 @@ from hpcfed.parts import Parts
 from hpcfed.ranks.world import World
 from hpcfed.setup import assemble
 from hpcfed.simulation import Simulation
-from hpcfed.trail.recorded import Recorded
+from hpcfed.trail.recorded import RecordedRun
 
 
 @dataclass(frozen=True)
-class Entered:
+class RewoundRun:
     """A simulation after the round before the one asked for.
 
     Attributes:
@@ -32,7 +32,7 @@ class Entered:
     parted: int | None
 
 
-def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text: None) -> Entered:
+def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda text: None) -> RewoundRun:
     """Return the simulation of a run as it was before a round, counted from 1; `say` prints what is computed.
 
     Raises:
@@ -63,4 +63,4 @@ def entered(run: Recorded, round: int, say: Callable[[str], None] = lambda text:
         outcome = simulation.round(number)
         if parted is None and outcome.hash != run.rows[number - 1].get("hash"):
             parted = number
-    return Entered(parts, simulation, start, parted)
+    return RewoundRun(parts, simulation, start, parted)

@@ -22,11 +22,11 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.parts import Parts
 from hpcfed.rewind.capture import ClientReport, reports_of
-from hpcfed.rewind.enter import Entered, entered
+from hpcfed.rewind.enter import RewoundRun, entered
 from hpcfed.rng import Purpose, stream
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
 from hpcfed.setup import build_loss, build_model
-from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.types import State
 from hpcfed.user_code.generators import Generators
 
@@ -86,8 +86,8 @@ class Replay:
     start: int
     parted: int | None
     steps: list[Step] = field(repr=False)
-    _entered: Entered = field(repr=False)
-    _run: Recorded = field(repr=False)
+    _entered: RewoundRun = field(repr=False)
+    _run: RecordedRun = field(repr=False)
 
     @property
     def samples(self) -> Samples:
@@ -158,7 +158,7 @@ def replay(
     return replay_in(found, entered(found, round, say), round, client)
 
 
-def replay_in(run: Recorded, begun: Entered, round: int, client: int | str) -> Replay:
+def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str) -> Replay:
     """Train one client of a round in a simulation that was entered before it.
 
     Raises:

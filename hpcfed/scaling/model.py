@@ -61,7 +61,7 @@ class CostModel:
 
 
 @dataclass(frozen=True)
-class Tested:
+class TestedPrediction:
     """A prediction for a sample outside the fit, beside its measurement, seconds per round."""
 
     what: str
@@ -106,7 +106,7 @@ def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
     return _least_squares([_allreduce_terms(ranks, size) for ranks, size, _ in ends], probed, probed)
 
 
-def held_out_errors(measured: Sequence[RankTimes]) -> list[Tested]:
+def held_out_errors(measured: Sequence[RankTimes]) -> list[TestedPrediction]:
     """Return predictions for samples outside a fit: each number of ranks from the others, and held-out cohorts."""
     usable = [one for one in measured if _fits_any(one)]
     tested = []
@@ -139,8 +139,8 @@ def _fits_any(one: RankTimes) -> bool:
     return any(_fits(sample) for sample in one.samples)
 
 
-def _tested(what: str, model: CostModel, sample: Sample) -> Tested:
-    return Tested(what, sample.ranks, sample.cohort, sample.seconds["total"], model.of(sample))
+def _tested(what: str, model: CostModel, sample: Sample) -> TestedPrediction:
+    return TestedPrediction(what, sample.ranks, sample.cohort, sample.seconds["total"], model.of(sample))
 
 
 def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.config.recipe import Recipe
 from hpcfed.scaling.measure import RankTimes, Sample
-from hpcfed.scaling.model import CostModel, Tested, fit, held_out_errors, reduced_bytes
+from hpcfed.scaling.model import CostModel, TestedPrediction, fit, held_out_errors, reduced_bytes
 from hpcfed.scaling.network import Network
 from hpcfed.scaling.plan import Load, left_out, load
 
@@ -61,7 +61,7 @@ class ScalingStudy:
     machine: dict[str, Any]
     rows: list[ScalingRow]
     model: CostModel | None
-    tested: list[Tested]
+    tested: list[TestedPrediction]
     predictions: list[ScalingRow]
     clients: int
     refused: str = ""
@@ -153,7 +153,7 @@ def _basis(measured: Sequence[RankTimes]) -> str:
     return f"{settings}, on {ranks} ranks of {where}"
 
 
-def _interval(row: ScalingRow, tested: Sequence[Tested]) -> tuple[float, float] | None:
+def _interval(row: ScalingRow, tested: Sequence[TestedPrediction]) -> tuple[float, float] | None:
     if not tested or row.modelled is None:
         return None
     errors = [entry.error for entry in tested]

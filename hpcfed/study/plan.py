@@ -36,7 +36,7 @@ from hpcfed.study.methods import Methods, parse_methods
 from hpcfed.study.options import StudyOptions, check_options, parse_baselines
 from hpcfed.study.samples import SiteSamples, read_samples
 from hpcfed.study.splits import HOLDOUT, SITE_OUT, Splits, inner_split, make_splits
-from hpcfed.study.tuning import Tuned, Tuning, naming_tune, parse_tuning, variants
+from hpcfed.study.tuning import Tuning, TuningResult, naming_tune, parse_tuning, variants
 from hpcfed.sweep.grid import Point
 from hpcfed.sweep.plan import Plan, Unit
 
@@ -88,7 +88,7 @@ class Study:
     amount: TrainingAmount
     shared: dict[str, Any]
     tuning: Tuning | None = None
-    tuned: Tuned | None = None
+    tuned: TuningResult | None = None
     variants: tuple[Arm, ...] | None = None
 
     @property

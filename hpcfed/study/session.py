@@ -16,7 +16,7 @@ from hpcfed.study.measured import StudyResults, read_results
 from hpcfed.study.plan import SWEEP, Study
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import differences_table, results_table
-from hpcfed.study.tuning import Tuned, choose
+from hpcfed.study.tuning import TuningResult, choose
 from hpcfed.study.view import View
 from hpcfed.study.written import replace_results
 from hpcfed.sweep.claims import Claims
@@ -82,7 +82,7 @@ def next_runs(study: Study, redo: Redo) -> Plan:
     return study.plan()
 
 
-def _tuned(study: Study, inner: Study) -> Tuned:
+def _tuned(study: Study, inner: Study) -> TuningResult:
     """Return the values that the inner runs chose."""
     assert study.tuning is not None
     metric = study.metrics[0]

@@ -61,7 +61,7 @@ class TuningCandidate:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """All candidates, and the chosen one of each arm and split."""
 
     candidates: tuple[TuningCandidate, ...]
@@ -154,7 +154,7 @@ def choose(
     trainers: Sequence[Sequence[int]],
     metric: str,
     larger_is_better: bool | None,
-) -> Tuned:
+) -> TuningResult:
     """Return the chosen point of each arm in each split.
 
     Args:
@@ -190,7 +190,7 @@ def choose(
                 raise InputError(what, where=arm.title, remedy="try smaller ones")
             chosen[arm.key, split] = min(trained, key=lambda one: _rank(one, larger_is_better))
             candidates += here
-    return Tuned(tuple(candidates), chosen)
+    return TuningResult(tuple(candidates), chosen)
 
 
 def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, float]:

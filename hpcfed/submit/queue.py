@@ -22,14 +22,14 @@ NOT_OURS = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedJob:
     """A job in the queue: its number and state."""
 
     id: str
     state: str
 
 
-def jobs_named(label: str) -> list[Queued]:
+def jobs_named(label: str) -> list[QueuedJob]:
     """Return this user's pending and running jobs of a name.
 
     Raises:
@@ -40,7 +40,7 @@ def jobs_named(label: str) -> list[Queued]:
     if listed.returncode != 0:
         raise EnvironmentFailure("squeue failed", got=_last_line(listed.stderr), remedy="try again, or ask the site")
     rows = (line.split() for line in listed.stdout.splitlines() if line.strip())
-    return [Queued(number, state) for number, state in rows]
+    return [QueuedJob(number, state) for number, state in rows]
 
 
 def submit(script: Path, chain: int, make_room: Callable[[], bool] | None = None) -> list[str]:

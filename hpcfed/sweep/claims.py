@@ -85,7 +85,7 @@ CLAIM = TypeAdapter(Claim)
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunState:
     """State of a run: decided, held, or open.
 
     Attributes:
@@ -128,7 +128,7 @@ class Claims:
         self._known: dict[Path, Claim] = {}
         self._touched: dict[Path, float] = {}
 
-    def look(self, runs: Sequence[tuple[str, str]]) -> dict[str, Standing]:
+    def look(self, runs: Sequence[tuple[str, str]]) -> dict[str, RunState]:
         """Return the state of each run of (name, recipe digest)."""
         numbers: dict[str, list[int]] = {}
         try:
@@ -140,7 +140,7 @@ class Claims:
                 numbers.setdefault(found[1], []).append(int(found[2]))
         return {run: self._standing(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
-    def take(self, run: str, digest: str, standing: Standing) -> int | None:
+    def take(self, run: str, digest: str, standing: RunState) -> int | None:
         """Claim an open run; return its number, None if another process was faster or the run counts as lost."""
         number = standing.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
@@ -164,7 +164,7 @@ class Claims:
         ended = Claim(**{**asdict(claim), **end})
         write_whole(self._path(run, number), json.dumps(asdict(ended)) + "\n")
 
-    def reopen(self, run: str, digest: str, standing: Standing) -> None:
+    def reopen(self, run: str, digest: str, standing: RunState) -> None:
         """Make a decided run claimable again."""
         number = self.take(run, digest, standing)
         if number is not None:
@@ -208,10 +208,10 @@ class Claims:
                 what = f"hpcfed: {run}: another job has taken it over, after this one seemed dead for {LEASE:.0f} s"
                 end_all(EnvironmentFailure.exit_code, what)
 
-    def _standing(self, run: str, digest: str, numbers: Sequence[int]) -> Standing:
+    def _standing(self, run: str, digest: str, numbers: Sequence[int]) -> RunState:
         """Derive a run's state from its claims, the last one first."""
         if not numbers:
-            return Standing()
+            return RunState()
         newest, deaths = Claim(), 0
         for number in numbers:
             path = self._path(run, number)
@@ -220,18 +220,18 @@ class Claims:
             if number == numbers[0] and same:
                 newest = claim
             if claim.ending in DECIDED and same:
-                return Standing(numbers[0], claim)
+                return RunState(numbers[0], claim)
             if claim.ending is None and number == numbers[0]:
                 dead, vouched = self._judge(path, claim)
                 if not dead:
-                    return Standing(number, claim, held=True, vouched=vouched)
+                    return RunState(number, claim, held=True, vouched=vouched)
             if claim.ending == "again" or not same:
                 break
             if claim.ending is None:
                 deaths += 1
             elif claim.ending == "stopped":
                 break
-        return Standing(numbers[0], newest, deaths=deaths)
+        return RunState(numbers[0], newest, deaths=deaths)
 
     def _judge(self, path: Path, claim: Claim) -> tuple[bool, bool]:
         """Return whether a claim's holder is dead, and whether it is known to be alive."""

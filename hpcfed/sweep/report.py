@@ -19,7 +19,7 @@ SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankedSweep:
     """A sweep's runs, and its configurations ranked by the rule, the best first."""
 
     plan: Plan
@@ -60,7 +60,7 @@ class Outcome:
             raise Diverged("every run of the sweep diverged", where=self.plan.name, remedy="sweep smaller step sizes")
 
 
-def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> Outcome:
+def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> RankedSweep:
     """Write tables and figures of the results so far, and return them. On one rank only.
 
     Raises:
@@ -76,12 +76,12 @@ def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False)
             )
         ranked = candidates(plan, rows, chosen)
         write_tables(plan, result_records(plan, rows, chosen), summary_records(plan, ranked), parquet=parquet)
-    outcome = Outcome(plan, tuple(rows), tuple(ranked), chosen)
+    outcome = RankedSweep(plan, tuple(rows), tuple(ranked), chosen)
     _write_figures(outcome)
     return outcome
 
 
-def _write_figures(outcome: Outcome) -> None:
+def _write_figures(outcome: RankedSweep) -> None:
     from hpcfed.sweep.figures import draw
 
     folder = outcome.plan.folder / "figures"

@@ -21,7 +21,7 @@ from hpcfed.ranks.signals import Signals, catch_signals
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
-from hpcfed.sweep.claims import POLL, RETRYABLE, Claims, Standing
+from hpcfed.sweep.claims import POLL, RETRYABLE, Claims, RunState
 from hpcfed.sweep.plan import Plan, Unit
 from hpcfed.user_code.modules import forget, outdated
 
@@ -100,7 +100,7 @@ def run_sweep(
         return (stopped or waits) and world.on_root(lambda: not is_decided(plan, claims))
 
 
-def stand(plan: Plan, claims: Claims) -> dict[str, Standing]:
+def stand(plan: Plan, claims: Claims) -> dict[str, RunState]:
     """Return the state of each run of the sweep, by name."""
     return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
 
@@ -110,12 +110,12 @@ def is_decided(plan: Plan, claims: Claims) -> bool:
     return all(one.decided for one in stand(plan, claims).values())
 
 
-def finished(standing: Mapping[str, Standing]) -> set[str]:
+def finished(standing: Mapping[str, RunState]) -> set[str]:
     """Return the names of the runs that have finished."""
     return {name for name, one in standing.items() if one.claim.ending == "finished"}
 
 
-def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, Standing]]:
+def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
     """Yield the states of all runs; once more if another job ended runs while the caller wrote its results.
 
     Another job that ends a run meanwhile writes results of more runs, which older ones must not replace. While others
@@ -204,7 +204,7 @@ def _check_keys(plan: Plan) -> None:
         )
 
 
-def _check(unit: Unit, standing: Standing, accept_code: bool) -> bool:
+def _check(unit: Unit, standing: RunState, accept_code: bool) -> bool:
     """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
 
     Raises:
@@ -272,7 +272,7 @@ class SweepProgress:
     def _say(self, text: str) -> None:
         print(f"{self.plan.name}: {text}", file=Output(sys.stdout), flush=True)
 
-    def _own(self) -> dict[str, Standing]:
+    def _own(self) -> dict[str, RunState]:
         standing = stand(self.plan, self.claims)
         return {name: one for name, one in standing.items() if one.claim.session == self.claims.session}
 

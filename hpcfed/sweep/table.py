@@ -15,14 +15,14 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.report.read import read_code
 from hpcfed.run_folder import code
 from hpcfed.run_folder.rounds import RECORD
-from hpcfed.sweep.claims import Standing
+from hpcfed.sweep.claims import RunState
 from hpcfed.sweep.plan import Plan
 from hpcfed.sweep.select import Candidate, Row, Rule, read_numbers, usual_rule
 
 Record = dict[str, Any]
 
 
-def read_results(plan: Plan, standing: Mapping[str, Standing], rule: Rule | None) -> tuple[list[Row], Rule]:
+def read_results(plan: Plan, standing: Mapping[str, RunState], rule: Rule | None) -> tuple[list[Row], Rule]:
     """Return a row for each run of the plan, and the rule that scored them (the default rule for None).
 
     Raises:

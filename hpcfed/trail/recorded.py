@@ -20,7 +20,7 @@ from hpcfed.user_code.modules import forget, outdated
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A run folder.
 
     Attributes:
@@ -85,7 +85,7 @@ def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
     return recipe
 
 
-def recorded(run: Path, recipe: Recipe) -> Recorded:
+def recorded(run: Path, recipe: Recipe) -> RecordedRun:
     """Return a run folder, read, with its recipe resolved.
 
     Raises:
@@ -102,4 +102,4 @@ def recorded(run: Path, recipe: Recipe) -> Recorded:
     kept = sorted(round_of(path) for path in manifests(run / "checkpoints"))
     finished = read_mapping(run / "result.json").get("status") == "finished"
     kept = [round for round in kept if round <= len(rows)]
-    return Recorded(run, resolved, rows, kept, read_mapping(run / "environment.json"), finished)
+    return RecordedRun(run, resolved, rows, kept, read_mapping(run / "environment.json"), finished)

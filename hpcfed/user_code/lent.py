@@ -7,7 +7,7 @@ from torch import Tensor
 from hpcfed.types import State
 
 
-class Lent:
+class WriteDetector:
     """Notices writes to tensors, and to those of states, from when it is made; by torch's count of writes to each.
 
     Args:

@@ -37,7 +37,7 @@ from hpcfed.types import (
 )
 from hpcfed.user_code.blame import defined_at
 from hpcfed.user_code.generators import seed_generators
-from hpcfed.user_code.lent import Lent
+from hpcfed.user_code.lent import WriteDetector
 from hpcfed.user_code.repeated import hashes_of, lost_assignment, with_own_containers
 
 log = logging.getLogger("hpcfed")
@@ -95,7 +95,7 @@ class _Checked:
 
         def call() -> Any:
             draw()
-            watched, given = Lent(**lent), [with_own_containers(argument) for argument in arguments]
+            watched, given = WriteDetector(**lent), [with_own_containers(argument) for argument in arguments]
             answer = getattr(self._part, name)(*given)
             if what := watched.written():
                 self._refuse(name, f"its argument {what}", "left as it is", "written to in place")

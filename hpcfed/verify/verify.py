@@ -16,7 +16,7 @@ from hpcfed.run_folder.files import read_mapping
 from hpcfed.trail.beginning import begin_after
 from hpcfed.trail.certificate import Fault
 from hpcfed.trail.differences import TOLERANCE, beyond, in_bits, largest, of_environments
-from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.verify.again import Comparing, Judge, Segment, compute, for_verification, scratch_folder
 from hpcfed.verify.draw import drawn
 from hpcfed.verify.faults import data_faults, folder_faults
@@ -87,7 +87,7 @@ def _differs(say: Callable[[str], None]) -> int:
     return DIFFERS
 
 
-def _verdict(run: Recorded, segments: Sequence[Segment], every: bool, ranks: int) -> str:
+def _verdict(run: RecordedRun, segments: Sequence[Segment], every: bool, ranks: int) -> str:
     where = "on 1 rank" if ranks == 1 else f"on {ranks} ranks"
     if every:
         return f"verified: all {len(run.rows)} rounds, bit for bit, {where}"
@@ -113,7 +113,7 @@ class ComputedSegment:
 class Recomputation:
     """Computes segments of a recorded run on all ranks."""
 
-    def __init__(self, run: Recorded, world: World, say: Callable[[str], None]):
+    def __init__(self, run: RecordedRun, world: World, say: Callable[[str], None]):
         self.recorded, self._world, self._say = run, world, say
 
     def segments(self, request: Verification) -> tuple[list[Segment], bool]:

@@ -31,7 +31,7 @@ class Watch:
     """The watched folders and their runs; each `look` adds the runs that a sweep has begun since."""
 
     folders: Sequence[Path]
-    runs: list[Followed] = field(default_factory=list)
+    runs: list[WatchedRun] = field(default_factory=list)
     _begin_later: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Watch:
         awaited = [folder for folder in self.folders if waits and is_awaited(folder)]
         sweeps = []
         for folder in (folder for folder in self.folders if folder not in awaited):
-            inside = [found.setdefault(run.resolve(), Followed(run, run.name)) for run in run_folders(folder)]
+            inside = [found.setdefault(run.resolve(), WatchedRun(run, run.name)) for run in run_folders(folder)]
             sweeps += [inside] if len(inside) < _runs_of_sweep(folder) else []
         self.runs = list(found.values())
         for run in self.runs:
@@ -85,7 +85,7 @@ def _runs_of_sweep(folder: Path) -> int:
 
 
 @dataclass
-class Followed:
+class WatchedRun:
     """A run folder at the last `look`. T rounds are recorded; round t is entry t − 1 of every column."""
 
     folder: Path

@@ -15,7 +15,7 @@ from hpcfed.report.measure import unit_of
 from hpcfed.run_folder.progress import clock
 from hpcfed.run_folder.rounds import PHASES
 from hpcfed.watch.canvas import Series, chart
-from hpcfed.watch.follow import Followed
+from hpcfed.watch.follow import WatchedRun
 
 COLOURS = ("#3a9bd1", "#e8743b", "#1fa37a", "#cc79a7", "#c49a1a", "#8592e0", "#8a8a8a")
 OF_PHASES = ("#6a8ab8", "#d9634a", "#e0a458", "#8fa35f", "#8d98a5")
@@ -31,7 +31,7 @@ MOST_SITES = 12
 LOCAL = ("local_loss", "local training loss")
 
 
-def view(runs: Sequence[Followed], width: int, height: int) -> RenderableType:
+def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
     """Return a view of `width` × `height` characters: the charts take the height that the lines below leave."""
     sites = _sites(runs[0]) if len(runs) == 1 else None
     lines = len(runs) + 3 + (2 if len(runs) == 1 else 0) + (-(-len(sites) // width) if sites else 0)
@@ -46,7 +46,7 @@ def view(runs: Sequence[Followed], width: int, height: int) -> RenderableType:
     return Group(*parts)
 
 
-def plain(run: Followed) -> str:
+def plain(run: WatchedRun) -> str:
     """Return one line on a run, without colours or curves."""
     cells = [
         f"round {run.done}/{run.rounds}",
@@ -61,7 +61,7 @@ def plain(run: Followed) -> str:
     return f"{run.name}: " + "  ".join(cell for cell in cells if cell)
 
 
-def _charts(runs: Sequence[Followed], width: int, height: int) -> RenderableType:
+def _charts(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
     recorded = [entry for entry in CURVES if any(math.isfinite(run.last(entry[0])) for run in runs)]
     shown = [*recorded, LOCAL][:2]
     if width < SIDE_BY_SIDE:
@@ -75,7 +75,7 @@ def _charts(runs: Sequence[Followed], width: int, height: int) -> RenderableType
     return grid
 
 
-def _chart(runs: Sequence[Followed], column: str, title: str, width: int, height: int) -> list[Text]:
+def _chart(runs: Sequence[WatchedRun], column: str, title: str, width: int, height: int) -> list[Text]:
     series = [
         Series(_colour(number), range(1, run.done + 1), run.columns.get(column, ())) for number, run in enumerate(runs)
     ]
@@ -83,7 +83,7 @@ def _chart(runs: Sequence[Followed], column: str, title: str, width: int, height
     return chart(title, series, rounds, width, height, is_percentage=unit_of(column) == "fraction")
 
 
-def _table(runs: Sequence[Followed], width: int) -> Table:
+def _table(runs: Sequence[WatchedRun], width: int) -> Table:
     has_accuracy = any(_accuracy(run) for run in runs)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(width // 4, 12))
@@ -108,7 +108,7 @@ def _table(runs: Sequence[Followed], width: int) -> Table:
     return table
 
 
-def _phases(run: Followed, width: int) -> RenderableType:
+def _phases(run: WatchedRun, width: int) -> RenderableType:
     """Return the time of the last rounds by phase, as a divided bar and in words."""
     seconds = {phase: run.recent(f"seconds.{phase}") for phase in PHASES}
     seconds["local"] -= seconds["wait"]  # recorded is the slowest rank's local time; waiting is a phase of its own
@@ -122,7 +122,7 @@ def _phases(run: Followed, width: int) -> RenderableType:
     return Group(bar, Text(" " * 17) + words)
 
 
-def _sites(run: Followed) -> Text | None:
+def _sites(run: WatchedRun) -> Text | None:
     """Return what few clients get from the last model evaluated, by name; None for many, or without a table."""
     clients = run.clients
     if clients is None or len(clients.names) > MOST_SITES:
@@ -138,7 +138,7 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _state(run: Followed) -> Text:
+def _state(run: WatchedRun) -> Text:
     """Return how the run ended, how long it will take, or that it is silent."""
     if run.is_over:
         return Text(run.status, STATES.get(run.status, ""))
@@ -150,14 +150,14 @@ def _state(run: Followed) -> Text:
     return Text(f"{clock(left)} left" if math.isfinite(left) else "")
 
 
-def _pace(run: Followed) -> str:
+def _pace(run: WatchedRun) -> str:
     seconds = run.recent("seconds.total")
     if not math.isfinite(seconds):
         return ""
     return f"{1000 * seconds:.0f} ms/round" if seconds < 1 else f"{seconds:.3g} s/round"
 
 
-def _accuracy(run: Followed) -> str:
+def _accuracy(run: WatchedRun) -> str:
     value = run.last("test_accuracy")
     return f"{100 * value:.2f} %" if math.isfinite(value) else ""
 

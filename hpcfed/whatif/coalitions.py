@@ -16,7 +16,7 @@ from hpcfed.sweep.grid import Grid, Value
 from hpcfed.sweep.plan import Plan, Unit, make_plan
 from hpcfed.sweep.run import Redo, prepare, run_sweep, stand
 from hpcfed.sweep.select import Rule, parse_rule
-from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.whatif.shapley import Orders, Subset, all_subsets, as_numbers, random_orders, subsets_of, without_one
 from hpcfed.whatif.without import begin, branch_point_of
 
@@ -63,7 +63,7 @@ class Coalitions:
         own_tests: whether clients have test sets.
     """
 
-    base: Recorded
+    base: RecordedRun
     plan: Plan
     subsets: tuple[Subset, ...]
     orders: Orders | None
@@ -137,7 +137,7 @@ def _value(num_clients: int, subset: Subset, cohorts: str) -> Value:
     return Value(json.dumps(section), as_numbers(others))
 
 
-def _overrides(base: Recorded, own_tests: bool) -> list[str]:
+def _overrides(base: RecordedRun, own_tests: bool) -> list[str]:
     """Return what differs from the run's recipe besides its clients: places, and evaluations at the end."""
     recipe = base.recipe
     found = [f"data={json.dumps(str(recipe.data))}"]
@@ -149,7 +149,7 @@ def _overrides(base: Recorded, own_tests: bool) -> list[str]:
     return found
 
 
-def _rule(text: str | None, base: Recorded, plan: Plan) -> Rule:
+def _rule(text: str | None, base: RecordedRun, plan: Plan) -> Rule:
     """Return the rule for v(S).
 
     Raises:

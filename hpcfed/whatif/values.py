@@ -20,7 +20,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 from hpcfed.setup import assemble
 from hpcfed.sweep.claims import Claims
-from hpcfed.sweep.report import Outcome
+from hpcfed.sweep.report import RankedSweep
 from hpcfed.sweep.run import stand
 from hpcfed.sweep.select import Row
 from hpcfed.sweep.table import read_results
@@ -68,7 +68,7 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Contributed:
+class CoalitionValues:
     """The values of all subsets, and what follows for the clients.
 
     Attributes:
@@ -132,7 +132,7 @@ def _drawn(coalitions: Coalitions) -> str:
     return counted(len(coalitions.seeds), "seed")
 
 
-def contributed(coalitions: Coalitions) -> Contributed:
+def contributed(coalitions: Coalitions) -> CoalitionValues:
     """Return the clients' contributions, from finished runs. On rank 0 alone.
 
     Raises:
@@ -140,14 +140,14 @@ def contributed(coalitions: Coalitions) -> Contributed:
     """
     plan = coalitions.plan
     rows, _ = read_results(plan, stand(plan, Claims(plan.folder, "report")), coalitions.rule)
-    Outcome(plan, tuple(rows), (), coalitions.rule).raise_if_failed(takes_fresh=False)
+    RankedSweep(plan, tuple(rows), (), coalitions.rule).raise_if_failed(takes_fresh=False)
     scores = {row.unit.name: row.score for row in rows}
     values = []
     for seed in coalitions.seeds:
         own = {subset: scores[coalitions.unit_of[subset, seed].name] for subset in coalitions.subsets}
         values.append({NOTHING: _of_initial_model(coalitions, seed), **own})
     finished = {row.unit.name for row in rows if row.status == "finished"}
-    return Contributed(coalitions, rows, values, _clients(coalitions, values, finished))
+    return CoalitionValues(coalitions, rows, values, _clients(coalitions, values, finished))
 
 
 def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
@@ -209,7 +209,7 @@ def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, f
     return float(last.get(measure) or math.nan)
 
 
-def write_contributions(found: Contributed) -> Path:
+def write_contributions(found: CoalitionValues) -> Path:
     """Write ``contributions.csv``, ``values.csv``, the page and the figure; return the page's path.
 
     Raises:
@@ -233,7 +233,7 @@ def write_contributions(found: Contributed) -> Path:
     return folder / PAGE
 
 
-def table(found: Contributed) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def table(found: CoalitionValues) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the header and rows of the table of clients, as text; columns without any value are left out."""
     head = ("client", "samples", "leave-one-out", "Shapley", "own: with all", "own: without it", "takes", "own: alone")
     rows = [
@@ -274,7 +274,7 @@ def _record(one: Contribution) -> dict[str, Any]:
     return {"client": one.client, "name": one.name, "samples": one.samples, **spread, **own}
 
 
-def _value_records(found: Contributed) -> Sequence[dict[str, Any]]:
+def _value_records(found: CoalitionValues) -> Sequence[dict[str, Any]]:
     """Return the rows of ``values.csv``: v(S) of each subset and seed, as recorded."""
     own, every = found.coalitions, frozenset(range(len(found.coalitions.names)))
     return [

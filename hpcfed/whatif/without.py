@@ -32,7 +32,7 @@ from hpcfed.ranks.world import World
 from hpcfed.run_folder.files import RECIPE
 from hpcfed.setup import resolve
 from hpcfed.trail.beginning import begin_after
-from hpcfed.trail.recorded import Recorded, placed_recipe, recorded
+from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 
 COMPARED = ("clients", "shares", "counts", "steps", "guessed", "work")
 """What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
@@ -100,12 +100,12 @@ def run_without(request: WithoutRequest, world: World, say: Say, *, quiet: bool 
         return run_resolved(recipe, world, quiet, False, False, (), watchdog)
 
 
-def _recorded(request: WithoutRequest) -> Recorded:
+def _recorded(request: WithoutRequest) -> RecordedRun:
     run = request.run.resolve()
     return recorded(run, placed_recipe(run, request.data, request.code))
 
 
-def recipe_without(base: Recorded, request: WithoutRequest) -> Recipe:
+def recipe_without(base: RecordedRun, request: WithoutRequest) -> Recipe:
     """Return the resolved recipe of a run without some more clients.
 
     Raises:
@@ -132,7 +132,7 @@ def _names(recipe: Recipe) -> list[str]:
         return [federation.client_name(k) for k in recipe.cohort.without.numbers]
 
 
-def begin(base: Recorded, recipe: Recipe) -> BranchPoint | None:
+def begin(base: RecordedRun, recipe: Recipe) -> BranchPoint | None:
     """Lay out a new run's folder with the rounds that are the recorded ones; None if the folder has a run already.
 
     Raises:
@@ -172,7 +172,7 @@ def _remove_remains(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def branch_point_of(base: Recorded, recipe: Recipe) -> BranchPoint:
+def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
     """Return where a run of `recipe`, without some clients, leaves the recorded one."""
     with Federation.open(base.recipe.data) as federation:
         weights = str(recipe.weights)
@@ -220,7 +220,7 @@ def _other_rounds(recipe: Recipe, federation: Federation) -> Iterator[tuple[int,
         yield 1, "the running statistics are those of the others' samples"
 
 
-def _other_scores(base: Recorded, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
+def _other_scores(base: RecordedRun, here: Recipe, federation: Federation) -> Iterator[tuple[int, str]]:
     """Yield the first rounds whose recorded scores are of other clients; a former last round is evaluated, too."""
     before, now = (measured_in(one, federation.num_clients) for one in (base.recipe, here))
     if np.array_equal(before, now):
@@ -239,7 +239,7 @@ def _other_scores(base: Recorded, here: Recipe, federation: Federation) -> Itera
             yield min(every, here.rounds, *islice(recorded, 1)), f"{what} evaluated there{how}"
 
 
-def described(branch: BranchPoint, base: Recorded, recipe: Recipe) -> Iterator[str]:
+def described(branch: BranchPoint, base: RecordedRun, recipe: Recipe) -> Iterator[str]:
     """Yield lines on the rounds that are computed, and on those that would have to be."""
     total, who = recipe.rounds, ", ".join(_names(recipe))
     if branch.joined <= len(base.rows):

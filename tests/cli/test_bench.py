@@ -22,7 +22,7 @@ from hpcfed.tools.bench.phases import PHASES, phases_of
 from hpcfed.tools.bench.timing import (
     BARE,
     SIDE_BY_SIDE,
-    Done,
+    FinishedProcess,
     Timing,
     Turn,
     in_turn,
@@ -75,7 +75,7 @@ def test_our_rounds_are_read_from_their_record(tmp_path: Path) -> None:
     totals = enumerate((9.0, 0.9, 1.1), 1)
     rows = [{"round": round, "seconds": {**SECONDS, "total": total, "cpu": total / 2}} for round, total in totals]
     (tmp_path / "run-1" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    turn = contender.read(Done("", 5.0, 1 << 20))
+    turn = contender.read(FinishedProcess("", 5.0, 1 << 20))
     assert (turn.wall, turn.cpu, turn.peak_bytes) == (pytest.approx(1000), pytest.approx(500), 1 << 20)
     assert not (tmp_path / "run-1").exists()
 
@@ -89,7 +89,7 @@ def test_runs_apart_share_each_cohort(tmp_path: Path) -> None:
         (tmp_path / f"apart-{number}-of-2").mkdir()
         rows = [{"round": round, "seconds": {**SECONDS, "total": total, "cpu": total}} for round in (1, 2)]
         (tmp_path / f"apart-{number}-of-2" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert contender.read(Done("", 5.0, 1 << 20)).wall == pytest.approx(2000)
+    assert contender.read(FinishedProcess("", 5.0, 1 << 20)).wall == pytest.approx(2000)
 
 
 @pytest.mark.parametrize(

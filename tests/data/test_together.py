@@ -11,7 +11,7 @@ import torch
 
 from hpcfed.data import federation as federation_format
 from hpcfed.data import shards as shards_module
-from hpcfed.data.cache import ALIGNED, Held
+from hpcfed.data.cache import ALIGNED, SampleCache
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.errors import EnvironmentFailure, InputError
@@ -85,7 +85,7 @@ def test_clients_of_whom_few_come_again_are_not_held(path):
 
 
 def test_what_shares_memory_is_let_go_together_and_the_rest_stays():
-    held, sample = Held(100), (torch.zeros(1), torch.zeros(1))
+    held, sample = SampleCache(100), (torch.zeros(1), torch.zeros(1))
     held.add({("train", k): sample for k in (0, 1, 2)}, 60)
     held.add({("train", 3): sample}, 30)
     assert held.get(("train", 1)) is sample

@@ -20,7 +20,7 @@ from hpcfed.errors import InputError, Stopped
 from hpcfed.report import compare, write_comparison
 from hpcfed.report.read import read_code
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.sweep.claims import Claims, Standing
+from hpcfed.sweep.claims import Claims, RunState
 from hpcfed.watch.follow import Watch
 from hpcfed.watch.view import plain, view
 from tests.fuzz.mutations import mutated
@@ -151,7 +151,7 @@ def claim(folder: Path, seed: int) -> None:
     rng, name = np.random.default_rng([seed, 5]), "a"
     claims = Claims(folder, "before")
     for number in range(1, 4):
-        claims.take(name, "digest", Standing(last=number - 1))
+        claims.take(name, "digest", RunState(last=number - 1))
         if number < 3:
             claims.end(name, number, ("stopped", "failed")[number - 1], "said")
     path = folder / "claims" / f"{name}.{rng.integers(1, 4)}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from hpcfed.scaling.measure import RankTimes, read
-from hpcfed.scaling.model import CostModel, Tested, bytes_of, fit, held_out_errors
+from hpcfed.scaling.model import CostModel, TestedPrediction, bytes_of, fit, held_out_errors
 from hpcfed.scaling.network import parse_network
 from hpcfed.tools.bench.workloads import WORKLOADS, write_workload
 from tests.network.conftest import succeeded
@@ -56,7 +56,7 @@ def _doctor(network: Hosts) -> CostModel:
     return CostModel(0, 0, 0, found.latency, found.byte)
 
 
-def _compared(network: Hosts, folder: Path, name: str, far: CostModel) -> Sequence[tuple[str, Tested]]:
+def _compared(network: Hosts, folder: Path, name: str, far: CostModel) -> Sequence[tuple[str, TestedPrediction]]:
     write_workload(name, folder)
     near = [_measure(network, folder, name, ranks, NEAR) for ranks in (1, 2)]
     model = fit(near)
@@ -71,7 +71,9 @@ def _compared(network: Hosts, folder: Path, name: str, far: CostModel) -> Sequen
         ("ranks x 2", more, model),
         ("all three, measured", both, model.on(far.latency, far.byte)),
     ):
-        rows += [(what, Tested(what, 0, one.cohort, one.seconds["total"], by.of(one))) for one in measured.samples]
+        rows += [
+            (what, TestedPrediction(what, 0, one.cohort, one.seconds["total"], by.of(one))) for one in measured.samples
+        ]
     return rows
 
 

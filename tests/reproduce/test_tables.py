@@ -15,7 +15,7 @@ from hpcfed.reproduce.catalogue import experiments
 from hpcfed.reproduce.coefficients import coefficients, constants
 from hpcfed.reproduce.experiment import Goal
 from hpcfed.reproduce.figures import heat_map
-from hpcfed.reproduce.measure import Measured, best_of, last_rounds, rounds_apart
+from hpcfed.reproduce.measure import SettingRuns, best_of, last_rounds, rounds_apart
 from hpcfed.reproduce.plan import Setting
 from hpcfed.reproduce.projections import projections
 from hpcfed.reproduce.table import make_table, setting_records
@@ -27,7 +27,7 @@ WITHOUT, WITH = "fedprox", "fedprox-gel"
 
 def measured(
     folder: Path, accuracies: Mapping[str, Sequence[Sequence[float]]], column: str = "test_accuracy"
-) -> list[Measured]:
+) -> list[SettingRuns]:
     """Records of methods of GeL's synthetic experiment, with accuracies, or another column, by seed and round."""
     found = []
     for method, by_seed in accuracies.items():
@@ -39,7 +39,7 @@ def measured(
             folders.append(write_run(folder / f"{method}-{seed}", seed=seed, rows=rows))
         (point,) = points([])
         setting = Setting("tuned", method, point, 500, tuple(folders))
-        found.append(Measured(setting, method, {seed: read_run(path) for seed, path in enumerate(folders)}))
+        found.append(SettingRuns(setting, method, {seed: read_run(path) for seed, path in enumerate(folders)}))
     return found
 
 
@@ -51,7 +51,7 @@ def test_the_best_of_a_grid_has_the_largest_concordance(tmp_path):
         rows[0] |= {"test_concordance": concordance, "test_loss": loss}
         folder = write_run(tmp_path / f"run-{k}", seed=0, rows=rows)
         (point,) = points([])
-        grid.append(Measured(Setting("training", "fedavg", point, 1, (folder,)), str(k), {0: read_run(folder)}))
+        grid.append(SettingRuns(Setting("training", "fedavg", point, 1, (folder,)), str(k), {0: read_run(folder)}))
     for name, best in (("flamby-tcga-tuning", ["1", "2", "0"]), ("flamby-heart-tuning", ["2", "1", "0"])):
         assert [one.title for one in best_of(experiments()[name], grid)] == best
 
@@ -129,7 +129,7 @@ def test_two_grids_are_drawn_as_a_heat_map_that_names_no_cell_without_runs(tmp_p
             tmp_path / str(place), rows=[row | {"train_loss": 1.0} for row in make_rows(3, "fedavg", place)]
         )
         runs = {0: read_run(folder)} if place else {}
-        grid.append(Measured(Setting("synthetic", "fedavgcm", point, 3, (folder,)), "FedAvgCM", runs))
+        grid.append(SettingRuns(Setting("synthetic", "fedavgcm", point, 3, (folder,)), "FedAvgCM", runs))
     drawn = heat_map(experiment, grid)
     assert {name.rpartition(".")[2] for name in drawn} == {"png", "pdf"}
     assert heat_map(experiment, []) == {}
@@ -142,7 +142,7 @@ def test_averages_in_figures_are_over_as_many_rounds_of_every_column(tmp_path):
     ]
     folder = write_run(tmp_path / "run", rows=rows)
     (point,) = points([])
-    found = [Measured(Setting("tuned", WITHOUT, point, 60, (folder,)), WITHOUT, {0: read_run(folder)})]
+    found = [SettingRuns(Setting("tuned", WITHOUT, point, 60, (folder,)), WITHOUT, {0: read_run(folder)})]
     assert [rounds_apart(found, column) for column in ("test_accuracy", "train_loss", "none")] == [1, 20, 1]
     assert rounds_apart([], "train_loss") == 1
     averaged, alone = (experiments()[name] for name in ("gel-fedopt-tuning", "feddyn-mnist-tuning"))
@@ -160,7 +160,7 @@ def test_methods_with_grids_are_compared_at_the_points_that_reach_the_target_fir
         for point, values in zip(points(parse_grids(["local.lr=1,0.1"])), by_point, strict=True):
             rows = [row | {"test_loss": v} for row, v in zip(make_rows(4, "fedavg", 0), values, strict=True)]
             folder = write_run(tmp_path / f"{method}{point.label}", rows=rows)
-            grid.append(Measured(Setting("models", method, point, 4, (folder,)), method, {0: read_run(folder)}))
+            grid.append(SettingRuns(Setting("models", method, point, 4, (folder,)), method, {0: read_run(folder)}))
     found = {row[2]: row[3] for row in make_table(experiment, grid).rows}
     assert found == {"fedavg (lr 0.1)": "3", "feddyn (lr 1)": "3"}
     cells = setting_records(experiment, grid)

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from hpcfed.errors import InputError
 from hpcfed.study.folder import prepare, prepare_inner
 from hpcfed.study.session import next_runs
-from hpcfed.sweep.claims import Claims, Standing
+from hpcfed.sweep.claims import Claims, RunState
 from hpcfed.sweep.run import Redo
 from tests.launch import launch
 from tests.study.conftest import done, of_numbers, of_one_class, of_two_samples, planned, recipe, table
@@ -85,7 +85,7 @@ def test_values_are_chosen_when_the_runs_of_other_jobs_have_ended(folder):
     study = planned(folder, "fedavg", **options)
     plan = next_runs(study, Redo())
     held, other = plan.units[1], Claims(plan.folder, "other")
-    number = other.take(held.name, held.digest, Standing())
+    number = other.take(held.name, held.digest, RunState())
     leaves = threading.Timer(1.5, other.end, (held.name, number, "stopped"))
     leaves.start()
     place = done(study)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcfed.sweep.claims import DEATHS, LEASE, Claim, Claims, Standing
+from hpcfed.sweep.claims import DEATHS, LEASE, Claim, Claims, RunState
 from hpcfed.sweep.run import standings
 from tests.launch import ROOT
 from tests.sweep.conftest import endings, read_claims
@@ -126,7 +126,7 @@ def test_jobs_that_end_together_look_at_once(tmp_path):
 
 def test_results_are_written_again_only_by_the_last_job(monkeypatch):
     """While others have runs, they write later; else each of many jobs would write again until all have ended."""
-    ended, going = Standing(1, Claim(ending="finished")), Standing(1, Claim(), held=True, vouched=True)
+    ended, going = RunState(1, Claim(ending="finished")), RunState(1, Claim(), held=True, vouched=True)
     for seen, written in [
         ([[ended, going], [ended, ended], [ended, ended]], 2),
         ([[going, going, going], [ended, going, going], [ended, ended, ended]], 1),

@@ -19,12 +19,12 @@ import hpcfed
 from hpcfed.cli.contributions import command
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
-from hpcfed.sweep.claims import Claims, Standing
+from hpcfed.sweep.claims import Claims, RunState
 from hpcfed.sweep.run import Redo
 from hpcfed.sweep.run import prepare as prepare_sweep
 from hpcfed.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
 from hpcfed.whatif.shapley import added_in, all_subsets, estimates, random_orders, shapley
-from hpcfed.whatif.values import Contributed, contributed, table, write_contributions
+from hpcfed.whatif.values import CoalitionValues, contributed, table, write_contributions
 from tests.federations import Arrays, write_federation
 from tests.mpi.recipes import small
 
@@ -84,7 +84,7 @@ def mean_gain(num_clients: int, values: Mapping[frozenset[int], float]) -> np.nd
     return gains / len(orders)
 
 
-def compute(**options: Any) -> Contributed:
+def compute(**options: Any) -> CoalitionValues:
     """The contributions to ``run/``, on one rank."""
     coalitions = plan_coalitions(Contributions(Path("run"), **options))
     assert run_coalitions(coalitions, World(), None, quiet=True, redo=Redo()) is False
@@ -121,7 +121,7 @@ def test_the_job_that_ends_last_writes_the_contributions(tmp_path, monkeypatch):
     plan = plan_coalitions(Contributions(Path("run"))).plan
     held, other = plan.units[2], Claims(plan.folder, "other")
     prepare_sweep(plan, other, Redo())
-    number = other.take(held.name, held.digest, Standing())
+    number = other.take(held.name, held.digest, RunState())
     done = CliRunner().invoke(command, ["run", "--quiet"], catch_exceptions=False)
     assert done.output == "1 of 7 runs still going on in other jobs: the last of them writes the contributions\n"
     assert not (tmp_path / "run-contributions" / "contributions.html").exists()
@@ -131,7 +131,7 @@ def test_the_job_that_ends_last_writes_the_contributions(tmp_path, monkeypatch):
     assert (tmp_path / "run-contributions" / "contributions.html").exists()
 
 
-def check_files(found: Contributed, folder: Path) -> None:
+def check_files(found: CoalitionValues, folder: Path) -> None:
     """The tables have the values, and the page the table."""
     page = write_contributions(found)
     assert page == folder / "contributions.html"

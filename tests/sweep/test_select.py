@@ -11,7 +11,7 @@ import pytest
 
 from hpcfed.errors import InputError
 from hpcfed.report.style import to_files
-from hpcfed.sweep.claims import Claim, Standing
+from hpcfed.sweep.claims import Claim, RunState
 from hpcfed.sweep.figures import _curve, _number, _title, draw, table_of
 from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import Plan, make_plan
@@ -42,7 +42,7 @@ def record(plan: Plan, scores: dict[int, tuple[float, float]], statuses: dict[in
                 row = {"round": number, "train_accuracy": score + 0.001 * (-1) ** number if late else 0.9}
                 row |= {"train_loss": 1 - score if late else 5.0, "cohort": [0], "seconds": {"total": 0.5}}
                 file.write(json.dumps(row) + "\n")
-        standing[unit.name] = Standing(1, Claim(ending=status, recipe=unit.digest))
+        standing[unit.name] = RunState(1, Claim(ending=status, recipe=unit.digest))
     return standing
 
 
@@ -79,7 +79,7 @@ def test_the_lowest_mean_loss_over_the_last_rounds(plan):
 def test_what_diverged_on_any_seed_has_no_rank(plan):
     standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
     seed_1 = next(unit for unit in plan.units if (unit.point, unit.seed) == (3, "1"))
-    standing[seed_1.name] = Standing(1, Claim(ending="diverged", recipe=seed_1.digest))
+    standing[seed_1.name] = RunState(1, Claim(ending="diverged", recipe=seed_1.digest))
     best, _, rule = ranked(plan, "train_accuracy:last10", standing)
     assert best[0].point == 2
     assert [(one.point, one.rank, one.status) for one in best[-2:]] == [
@@ -115,7 +115,7 @@ def test_runs_that_end_by_their_scores_are_compared_by_their_last_round(folder, 
         unit.recipe.output.mkdir(parents=True)
         lines = [json.dumps({"round": n, "test_accuracy": one}) for n, one in enumerate(accuracies, 1)]
         (unit.recipe.output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        standing[unit.name] = Standing(1, Claim(ending="finished", recipe=unit.digest))
+        standing[unit.name] = RunState(1, Claim(ending="finished", recipe=unit.digest))
     rows, rule = read_results(plan, standing, None)
     best = candidates(plan, rows, rule)
     assert (str(rule), best[0].point) == ("largest mean test_accuracy over the last round", 1)

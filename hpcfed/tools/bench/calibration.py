@@ -10,7 +10,16 @@ from pathlib import Path
 from hpcfed.config.load import load_recipe, of_rounds_alone
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.setup import resolve
-from hpcfed.tools.bench.timing import Contender, Done, Timing, Turn, in_turn, recorded, run_command, run_to_end
+from hpcfed.tools.bench.timing import (
+    Contender,
+    FinishedProcess,
+    Timing,
+    Turn,
+    in_turn,
+    recorded,
+    run_command,
+    run_to_end,
+)
 
 CHOICES = (("sequential", "blas"), ("batched", "blas"), ("batched", "onednn"))
 CLEARLY = 0.95
@@ -76,5 +85,5 @@ def calibrate(
     return Calibration(in_turn(contenders, repeats, say), refused)
 
 
-def _read(output: Path, warm_up: int, _: Done) -> Turn:
+def _read(output: Path, warm_up: int, _: FinishedProcess) -> Turn:
     return recorded(output, warm_up)

@@ -20,7 +20,7 @@ ENOUGH, FEWEST, MOST = 0.2, 3, 101
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReductionTime:
     """Time of reducing one vector, milliseconds: medians over repetitions of the slowest rank's.
 
     Attributes:
@@ -47,7 +47,7 @@ class Reduced:
     over_floor: float
 
 
-def measure(world: World, entries: int, repeats: int) -> list[Reduced]:
+def measure(world: World, entries: int, repeats: int) -> list[ReductionTime]:
     """Measure each kind of sum at d entries of float32; called on every rank, same result on all."""
     torch.set_num_threads(1)
     vector = torch.from_numpy(np.random.default_rng(world.rank).standard_normal(entries, dtype=np.float32))
@@ -69,7 +69,7 @@ def allreduce_seconds(world: World, sizes: Sequence[int]) -> list[float]:
     return found
 
 
-def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> Reduced:
+def _measure(world: World, kind: str, vector: torch.Tensor, repeats: int) -> ReductionTime:
     """Measure one kind with its buffers alone, as in a run: a second kind would change the layout of MPI's memory."""
     buffer = RoundBuffer(len(vector), torch.float32, vector.device, world, kind=kind)
     plain = np.zeros(sum(buffer.sizes([1], world.size)), _word(kind))
@@ -103,12 +103,12 @@ def _together(world: World, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _summary(kind: str, entries: int, num_bytes: int, per_rank: list[list[tuple[float, ...]]]) -> Reduced:
+def _summary(kind: str, entries: int, num_bytes: int, per_rank: list[list[tuple[float, ...]]]) -> ReductionTime:
     times = 1e3 * np.array(per_rank)[:, WARM_UP:]  # (P, repeats, 6)
     slowest = times.max(axis=0)
     over_bare, over_floor = (float(np.median(slowest[:, 2] / slowest[:, base])) for base in (0, 1))
     bare, floor, whole, pack, allreduce, unpack = np.median(slowest, axis=0).tolist()
-    return Reduced(kind, entries, num_bytes, bare, floor, whole, pack, allreduce, unpack, over_bare, over_floor)
+    return ReductionTime(kind, entries, num_bytes, bare, floor, whole, pack, allreduce, unpack, over_bare, over_floor)
 
 
 def _word(kind: str) -> type[np.generic]:

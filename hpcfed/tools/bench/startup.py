@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hpcfed.tools.bench.timing import Contender, Done, Turn, mpirun, run_command
+from hpcfed.tools.bench.timing import Contender, FinishedProcess, Turn, mpirun, run_command
 
 IMPORTS = "import torch; from mpi4py import MPI"
 
@@ -19,7 +19,7 @@ def contenders(folder: Path, ranks: int) -> list[Contender]:
     output = folder / f"start-{ranks}"
     launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
 
-    def after_run(done: Done) -> Turn:
+    def after_run(done: FinishedProcess) -> Turn:
         shutil.rmtree(output)
         return _whole(done)
 
@@ -31,5 +31,5 @@ def contenders(folder: Path, ranks: int) -> list[Contender]:
     ]
 
 
-def _whole(done: Done) -> Turn:
+def _whole(done: FinishedProcess) -> Turn:
     return Turn(wall=1e3 * done.seconds)

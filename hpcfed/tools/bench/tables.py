@@ -10,7 +10,7 @@ from rich.table import Table
 from hpcfed.tools.bench.timing import Timing
 
 if TYPE_CHECKING:
-    from hpcfed.tools.bench.reduction import Reduced
+    from hpcfed.tools.bench.reduction import ReductionTime
 
 
 def blank(*headings: str) -> Table:
@@ -63,7 +63,7 @@ def pairs(timings: Sequence[Timing], unit: str = "ms") -> Table:
     return table
 
 
-def reductions(found: Sequence[Reduced]) -> Table:
+def reductions(found: Sequence[ReductionTime]) -> Table:
     """The reduction's parts, and its ratios to Allreduces and copies."""
     headings = ("d", "sums", "MB", "bare ms", "floor ms", "whole ms", "pack", "allreduce", "unpack")
     table = blank(*headings, "over bare", "over floor", "over fast's bare")

@@ -42,7 +42,7 @@ OURS = "hpcfed: "
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedProcess:
     """A process that has succeeded: its stdout, its seconds, and its peak memory in bytes.
 
     Resident memory: mapped pages of the page cache count once touched.
@@ -75,7 +75,7 @@ class Contender:
 
     name: str
     command: Sequence[str]
-    read: Callable[[Done], Turn]
+    read: Callable[[FinishedProcess], Turn]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
     output = folder / f"run-{ranks}"
     command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
 
-    def read(done: Done) -> Turn:
+    def read(done: FinishedProcess) -> Turn:
         turn = recorded(output, warm_up)
         return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
 
@@ -145,7 +145,7 @@ def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender
         changes = (f"rounds={rounds + warm_up}", f"cohort.schedule={share}", f"output={output}")
         commands.append(run_command(folder / "recipe.yaml", 1, *changes))
 
-    def read(_: Done) -> Turn:
+    def read(_: FinishedProcess) -> Turn:
         return Turn(wall=fmean(recorded(output, warm_up).wall for output in outputs))
 
     together = [sys.executable, "-c", SIDE_BY_SIDE, json.dumps(commands)]
@@ -163,7 +163,7 @@ def recorded(output: Path, warm_up: int) -> Turn:
 def own(name: str, command: Sequence[str]) -> Contender:
     """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``."""
 
-    def read(done: Done) -> Turn:
+    def read(done: FinishedProcess) -> Turn:
         report = last_json(done.output)
         return Turn(wall=report["ms_med"], cpu=report.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
 
@@ -191,7 +191,7 @@ def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], 
     return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
 
 
-def run_to_end(name: str, command: Sequence[str]) -> Done:
+def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
     """Run a command in a process group of its own, which ends with this process; return output, time and memory.
 
     Raises:
@@ -214,7 +214,7 @@ def run_to_end(name: str, command: Sequence[str]) -> Done:
         last = next((line for line in reversed(lines) if line.startswith(OURS)), lines[-1])  # launchers add theirs
         failure = InputError if process.returncode == InputError.exit_code else EnvironmentFailure
         raise failure(f"{name} failed with exit code {process.returncode}", got=last.removeprefix(OURS))
-    return Done(output, seconds, max(seen))
+    return FinishedProcess(output, seconds, max(seen))
 
 
 @contextmanager
