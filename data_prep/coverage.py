@@ -10,7 +10,7 @@ from data_prep.dataset import Dataset
 from data_prep.split import NATURAL, NOBODY, Split
 from hpcfed.data.content import rows_per_block
 
-FEW = 6
+MAX_LISTED = 6
 
 
 def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
@@ -74,5 +74,5 @@ def _any(x: np.ndarray, which: np.ndarray, columns: list[int]) -> np.ndarray:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more

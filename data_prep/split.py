@@ -19,7 +19,7 @@ NATURAL = "natural"
 NUM_CLIENTS = 100
 NATURAL_OPTIONS = ("min_samples", "crop", "test_crop", "deal", "shuffle")
 NOBODY = -1
-FEW = 10
+MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ def left_out(dataset: Dataset, done: Split) -> str:
     sizes, _, fits = _fitting(dataset, done.partition)
     found = np.flatnonzero(~fits).tolist()
     names = dataset.clients or [f"client {k}" for k in range(len(sizes))]
-    counts = [counted(int(sizes[k]), "sample") if k == found[0] else f"{sizes[k]:,}" for k in found[:FEW]]
+    counts = [counted(int(sizes[k]), "sample") if k == found[0] else f"{sizes[k]:,}" for k in found[:MAX_LISTED]]
     words = [f"{names[k]} ({count})" for k, count in zip(found, counts, strict=False)]
-    more = f" and {len(found) - FEW:,} more" if len(found) > FEW else ""
+    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
     return ", ".join(words) + more
 
 

@@ -12,7 +12,7 @@ from hpcfed.ranks.world import World
 from hpcfed.stopping import Due, TimeLeft
 from hpcfed.types import Request
 
-ENDING = Request.STOP | Request.TIME_IS_UP
+ENDING_REQUESTS = Request.STOP | Request.TIME_IS_UP
 """Requests that end a run after the round."""
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LONGEST = 600
+MAX_LENGTH = 600
 """Longest place, description or found value in a message, in characters."""
 
 
@@ -30,9 +30,9 @@ class HpcfedError(Exception):
 def sentence(what: str, *, where: str = "", expected: str = "", got: str = "", remedy: str = "") -> str:
     """Join the parts of an error message into one line: ``where: what: expected E, got G; remedy``."""
     is_whole = not (where or expected or got or remedy)  # a line already, that of another rank's error
-    what, got = cut(what, 4 * LONGEST if is_whole else LONGEST), cut(got)
-    if len(where) > LONGEST:  # of a path, the end says more
-        where = f"{where[:100]}…{where[101 - LONGEST :]}"
+    what, got = cut(what, 4 * MAX_LENGTH if is_whole else MAX_LENGTH), cut(got)
+    if len(where) > MAX_LENGTH:  # of a path, the end says more
+        where = f"{where[:100]}…{where[101 - MAX_LENGTH :]}"
     details = ", ".join(part for part in (expected and f"expected {expected}", got and f"got {got}") if part)
     line = ": ".join(part for part in (where, what, details) if part)
     if remedy:
@@ -49,7 +49,7 @@ def visible(text: str) -> str:
     return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def cut(text: str, most: int = LONGEST) -> str:
+def cut(text: str, most: int = MAX_LENGTH) -> str:
     """Return a text, at most so many characters of it."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 

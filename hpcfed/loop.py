@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcfed.checkpoint.keeper import Checkpoints
-from hpcfed.clock import ENDING, Clock
+from hpcfed.clock import ENDING_REQUESTS, Clock
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.environment import environment
@@ -189,7 +189,7 @@ def _rounds(session: Session, stopping: Stopping) -> str | None:
             if recipe.evaluate.every and round % recipe.evaluate.every == 0:  # not a last round that rounds=… changes
                 stopping.add(scores, round)
             is_last = round == session.last or stopping.reason is not None
-            early = Request.NOTHING if is_last else result.requests & ENDING
+            early = Request.NOTHING if is_last else result.requests & ENDING_REQUESTS
             _save(session, round, result, stopping, is_last=is_last, early=bool(early))
     session.parts.watchdog.stage("end: last checkpoint")
     session.checkpoints.finish()

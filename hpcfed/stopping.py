@@ -16,7 +16,7 @@ from hpcfed.config.metrics import Metric, larger_is_better, plain, references
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError
 
-RECENT = 10
+RECENT_ROUNDS = 10
 """Number of last rounds, the longest of which is the expected time of the next one, without its evaluation."""
 RESERVE = 1.5
 """Multiple of the time of a round and a checkpoint that is kept free before the deadline."""
@@ -51,7 +51,7 @@ class Mark:
             self.since += 1
 
 
-USUAL = ""
+DEFAULT_MEASURE = ""
 """Key of the mark of the measure without ``stop.metric``: test accuracy, or test loss where there is no accuracy."""
 
 
@@ -79,7 +79,7 @@ class Stopping:
         self._plain_rule = rule.model_dump(exclude={"max_hours"})
         if rule.metric is not None and rule.metric in metrics:
             self._plain_rule["of"] = plain(metrics[rule.metric])
-        self._name = USUAL if rule.metric in (None, "accuracy") else str(rule.metric)
+        self._name = DEFAULT_MEASURE if rule.metric in (None, "accuracy") else str(rule.metric)
         directions = {"loss": False} | {name: larger_is_better(metric) for name, metric in metrics.items()}
         self._larger_is_better = {name: known for name, known in directions.items() if known is not None}
         saved = progress or {}
@@ -88,7 +88,7 @@ class Stopping:
         """What `measured` was when the run was saved, where it is another now."""
         if self.changed:  # the model: its scores are not comparable with those to come
             saved = {key: saved.get(key) for key in ("rule", "reason")}
-        self._marks = {USUAL: Mark(saved.get("best"), saved.get("since_best", 0))}
+        self._marks = {DEFAULT_MEASURE: Mark(saved.get("best"), saved.get("since_best", 0))}
         for name, mark in saved.get("marks", {}).items():
             if name in self._larger_is_better and mark["of"] == self._plain_metric(name):
                 self._marks[name] = Mark(mark["best"], mark["since_best"])
@@ -104,7 +104,7 @@ class Stopping:
 
     def progress(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps, as plain JSON."""
-        usual = self._marks[USUAL]
+        usual = self._marks[DEFAULT_MEASURE]
         return {
             "rule": self._plain_rule,
             "reached": self._reached,
@@ -115,7 +115,7 @@ class Stopping:
             "marks": {
                 name: {"of": self._plain_metric(name), "best": mark.best, "since_best": mark.since}
                 for name, mark in self._marks.items()
-                if name != USUAL
+                if name != DEFAULT_MEASURE
             },
             "evaluated": self._evaluated,
             "measured": self._measured,
@@ -139,7 +139,7 @@ class Stopping:
 
     def forget(self) -> None:
         """Forget all scores, which later ones are not comparable with, and that they have ended the run."""
-        self._marks, self._reached, self._evaluated, self.reason = {USUAL: Mark()}, 0, 0, None
+        self._marks, self._reached, self._evaluated, self.reason = {DEFAULT_MEASURE: Mark()}, 0, 0, None
 
     def go_on(self, round: int) -> None:
         """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.
@@ -157,7 +157,7 @@ class Stopping:
         loss, accuracy = scores["test_loss"], scores["test_accuracy"]
         if loss is not None:
             self._follows = "loss" if accuracy is None else "accuracy"
-            self._marks[USUAL].add(-loss if accuracy is None else accuracy)
+            self._marks[DEFAULT_MEASURE].add(-loss if accuracy is None else accuracy)
         for name, larger in self._larger_is_better.items():
             value = scores.get(f"test_{name}")
             if name in self._metrics or value is not None:
@@ -184,7 +184,7 @@ class Stopping:
         mark, patience = self._marks.get(self._name), self._rule.patience
         if patience is None or mark is None or mark.since < patience:
             return None
-        what = self._follows if self._name == USUAL else self._name
+        what = self._follows if self._name == DEFAULT_MEASURE else self._name
         return f"stop.patience: no better test {what} in {mark.since} evaluations"
 
     def _larger(self, metric: str | None) -> bool:
@@ -219,7 +219,7 @@ class TimeLeft:
         self._deadlines = {"the job's time limit": now + left} if left > 0 else {}
         if rule.max_hours is not None:
             self._deadlines["stop.max_hours"] = now + 3600 * rule.max_hours
-        self._rounds: deque[float] = deque(maxlen=RECENT)
+        self._rounds: deque[float] = deque(maxlen=RECENT_ROUNDS)
         self._evaluations: dict[Due, float] = {}
 
     def add(self, training: float, evaluation: float, due: Due) -> None:

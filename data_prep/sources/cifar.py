@@ -35,7 +35,7 @@ from hpcfed.errors import InputError, counted, nearest
 URL = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-MOST = np.iinfo(np.uint8).max
+MAX_LABEL = np.iinfo(np.uint8).max
 FEDEXP = Standardization((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 FEDDYN = Standardization((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761))
 OF_100: Mapping[str, Standardization] = {"feddyn": FEDDYN, "fedexp": FEDEXP}
@@ -243,7 +243,7 @@ def _read_python(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
     if (
         not isinstance(labels, list)
         or len(labels) != len(pixels)
-        or not all(type(label) is int and 0 <= label <= MOST for label in labels)
+        or not all(type(label) is int and 0 <= label <= MAX_LABEL for label in labels)
     ):
         raise damaged(path, f"not a batch of {version.title}: its {version.labels} are not {len(pixels)} labels")
     return pixels, np.array(labels, np.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 
 from data_prep.sources.files import damaged, reading
 
-DEEPEST = 8
+MAX_DEPTH = 8
 """Deepest nesting of a value. Deeper ones are damage; without a limit, a file of brackets exhausts memory."""
 PIECE = 1 << 16
 SIMPLE = {"number", "string", "boolean", "null"}
@@ -61,8 +61,8 @@ def _built(events: Events, event: str, value: Any, depth: int = 0) -> Any:
     """Return the value that begins with an event."""
     if event in SIMPLE:
         return value
-    if depth == DEEPEST:
-        raise ValueError(f"values are nested deeper than {DEEPEST} times")
+    if depth == MAX_DEPTH:
+        raise ValueError(f"values are nested deeper than {MAX_DEPTH} times")
     if event == "start_map":
         return {key: _built(events, first, item, depth + 1) for key, first, item in _keys(events)}
     items = []

@@ -37,7 +37,7 @@ ON_ITS_SIDE = 5
 """From this one on, width and height are exchanged."""
 WHOLE, DEEP = 255, 65535
 DEEP_ALL = "images of 16 bits: all became float32 in [0, 1]"
-FEW = 8
+MAX_LISTED = 8
 Sample = tuple[np.ndarray, int]
 
 
@@ -78,8 +78,8 @@ def left_out(clients: Iterable[Path]) -> str:
     if not others:
         return ""
     kinds = sorted({"folders" if path.is_dir() else path.suffix.lower() or path.name for path in others})
-    more = f" and {len(kinds) - FEW} more" if len(kinds) > FEW else ""
-    return f"left out: {counted(len(others), 'file')}: {', '.join(kinds[:FEW])}{more}"
+    more = f" and {len(kinds) - MAX_LISTED} more" if len(kinds) > MAX_LISTED else ""
+    return f"left out: {counted(len(others), 'file')}: {', '.join(kinds[:MAX_LISTED])}{more}"
 
 
 @dataclass

@@ -23,7 +23,7 @@ IDENTIFIER = re.compile(
 ROW_INDEX = re.compile(r"__index_level_\d+__")
 """Columns in which pandas stores the numbers of a data frame's rows, as of those that a filter has left."""
 _CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-FEW = 6
+MAX_LISTED = 6
 SIMILAR = 0.7
 """Similarity from which a column counts as misspelt rather than absent: 'patient' and 'time' have 0.55."""
 
@@ -162,10 +162,13 @@ def _shared(headers: Mapping[Path, list[str]]) -> tuple[Path, list[str]]:
     added = [name for name in headers[path] if name not in usual]
     beside = f"{like[0].name}" + (f" and {len(like) - 1} more" if len(like) > 1 else "")
     what = "; ".join(
-        f"{verb} {', '.join(map(repr, names[:FEW]))}" + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+        f"{verb} {', '.join(map(repr, names[:MAX_LISTED]))}"
+        + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
         for verb, names in (("it lacks", absent), ("only it has", added))
         if names
     )
-    also = f" (other columns also in {', '.join(path.name for path in others[1 : FEW + 1])})" if others[1:] else ""
+    also = (
+        f" (other columns also in {', '.join(path.name for path in others[1 : MAX_LISTED + 1])})" if others[1:] else ""
+    )
     remedy = "give all tables the same columns, in any order, or leave columns out by --exclude"
     raise InputError(f"columns differ from those of {beside}: {what}{also}", where=str(path), remedy=remedy)

@@ -12,7 +12,7 @@ from data_prep.tables.read import class_names
 from data_prep.tables.survey import MANY_NUMBERS, ColumnFacts
 from hpcfed.errors import InputError, nearest
 
-FEW = 12
+MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def described(column: str, found: Classes) -> str:
 def listed(found: Classes) -> str:
     """Return the number of classes, the first of their names, and of two named by words which is the positive one."""
     names = [str(k) for k in range(found.count)] if found.names is None else found.names
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     count = "1 class" if found.count == 1 else f"{found.count} classes"
-    said = f"{count}: {', '.join(names[:FEW])}{more}"
+    said = f"{count}: {', '.join(names[:MAX_LISTED])}{more}"
     if len(names) != 2 or (cells.are_numbers(names) and not found.positive):
         return said
     return f"{said}; positive: {names[1]}{'' if found.positive else f' (--positive {quote(names[0])} for the other)'}"

@@ -18,7 +18,7 @@ from hpcfed.errors import InputError, counted, did_you_mean
 
 REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
 MOST_BYTES = 64 << 20
-FEW = 8
+MAX_LISTED = 8
 
 
 def check_way(missing: str) -> None:
@@ -69,8 +69,8 @@ def _some(numbers: dict[str, int]) -> str:
 
 def listed(numbers: dict[str, int]) -> str:
     """Return the first few names with their counts, as text."""
-    words = [f"{name} {count:,}" for name, count in list(numbers.items())[:FEW]]
-    return ", ".join(words) + (f" and {len(numbers) - FEW} more" if len(numbers) > FEW else "")
+    words = [f"{name} {count:,}" for name, count in list(numbers.items())[:MAX_LISTED]]
+    return ", ".join(words) + (f" and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else "")
 
 
 def refuse_emptied(dataset: Dataset, clients: Sequence[str] | None) -> None:
@@ -156,12 +156,12 @@ def unmeasured(dataset: Dataset, done: Split) -> str:
         for k, column in columns.items()
         if not measured[:, k].all()
     ]
-    more = f"; and {len(lacking) - FEW:,} more columns" if len(lacking) > FEW else ""
-    return f"{'; '.join(lacking[:FEW])}{more}; filled by other clients' values" if lacking else ""
+    more = f"; and {len(lacking) - MAX_LISTED:,} more columns" if len(lacking) > MAX_LISTED else ""
+    return f"{'; '.join(lacking[:MAX_LISTED])}{more}; filled by other clients' values" if lacking else ""
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW:,} more" if len(names) > FEW else "")
+    return ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else "")
 
 
 def _refuse_empty(dataset: Dataset) -> None:

@@ -21,7 +21,7 @@ from hpcfed.errors import InputError, counted
 
 Files = Sequence[Path]
 SEPARATOR_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}
-FEW = 8
+MAX_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class TablePlan:
             yield from self.headers.remarks()
         for feature in self.features:
             if feature.levels:
-                more = f" and {len(feature.levels) - FEW} more" if len(feature.levels) > FEW else ""
-                yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:FEW])}{more}"
+                more = f" and {len(feature.levels) - MAX_LISTED} more" if len(feature.levels) > MAX_LISTED else ""
+                yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:MAX_LISTED])}{more}"
                 if line := cells.twice("levels", feature.levels, f" of {feature.column!r}"):
                     yield line
                 chosen = feature.column in self.options.categorical
@@ -135,8 +135,8 @@ class TablePlan:
         ids = [feature for feature in used if is_identifier(feature.column)]
         if self.image or not ids:
             return ""
-        names = ", ".join(feature.column for feature in ids[:FEW]) + (
-            f" and {len(ids) - FEW} more" if ids[FEW:] else ""
+        names = ", ".join(feature.column for feature in ids[:MAX_LISTED]) + (
+            f" and {len(ids) - MAX_LISTED} more" if ids[MAX_LISTED:] else ""
         )
         said = f"used as features, though their names are of identifiers: {names}; leave them out by --exclude"
         if self.options.group is not None:

@@ -19,7 +19,7 @@ FEWEST = 2
 """Training rows a client needs for its own statistics; with fewer it takes those of all clients."""
 FAR, WIDE, NARROW = 2.0, 5.0, 0.05
 """A feature looks unscaled where its mean is farther from 0, or its deviation wider or narrower, than these."""
-FEW = 6
+MAX_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     short = [names[k] for k in np.flatnonzero(few & (own.rows > 0)).tolist()]
     remarks = []
     if short:
-        more = f" and {len(short) - FEW} more" if len(short) > FEW else ""
-        remarks.append(f"scaled as all clients are, for want of training rows: {', '.join(short[:FEW])}{more}")
+        more = f" and {len(short) - MAX_LISTED} more" if len(short) > MAX_LISTED else ""
+        remarks.append(f"scaled as all clients are, for want of training rows: {', '.join(short[:MAX_LISTED])}{more}")
     if test_x is not None and done.held is None and test_owner is None:
         remarks.append("the common test set is scaled by the statistics of all clients' training rows")
     return replace(
@@ -108,8 +108,8 @@ def unscaled(dataset: Dataset, done: Split) -> str:
     found = [f"{names[k]} ({mean[k]:.3g} ± {std[k]:.3g})" for k in np.flatnonzero(odd).tolist()]
     if not found:
         return ""
-    more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
-    return f"not scaled: {', '.join(found[:FEW])}{more}; scale by --standardize pooled or client, or say none"
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    return f"not scaled: {', '.join(found[:MAX_LISTED])}{more}; scale by --standardize pooled or client, or say none"
 
 
 def range_of(dataset: Dataset) -> str:

@@ -23,7 +23,7 @@ MOST_LEVELS, MOST_CHOSEN, MOST_CLASSES = 100, 10_000, 100_000
 """Most distinct values of a column of words, of one named by --categorical, and of labels."""
 MANY_NUMBERS = 20
 """Distinct fractional labels above which a column is taken for the target of a regression."""
-LARGEST = float(np.finfo(np.float32).max)
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 COARSE = 1e-4
 """Share of a column's range above which the rounding of its numbers to float32 is told."""
 
@@ -220,7 +220,7 @@ def _look(facts: ColumnFacts, block: Block, name: str, limit: int | None) -> Non
         return
     facts.number = True
     facts.whole &= bool(((found == np.rint(found)) | np.isnan(found)).all())
-    too_large = np.abs(found) > LARGEST
+    too_large = np.abs(found) > MAX_FLOAT32
     if too_large.any():
         facts.infinite = facts.infinite or block.place(int(too_large.argmax()))
         return

@@ -39,7 +39,7 @@ HEADER = struct.Struct("<8sqqQq")
 PAGE, WORD = 4096, 8
 """Records of two ranks never share a page: some file systems cache by page."""
 SUFFIXES = ("server", "clients", "json")
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+NO_FILE_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """Error numbers of a path that does not exist or is no file."""
 
 
@@ -54,7 +54,7 @@ def unreadable(path: Path, error: OSError) -> HpcfedError:
     not take its place.
     """
     reason = error.strerror or str(error)
-    if error.errno in ABSENT:
+    if error.errno in NO_FILE_ERRORS:
         return Damaged(f"{path.name} cannot be read: {reason}")
     remedy = "give back the permission, or mend the disk; the same command then goes on from there"
     return EnvironmentFailure("the checkpoint cannot be read", where=str(path), got=reason, remedy=remedy)

@@ -26,7 +26,7 @@ import xxhash
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hpcfed.checkpoint.layout import ABSENT, SUFFIXES, Manifest, RecordLayout, stem
+from hpcfed.checkpoint.layout import NO_FILE_ERRORS, SUFFIXES, Manifest, RecordLayout, stem
 from hpcfed.client.state_store import ClientStates
 from hpcfed.config.limits import next_kept
 from hpcfed.errors import EnvironmentFailure
@@ -38,7 +38,7 @@ from hpcfed.types import State
 
 log = logging.getLogger("hpcfed")
 
-OURS = re.compile(
+CHECKPOINT_FILES = re.compile(
     r"round-\d{8,}\.(json|server|clients)"
     r"|\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)"
 )
@@ -232,9 +232,9 @@ def manifests(folder: Path) -> list[Path]:
 
 def _ours(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if OURS.fullmatch(path.name)]
+        return [path for path in folder.iterdir() if CHECKPOINT_FILES.fullmatch(path.name)]
     except OSError as error:
-        if error.errno in ABSENT:
+        if error.errno in NO_FILE_ERRORS:
             return []
         raise
 
@@ -267,7 +267,7 @@ def round_of(manifest: Path) -> int:
 
 def remove_remains(folder: Path, done: int) -> None:
     """Remove temporary files of a killed job, files without a manifest, and damaged checkpoints, which are those after
-    round `done`. Files whose names do not match `OURS` are the user's and stay.
+    round `done`. Files whose names do not match `CHECKPOINT_FILES` are the user's and stay.
     """
     whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
     for path in _ours(folder):

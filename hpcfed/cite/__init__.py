@@ -17,7 +17,7 @@ from hpcfed.report.read import RECIPE, read_json, read_recipe
 FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
 FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
 ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
-PRIVATE, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
+PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
 OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
 MODELS = {
     "emnist-cnn": (ADAPTIVE,),
@@ -106,7 +106,7 @@ def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
         yield "Evaluation of the mean of the last two iterates", (FEDEXP,)
     parameters = recipe.get("parameters") or {}
     if parameters.get("private"):
-        yield "Private parameters", PRIVATE
+        yield "Private parameters", PRIVATE_PARTS
     if parameters.get("buffers") == "private":
         yield "Private running statistics", (SILOBN,)
     model = recipe.get("model") or {}

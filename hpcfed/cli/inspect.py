@@ -36,7 +36,7 @@ from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.console import Console
 
 PIPED_WIDTH = 120
-FEW = 12
+MAX_LISTED = 12
 
 
 @click.command(name="inspect")
@@ -108,9 +108,9 @@ def _missing(federation: Federation, shares: Mapping[str, np.ndarray]) -> tuple[
     table.add_column("feature", overflow="fold")
     for name in site_names(federation):
         table.add_column(name, justify="right", overflow="fold")
-    for column in sorted(shares, key=lambda column: -shares[column].max())[:FEW]:
+    for column in sorted(shares, key=lambda column: -shares[column].max())[:MAX_LISTED]:
         table.add_row(column, *map(_percent, shares[column].tolist()))
-    more = f"; {len(shares) - FEW:,} more columns have some" if len(shares) > FEW else ""
+    more = f"; {len(shares) - MAX_LISTED:,} more columns have some" if len(shares) > MAX_LISTED else ""
     return table, f"of a site's training samples; they have been filled{more}"
 
 
@@ -127,7 +127,7 @@ def _shifts(federation: Federation) -> tuple[Table, str] | None:
     if found is None:
         return None
     largest = np.nan_to_num(np.abs(found), nan=0.0).max(axis=0)
-    order = np.argsort(-largest, kind="stable")[:FEW]
+    order = np.argsort(-largest, kind="stable")[:MAX_LISTED]
     table = Table(title="Standardised mean differences", title_justify="left", box=None)
     table.add_column("feature", overflow="fold")
     names = feature_names(federation)
@@ -153,8 +153,8 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     table.add_row("sizes", f"min {sizes.min():,}, median {np.median(sizes):,.10g}, max {sizes.max():,}")
     if (sizes == 0).any():
         empty = np.flatnonzero(sizes == 0)
-        names = ", ".join(federation.client_name(k) for k in empty[:FEW].tolist())
-        more = f" and {len(empty) - FEW:,} more" if len(empty) > FEW else ""
+        names = ", ".join(federation.client_name(k) for k in empty[:MAX_LISTED].tolist())
+        more = f" and {len(empty) - MAX_LISTED:,} more" if len(empty) > MAX_LISTED else ""
         table.add_row("", f"{len(empty):,} client{'s' if len(empty) > 1 else ''} without samples: {names}{more}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
@@ -170,8 +170,8 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     for name, values in targets.items():
         table.add_row("target", f"{name}: {values[0]}")
     if federation.features is not None:
-        more = f" and {len(federation.features) - FEW} more" if len(federation.features) > FEW else ""
-        table.add_row("features", ", ".join(federation.features[:FEW]) + more)
+        more = f" and {len(federation.features) - MAX_LISTED} more" if len(federation.features) > MAX_LISTED else ""
+        table.add_row("features", ", ".join(federation.features[:MAX_LISTED]) + more)
     table.add_row("x", f"{federation.x_dtype} {_shape(federation.feature_shape)}")
     table.add_row("y", f"{federation.y_dtype} {_shape(federation.target_shape)}")
     if federation.normalization is not None:
@@ -187,8 +187,8 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
 
 
 def _few(values: Sequence[float]) -> str:
-    more = f" and {len(values) - FEW} more" if len(values) > FEW else ""
-    return " ".join(f"{v:g}" for v in values[:FEW]) + more
+    more = f" and {len(values) - MAX_LISTED} more" if len(values) > MAX_LISTED else ""
+    return " ".join(f"{v:g}" for v in values[:MAX_LISTED]) + more
 
 
 def _shape(shape: tuple[int, ...]) -> str:

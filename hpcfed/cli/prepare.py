@@ -26,8 +26,8 @@ from hpcfed.data.picture import describe_partition
 from hpcfed.errors import InputError, counted, cut, nearest, visible
 
 NAMES = {"client_column": "client"}
-FEW = 8
-OWN = """\b
+MAX_LISTED = 8
+OWN_DATA_HELP = """\b
 Own data, by `hpcfed prepare own --raw ...`:
   FOLDER/CLIENT.csv (.tsv, .parquet)  a table a client; FOLDER/test.csv for testing
   TABLE.csv --client COLUMN           one table of all clients
@@ -46,7 +46,7 @@ def _list(context: click.Context, _: click.Parameter, asked: bool) -> None:
         context.exit()
 
 
-@click.command(name="prepare", epilog=OWN)
+@click.command(name="prepare", epilog=OWN_DATA_HELP)
 @click.argument("source", metavar="SOURCE")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list,
               help="Print all sources: where their files come from, names, sizes and checksums.")  # fmt: skip
@@ -204,8 +204,8 @@ def _in_line(remark: str) -> str:
 def _named(federation: Federation, which: np.ndarray) -> str:
     """Return the first few names of the clients in the mask `which`, (N,) bool; "" for none."""
     found = np.flatnonzero(which)
-    more = f" and {len(found) - FEW:,} more" if len(found) > FEW else ""
-    return ", ".join(federation.client_name(k) for k in found[:FEW].tolist()) + more
+    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
+    return ", ".join(federation.client_name(k) for k in found[:MAX_LISTED].tolist()) + more
 
 
 def _tests(federation: Federation) -> str:

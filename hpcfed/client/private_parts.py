@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from hpcfed.client.state_store import ClientStates
-from hpcfed.models.flat import PRIVATE, FlatModel
+from hpcfed.models.flat import PRIVATE_PREFIX, FlatModel
 from hpcfed.types import LocalMethod, LocalResult, Method, RoundContext, State, Tilt, Update
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def private_part(state: State) -> State:
     """Return the private parameters and buffers in a client's state."""
-    return {name: tensor for name, tensor in state.items() if name.startswith(PRIVATE)}
+    return {name: tensor for name, tensor in state.items() if name.startswith(PRIVATE_PREFIX)}
 
 
 def method_part(state: State) -> State:
     """Return the method's part of a client's state."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith(PRIVATE)}
+    return {name: tensor for name, tensor in state.items() if not name.startswith(PRIVATE_PREFIX)}
 
 
 @dataclass(frozen=True)

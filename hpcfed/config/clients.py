@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from hpcfed.config.limits import MOST, Count, Period, Section, a_batch_size
+from hpcfed.config.limits import MAX_COUNT, Count, Period, Section, a_batch_size
 
 BatchSize = Annotated[
     int | Literal["full"],
     PlainValidator(a_batch_size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"const": "full"}]}),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, {"const": "full"}]}),
 ]
 
 

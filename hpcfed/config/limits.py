@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_serializer, model_validator
 
-MOST = 10**9
+MAX_COUNT = 10**9
 """Largest count of rounds, steps, clients or samples in a recipe."""
-REACH = (1e-30, 1e15)
+REAL_RANGE = (1e-30, 1e15)
 """Smallest and largest magnitude of nonzero real numbers: the product of any two is a float32."""
-Count = Annotated[int, Field(ge=1, le=MOST)]
-Period = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Period = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A period in rounds; 0 means never."""
 
 
@@ -79,18 +79,21 @@ SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 A_PERIOD = {
-    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST}, {"type": "string", "pattern": f"^{PERIOD.pattern}$"}]
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": MAX_COUNT},
+        {"type": "string", "pattern": f"^{PERIOD.pattern}$"},
+    ]
 }
 """JSON Schema of the values that `a_period` and `a_time_or_0` accept."""
 
 
 def a_period(value: Any) -> Any:
     """Validate a number of rounds, or a time."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
         return value
     if isinstance(value, str) and seconds_of(value):
         return value
-    raise ValueError(f"a number of rounds, at most {MOST}, or a time such as '10min' (s, min, h)")
+    raise ValueError(f"a number of rounds, at most {MAX_COUNT}, or a time such as '10min' (s, min, h)")
 
 
 def a_time_or_0(value: Any) -> Any:
@@ -108,29 +111,29 @@ def seconds_of(every: int | str) -> float | None:
 
 def a_batch_size(value: Any) -> Any:
     """Validate a number of samples, or ``full``."""
-    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
+    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
         return value
-    raise ValueError(f"a whole number from 1 to {MOST}, or 'full'")
+    raise ValueError(f"a whole number from 1 to {MAX_COUNT}, or 'full'")
 
 
-A_KEEP = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"const": "spaced"}]}
+A_KEEP = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, {"const": "spaced"}]}
 """JSON Schema of the values that `a_keep` accepts."""
 
 
 def a_keep(value: Any) -> Any:
     """Validate a number of checkpoints, or ``spaced``."""
-    if value == "spaced" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
+    if value == "spaced" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
         return value
-    raise ValueError(f"a whole number from 1 to {MOST}, or 'spaced'")
+    raise ValueError(f"a whole number from 1 to {MAX_COUNT}, or 'spaced'")
 
 
 def a_guess(value: Any) -> Any:
     """Validate ``guess``; 0 steps mean ``none``."""
     if value in ("none", "remaining", "limit"):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT:
         return value or "none"
-    raise ValueError(f"'none', 'remaining', 'limit' or a number of steps up to {MOST}")
+    raise ValueError(f"'none', 'remaining', 'limit' or a number of steps up to {MAX_COUNT}")
 
 
 A_SCHEDULE = {
@@ -161,7 +164,7 @@ def a_tuple(value: Any) -> Any:
 class LrFrom(Section):
     """The step size from a round on."""
 
-    round: int = Field(ge=2, le=MOST)
+    round: int = Field(ge=2, le=MAX_COUNT)
     lr: float = Field(gt=0)
 
 

@@ -16,10 +16,10 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from hpcfed.config.hints import KEY, at_fault, for_key, for_value, section_of, spelled_out
-from hpcfed.config.limits import REACH
+from hpcfed.config.limits import REAL_RANGE
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, did_you_mean, shown
-from hpcfed.io.text import LONGEST, Malformed, parse_yaml, read_text
+from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, parse_yaml, read_text
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -160,14 +160,14 @@ def validated(kind: type[BaseModel], content: Mapping[str, Any], where: str, abo
 
 
 def _check_reach(section: BaseModel, where: str, prefix: str = "") -> None:
-    """Refuse real numbers beyond `REACH` in all sections except the user's ``args``."""
+    """Refuse real numbers beyond `REAL_RANGE` in all sections except the user's ``args``."""
     for name, field in type(section).model_fields.items():
         key, value = f"{prefix}{field.alias or name}", getattr(section, name)
         for entry in value if isinstance(value, list | tuple) else [value]:
             if isinstance(entry, BaseModel):
                 _check_reach(entry, where, f"{key}.")
-            elif isinstance(entry, float) and entry != 0 and not REACH[0] <= abs(entry) <= REACH[1]:
-                expected = f"a magnitude from {REACH[0]:g} to {REACH[1]:g}, or 0 where that is allowed"
+            elif isinstance(entry, float) and entry != 0 and not REAL_RANGE[0] <= abs(entry) <= REAL_RANGE[1]:
+                expected = f"a magnitude from {REAL_RANGE[0]:g} to {REAL_RANGE[1]:g}, or 0 where that is allowed"
                 raise InputError(key, where=where, expected=expected, got=repr(entry))
 
 
@@ -228,18 +228,18 @@ def _checked_seeds(seeds: Any, where: str) -> list[int]:
 STREAMS = ("model", "cohort", "batches")
 
 
-LEAST = "data, model, rounds, local and algorithm"
+REQUIRED_KEYS = "data, model, rounds, local and algorithm"
 """Keys that every recipe has."""
 
 
-def read_yaml(path: Path, noun: str = "recipe", least: str = LEAST) -> dict[str, Any]:
+def read_yaml(path: Path, noun: str = "recipe", least: str = REQUIRED_KEYS) -> dict[str, Any]:
     """Return the mapping in a YAML file, a `noun` with at least the keys `least`.
 
     Raises:
         InputError: the file does not exist or cannot be read, or holds no YAML mapping.
     """
     try:
-        text = read_text(path, LONGEST, pipes=True)
+        text = read_text(path, MAX_YAML_LENGTH, pipes=True)
     except FileNotFoundError:
         raise InputError(f"no such {noun}", where=str(path), remedy="check the path") from None
     except (OSError, ValueError) as error:  # ValueError: text that is no path, too

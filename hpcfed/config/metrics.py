@@ -20,13 +20,13 @@ from hpcfed.config.observer import REFERENCE, Reference
 from hpcfed.errors import InputError, nearest
 
 NAME = r"^[A-Za-z][\w-]*$"
-MEASURED = ("loss", "accuracy")
+ALWAYS_MEASURED = ("loss", "accuracy")
 """Names of what is measured without being asked for."""
 ROW_KEYS = ("round", "client", "model", "split")
 """The columns of ``clients.csv`` that tell its rows apart, which are its first."""
-CLIENT_COLUMNS = (*ROW_KEYS, *MEASURED, "n", "name")
+CLIENT_COLUMNS = (*ROW_KEYS, *ALWAYS_MEASURED, "n", "name")
 """The columns that ``clients.csv`` always has; the recipe's metrics follow, under other names."""
-UNMEASURED_COLUMNS = tuple(name for name in CLIENT_COLUMNS if name not in MEASURED)
+UNMEASURED_COLUMNS = tuple(name for name in CLIENT_COLUMNS if name not in ALWAYS_MEASURED)
 CLASSES, LABELS, NUMBERS, TIMES = "one label a sample", "several labels a sample", "numbers", "event times"
 """The kinds of targets: a single label of zeros and ones (``multi-label`` with one class) is two classes."""
 
@@ -48,10 +48,10 @@ class Kind:
     is_share: bool = False
 
 
-ABSENT = "a class is absent"
+CLASS_ABSENT = "a class is absent"
 BUILT_IN: Mapping[str, Kind] = {
-    "auroc": Kind((CLASSES, LABELS), True, ABSENT, is_share=True),
-    "average-precision": Kind((CLASSES, LABELS), True, ABSENT, is_share=True),
+    "auroc": Kind((CLASSES, LABELS), True, CLASS_ABSENT, is_share=True),
+    "average-precision": Kind((CLASSES, LABELS), True, CLASS_ABSENT, is_share=True),
     "f1-macro": Kind((CLASSES, LABELS), True, is_share=True),
     "balanced-accuracy": Kind((CLASSES,), True, is_share=True),
     "confusion-matrix": Kind((CLASSES,), None),

@@ -27,7 +27,7 @@ from hpcfed.config.clients import BatchSize, EvaluateClients, Without, a_client_
 from hpcfed.config.limits import (
     A_PERIOD,
     A_SCHEDULE,
-    REACH,
+    REAL_RANGE,
     Checkpoint,
     Count,
     LrFrom,
@@ -39,7 +39,7 @@ from hpcfed.config.limits import (
     a_time_or_0,
     a_tuple,
 )
-from hpcfed.config.metrics import CLIENT_COLUMNS, MEASURED, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
+from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, METRICS_SCHEMA, NAME, Metric, a_metric, listed, plain
 from hpcfed.config.observer import Observer, Reference, named
 from hpcfed.config.parameters import Parameters
 
@@ -316,8 +316,10 @@ class Evaluate(Section):
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Evaluate:
-        if self.metrics.keys() & {*MEASURED}:
-            raise ValueError(f"names in 'metrics' other than {' and '.join(MEASURED)}, which are measured anyway")
+        if self.metrics.keys() & {*ALWAYS_MEASURED}:
+            raise ValueError(
+                f"names in 'metrics' other than {' and '.join(ALWAYS_MEASURED)}, which are measured anyway"
+            )
         if taken := [name for name in self.metrics if name in CLIENT_COLUMNS]:
             columns = ", ".join(CLIENT_COLUMNS)
             raise ValueError(f"names in 'metrics' other than the columns of clients.csv: {columns}; not {taken[0]!r}")
@@ -401,9 +403,9 @@ class Recipe(Section):
         if self.cohort.stream == "authors" and self.seed.cohort >= 2**31:
             raise ValueError("'seed.cohort' below 2^31 beside 'cohort.stream: authors': NumPy's old seeds end at 2^32")
         largest = log10(self.local.lr) + (self.rounds - 1) * log10(self.local.lr_decay)
-        if self.local.lr <= REACH[1] and largest > log10(REACH[1]):
+        if self.local.lr <= REAL_RANGE[1] and largest > log10(REAL_RANGE[1]):
             raise ValueError(
-                f"'local.lr_decay' with which the step size of round {self.rounds} is at most {REACH[1]:g}"
+                f"'local.lr_decay' with which the step size of round {self.rounds} is at most {REAL_RANGE[1]:g}"
             )
         if self.reduction == "fast" and self.dtype == "float64":
             raise ValueError("'reduction: exact' beside 'dtype: float64': fast sums are float32")

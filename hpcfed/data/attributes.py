@@ -14,7 +14,7 @@ from hpcfed.errors import InputError, visible
 from hpcfed.io.text import Malformed, parse_json
 
 READABLE = (h5py.h5t.STRING, h5py.h5t.INTEGER, h5py.h5t.FLOAT)
-LARGEST = 1 << 26
+MAX_TEXT_BYTES = 1 << 26
 """Most bytes of a fixed-length text."""
 
 
@@ -79,7 +79,7 @@ class FileAttributes:
         stored = self._attrs.get_id(name)
         kind = stored.get_type()
         count = math.prod(stored.shape) if stored.shape is not None else 0
-        if kind.get_class() not in READABLE or count != 1 or kind.get_size() > LARGEST:
+        if kind.get_class() not in READABLE or count != 1 or kind.get_size() > MAX_TEXT_BYTES:
             raise self._wrong(f"attribute {name!r}", expected="one text or number", got=f"{count} of {kind.dtype}")
         return self._attrs[name]
 

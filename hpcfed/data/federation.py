@@ -47,9 +47,9 @@ EVENTS = "event 0 or 1, and a time of at least 0"
 LABELS_CHECKED_AT_OPEN = 10_000_000
 # More are treated as damage: counting or predicting classes allocates memory for all of them.
 MOST_CLASSES = 1 << 20
-COMPARED = 10_000
+MAX_COMPARED = 10_000
 """Most clients' names that are searched for the one nearest to a wrong one."""
-SHOWN = 6
+MAX_LISTED = 6
 """Most clients of one name that a message lists."""
 
 
@@ -227,7 +227,7 @@ class Federation:
         names = self.client_names() if isinstance(client, str) else []
         if numbers := [k for k, name in enumerate(names) if name == client]:
             if len(numbers) > 1:
-                got = ", ".join(map(str, numbers[:SHOWN])) + (", …" if numbers[SHOWN:] else "")
+                got = ", ".join(map(str, numbers[:MAX_LISTED])) + (", …" if numbers[MAX_LISTED:] else "")
                 remedy = "name the client by its number"
                 raise InputError(f"several clients are named {client!r}", where=str(self.path), got=got, remedy=remedy)
             return numbers[0]
@@ -235,7 +235,7 @@ class Federation:
         if text.isascii() and text.isdecimal() and int(text) < self.num_clients:
             return int(text)
         expected = f"a name of the federation, or a number below {self.num_clients}"
-        remedy = did_you_mean(text, names[:COMPARED], cutoff=0.6)
+        remedy = did_you_mean(text, names[:MAX_COMPARED], cutoff=0.6)
         raise InputError(f"no client {text!r}", where=str(self.path), expected=expected, remedy=remedy)
 
     def close(self) -> None:

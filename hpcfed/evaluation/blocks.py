@@ -3,7 +3,7 @@
 From `MANY` clients on, clients are cut into blocks of `BLOCK` neighbours, whatever the ranks. The samples of a block
 are read in one piece and go through the model together, and the results of single samples are added client by client. A
 matrix product's last bits may depend on its number of rows, so a client's may differ from those of its samples alone;
-on any number of ranks they are the same. Blocks of more than `LARGEST` bytes are left to evaluation client by client,
+on any number of ranks they are the same. Blocks of more than `MAX_BLOCK_BYTES` are left to evaluation client by client,
 as is everything in smaller federations, and where a sample's output depends on others'.
 """
 
@@ -19,11 +19,11 @@ from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
 from hpcfed.ranks.world import World
 
-NUMBER = 8
+FLOAT64_BYTES = 8
 """Bytes of a number."""
 MANY = 4096
 BLOCK = 512
-LARGEST = 1 << 26
+MAX_BLOCK_BYTES = 1 << 26
 """Bytes of a block's samples as float64, and of outputs that are kept."""
 
 
@@ -47,7 +47,7 @@ class ClientBlocks:
         firsts = np.arange(0, len(self._offsets) - 1 if federation.num_clients >= MANY else 0, BLOCK)
         lasts = np.minimum(firsts + BLOCK, len(self._offsets) - 1)
         entries = max(prod(federation.feature_shape), kept)
-        small = (self._offsets[lasts] - self._offsets[firsts]) * entries * NUMBER <= LARGEST
+        small = (self._offsets[lasts] - self._offsets[firsts]) * entries * FLOAT64_BYTES <= MAX_BLOCK_BYTES
         self._bounds = np.column_stack((firsts, lasts))[small].tolist()
         self.covered = np.full(federation.num_clients, False)
         for first, last in self._bounds:

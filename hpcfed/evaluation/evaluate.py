@@ -32,7 +32,7 @@ from hpcfed.ranks.placement import Placement
 from hpcfed.ranks.world import World
 from hpcfed.types import State
 
-FEW = 4
+MAX_LISTED = 4
 """Clients named in a line."""
 COLUMNS = ("test_loss", "test_accuracy", "train_loss", "train_accuracy")
 """Columns of the record that every task has; the recipe's ``evaluate.metrics`` follow, each of test and training."""
@@ -239,8 +239,8 @@ class Evaluator:
         if not of:
             self._news.append(f"{name} is undefined on the {part}: {why}")
             return
-        names = ", ".join(self._federation.client_name(k) for k in clients[:FEW])
-        more = f" and {len(clients) - FEW} more" if len(clients) > FEW else ""
+        names = ", ".join(self._federation.client_name(k) for k in clients[:MAX_LISTED])
+        more = f" and {len(clients) - MAX_LISTED} more" if len(clients) > MAX_LISTED else ""
         whose = f"{len(clients)} of {of} clients ({names}{more})"
         outcome = "and so on all" if self.measures.layout.shapes.get(name) else "left out of its mean"
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfed.algorithms._evaluated import LAST
 from hpcfed.client.solver import Task
-from hpcfed.config.metrics import CLIENT_COLUMNS, MEASURED, larger_is_better
+from hpcfed.config.metrics import ALWAYS_MEASURED, CLIENT_COLUMNS, larger_is_better
 from hpcfed.config.recipe import Evaluate
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.measures import Layout, Value, value_of
@@ -52,7 +52,7 @@ class ClientScores:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the table."""
-        return (*CLIENT_COLUMNS, *(name for name in self.directions if name not in MEASURED))
+        return (*CLIENT_COLUMNS, *(name for name in self.directions if name not in ALWAYS_MEASURED))
 
     def rows(self, round: int) -> Iterator[list[Any]]:
         """Yield the table's rows, in `columns`: one per model, split and client with samples in it."""
@@ -75,7 +75,7 @@ class ClientScores:
                 found[name] = [_cell(value_of(own, shape)) for own in pairs]
             else:
                 found[name] = [repr(total / count) if count else "" for total, count in pairs[:, 0].tolist()]
-        names = (*MEASURED, *self.columns[len(CLIENT_COLUMNS) :])
+        names = (*ALWAYS_MEASURED, *self.columns[len(CLIENT_COLUMNS) :])
         return zip(*(found.get(name, [""] * len(cells)) for name in names), strict=True)
 
     def summary(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class ClientScores:
         total, count = self.cells[filled, place, number, self.layout.places[measure].start].T
         defined = count != 0
         found = _spread(total[defined] / count[defined], larger_is_better=self.directions[measure])
-        return found if found is None or measure in MEASURED else {**found, "clients": int(defined.sum())}
+        return found if found is None or measure in ALWAYS_MEASURED else {**found, "clients": int(defined.sum())}
 
 
 class ClientEvaluator:

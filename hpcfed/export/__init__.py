@@ -9,7 +9,7 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.export.card import ExportedModel, card, files_of
 from hpcfed.export.formats import FORMATS, content_of
-from hpcfed.export.preparation import ENDING, preparation
+from hpcfed.export.preparation import SUFFIX, preparation
 from hpcfed.io.atomic import write_whole
 from hpcfed.loaded import LoadedRun, load
 from hpcfed.run_folder.files import INITIAL
@@ -50,7 +50,7 @@ def export(
         raise InputError("--output", where=str(path), got="the place of the model card", remedy="use another ending")
     stem = path.name.removesuffix(FORMATS[kind])
     stem = path.stem if stem in ("", path.name) else stem
-    beside, of_input = (path.with_name(stem + ending) for ending in (".md", ENDING))
+    beside, of_input = (path.with_name(stem + ending) for ending in (".md", SUFFIX))
     with Federation.open(loaded.recipe.data) as federation:
         steps = preparation(federation, loaded.recipe.dtype).encode()
     prepared = ExportedModel(of_input.name, "json", hashlib.sha256(steps).hexdigest(), client)

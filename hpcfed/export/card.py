@@ -29,7 +29,7 @@ from hpcfed.run_folder.identity import WITHOUT_EFFECT
 from hpcfed.run_folder.rounds import RECORD, read_rounds
 from hpcfed.version import __version__
 
-FEW = 12
+MAX_LISTED = 12
 ABSENT = "–"
 OUTPUTS = {
     "classification": "a score for each class, before the softmax",
@@ -239,8 +239,8 @@ def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[Seque
 
 
 def _few(values: Sequence[str]) -> str:
-    more = f" and {len(values) - FEW:,} more" if len(values) > FEW else ""
-    return ", ".join(values[:FEW]) + more
+    more = f" and {len(values) - MAX_LISTED:,} more" if len(values) > MAX_LISTED else ""
+    return ", ".join(values[:MAX_LISTED]) + more
 
 
 def _plain(text: str) -> str:

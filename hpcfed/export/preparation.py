@@ -11,7 +11,7 @@ import numpy as np
 from hpcfed.data.federation import Federation
 from hpcfed.data.sites import class_names, site_names
 
-ENDING = ".input.json"
+SUFFIX = ".input.json"
 
 
 def preparation(federation: Federation, dtype: str) -> str:

@@ -33,19 +33,19 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Levels of lists and mappings."""
 MOST_NODES = 50_000
 """Values in a YAML text, aliases expanded; a large recipe has some hundred."""
-LONGEST = 1 << 20
+MAX_YAML_LENGTH = 1 << 20
 """Characters of a YAML text, with aliases expanded, too; the largest recipe known has 7,000."""
-LARGEST = 1 << 30
+MAX_JSON_BYTES = 1 << 30
 """Bytes of a JSON file: the schedule of a million clients over a hundred rounds."""
 LONGEST_LINE = 1 << 27
 """Bytes of a line; the record's has 7 for each client of a cohort."""
 PIECE = 1 << 20
 """Bytes per read."""
-WHOLE = range(-(1 << 63), 1 << 64)
+INTEGER_RANGE = range(-(1 << 63), 1 << 64)
 """Whole numbers that a word of 64 bits holds."""
 UNPRINTABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that no path and no UTF-8 file can hold."""
@@ -57,7 +57,7 @@ class Malformed(ValueError):
     """Text that is malformed or exceeds the bounds; the message says where."""
 
 
-def read_text(path: Path, most: int = LARGEST, *, pipes: bool = False) -> str:
+def read_text(path: Path, most: int = MAX_JSON_BYTES, *, pipes: bool = False) -> str:
     """Return the text of a file, at most `most` bytes of it; with `pipes`, also of a pipe, such as <(…) in a shell.
 
     Raises:
@@ -117,11 +117,11 @@ def parse_json(text: str) -> Any:
     try:
         value = _read_json(text)
     except RecursionError:
-        raise Malformed(f"nested more than {DEEPEST} deep") from None
+        raise Malformed(f"nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
         raise Malformed(str(error)) from None
     suspect = "0" * 20 in text.translate(ZEROS) or ESCAPED.search(text) is not None
-    if suspect or text.count("[") + text.count("{") > DEEPEST:
+    if suspect or text.count("[") + text.count("{") > MAX_DEPTH:
         _check_plain(value, suspect)
     return value
 
@@ -171,7 +171,7 @@ def _as_malformed() -> Iterator[None]:
     except Malformed:
         raise
     except RecursionError:
-        raise Malformed(f"nested more than {DEEPEST} deep") from None
+        raise Malformed(f"nested more than {MAX_DEPTH} deep") from None
     except YAMLError as error:
         raise Malformed(_said(error)) from None
     except Exception as error:  # on some malformed texts the YAML reader raises unrelated errors
@@ -179,15 +179,15 @@ def _as_malformed() -> Iterator[None]:
 
 
 def _check_text(text: str) -> None:
-    if len(text) > LONGEST:
-        raise Malformed(f"longer than {LONGEST:,} characters")
+    if len(text) > MAX_YAML_LENGTH:
+        raise Malformed(f"longer than {MAX_YAML_LENGTH:,} characters")
     _check_events(_yaml().parse(text))
 
 
 def _check_plain(value: Any, values: bool) -> None:
     """Check the depth, and with `values` every value."""
     level: list[Any] = [[value]]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         inside = [outer.values() if type(outer) is dict else outer for outer in level]
         if values:
             keys = [outer.keys() for outer in level if type(outer) is dict]
@@ -196,11 +196,11 @@ def _check_plain(value: Any, values: bool) -> None:
         level = [entry for entries in inside for entry in entries if type(entry) in (dict, list)]
         if not level:
             return
-    raise Malformed(f"nested more than {DEEPEST} deep")
+    raise Malformed(f"nested more than {MAX_DEPTH} deep")
 
 
 def _check_value(value: Any) -> None:
-    if type(value) is int and value not in WHOLE:
+    if type(value) is int and value not in INTEGER_RANGE:
         raise Malformed(f"a whole number beyond 64 bits: {str(value)[:24]}")
     if type(value) is str and UNPRINTABLE.search(value):
         raise Malformed("text with a zero or half a surrogate pair")
@@ -237,12 +237,12 @@ def _check_events(events: Iterable[Event]) -> None:
             if opened:
                 opened[-1] = *opened[-1][:3], max(opened[-1][3], depth)
             line = event.start_mark.line + 1
-            if depth > DEEPEST:
-                raise Malformed(f"line {line}: nested more than {DEEPEST} deep")
+            if depth > MAX_DEPTH:
+                raise Malformed(f"line {line}: nested more than {MAX_DEPTH} deep")
             if nodes > MOST_NODES:
                 raise Malformed(f"line {line}: more than {MOST_NODES:,} values")
-            if letters > LONGEST:
-                raise Malformed(f"line {line}: texts of more than {LONGEST:,} characters, aliases expanded")
+            if letters > MAX_YAML_LENGTH:
+                raise Malformed(f"line {line}: texts of more than {MAX_YAML_LENGTH:,} characters, aliases expanded")
 
 
 def _yaml() -> YAML:
@@ -274,7 +274,7 @@ class _PlainData(SafeConstructor):
     def construct_whole(self, node: Node) -> int:
         digits = str(node.value)
         value = self.construct_yaml_int(node) if len(digits) <= 80 else None  # 64 bits and more in base 2
-        if value is None or value not in WHOLE:
+        if value is None or value not in INTEGER_RANGE:
             raise ConstructorError(None, None, f"a whole number beyond 64 bits: {digits[:24]}", node.start_mark)
         return value
 

@@ -3,8 +3,8 @@
 Tensors, such as the hidden state of an LSTM, are the initial ones again for each client and each unit of an evaluation:
 nothing of one client's data passes to the next; so are tuples, lists and mappings that hold tensors, however deep, and
 all else in them. Numbers, such as a counter of calls, and containers without tensors are left alone, and named where
-they change. Arrays, objects of other classes and containers of more than `LARGEST` are not looked into, nor the modules
-of torch itself.
+they change. Arrays, objects of other classes and containers of more than `MAX_MEMBERS` are not looked into, nor the
+modules of torch itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 PLAIN = (type(None), bool, int, float, complex, str)
 LISTS, MAPPINGS = (list, deque), (dict, OrderedDict, defaultdict)
-LARGEST = 1000
+MAX_MEMBERS = 1000
 """Members of a container that is looked into, at most; of a larger one its length counts."""
-DEEPEST = 8
+MAX_DEPTH = 8
 
 
 class _Token(NamedTuple):
@@ -102,7 +102,7 @@ class ModuleAttributes:
                 yield name, _Attribute(value, self._copy(value), tokens)
 
     def _tokens(self, value: Any) -> list[_Token]:
-        return list(_parts_of(value, self._registered, DEEPEST))
+        return list(_parts_of(value, self._registered, MAX_DEPTH))
 
     def _free(self, tokens: list[_Token]) -> list[_Token]:
         """Return the tokens of tensors that are neither parameters nor buffers of the module."""
@@ -124,11 +124,11 @@ class ModuleAttributes:
             return content
         return first
 
-    def _copy(self, value: Any, depth: int = DEEPEST) -> Any:
+    def _copy(self, value: Any, depth: int = MAX_DEPTH) -> Any:
         """Return a value that later changes do not reach; parameters, buffers and other objects are the same ones."""
         if isinstance(value, Tensor):
             return value if id(value) in self._registered else value.detach().clone()
-        if not depth or not _is_container(value) or len(value) > LARGEST:
+        if not depth or not _is_container(value) or len(value) > MAX_MEMBERS:
             return value
         if type(value) in MAPPINGS:
             copied = copy(value)
@@ -152,7 +152,7 @@ def _parts_of(value: Any, registered: dict[int, Tensor], depth: int) -> Iterator
         yield _Token(value, None if fixed else value._version)
     elif depth and _is_container(value):
         yield _Token(type(value), len(value))
-        if len(value) <= LARGEST:
+        if len(value) <= MAX_MEMBERS:
             if type(value) in MAPPINGS:
                 yield from map(_Token, value)
             for one in value.values() if type(value) in MAPPINGS else value:

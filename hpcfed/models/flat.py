@@ -30,9 +30,9 @@ from hpcfed.models.roles import BufferRole, roles_of, tracking
 from hpcfed.types import State
 
 ALIGNMENT, END = 64, 128  # bytes
-PRIVATE = "private."
+PRIVATE_PREFIX = "private."
 """Beginning of the names of a client's private tensors in its state; no method's names begin so."""
-PARAMETERS = f"{PRIVATE}parameters"
+PARAMETERS = f"{PRIVATE_PREFIX}parameters"
 
 Places = dict[str, tuple[int, torch.Size]]
 """Each parameter's first entry in a vector, and its shape."""
@@ -124,7 +124,7 @@ class FlatModel:
 
     def set_buffers(self, own: State, averaged: State) -> None:
         """Set the buffers to a client's own, to averaged ones, and to the fixed ones."""
-        self._groups["private"].write({name.removeprefix(PRIVATE): tensor for name, tensor in own.items()})
+        self._groups["private"].write({name.removeprefix(PRIVATE_PREFIX): tensor for name, tensor in own.items()})
         self._groups["averaged"].write(averaged)
         self._groups["fixed"].write(self._fixed)
 
@@ -142,7 +142,7 @@ class FlatModel:
         """Return a copy of the private parameters and buffers, by the names that they have in a client's state."""
         parameters = {} if self.private is None else {PARAMETERS: self.private.clone()}
         buffers = self._groups["private"].read()
-        return {**parameters, **{f"{PRIVATE}{name}": tensor for name, tensor in buffers.items()}}
+        return {**parameters, **{f"{PRIVATE_PREFIX}{name}": tensor for name, tensor in buffers.items()}}
 
     def averaged_buffers(self) -> State:
         """Return a copy of the module's averaged buffers as they are now."""

@@ -18,7 +18,7 @@ from hpcfed.config.parameters import Parameters
 from hpcfed.errors import InputError, nearest
 
 BufferRole = Literal["averaged", "private", "fixed"]
-SHOWN = 6
+MAX_LISTED = 6
 """Names that a message lists."""
 
 
@@ -53,7 +53,9 @@ def roles_of(section: Parameters, module: nn.Module) -> Roles:
     aliases = _first_names(module)
     frozen, private = (_matching(key, getattr(section, key), aliases) for key in ("frozen", "private"))
     if both := sorted(frozen & private):
-        raise InputError("parameters", expected="no name that is both private and frozen", got=", ".join(both[:SHOWN]))
+        raise InputError(
+            "parameters", expected="no name that is both private and frozen", got=", ".join(both[:MAX_LISTED])
+        )
     if section.buffers is not None and not buffers:
         raise InputError(f"parameters.buffers: {section.buffers}, but the model has no buffers", remedy="leave it out")
     found = dict(_buffer_roles(section, buffers, frozen, private))
@@ -89,9 +91,9 @@ def _hint(pattern: str, names: Sequence[str]) -> str:
     """Return a name or a pattern that the user may have meant, or the first names of the model."""
     if any(name.startswith(f"{pattern}.") for name in names):
         return f"did you mean '{pattern}.*'?"
-    if len(names) <= SHOWN:
+    if len(names) <= MAX_LISTED:
         return nearest(pattern, names)
-    return f"its names are {', '.join(names[:SHOWN])}, … ({len(names)})"
+    return f"its names are {', '.join(names[:MAX_LISTED])}, … ({len(names)})"
 
 
 def _buffer_roles(

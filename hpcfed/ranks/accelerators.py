@@ -206,7 +206,7 @@ class Cuda(Accelerator):
 
 ACCELERATORS: dict[str, Accelerator] = {kind.kind: kind for kind in (Cuda(),)}
 """By their kinds, the one that ``device: auto`` takes first."""
-USUAL = next(iter(ACCELERATORS))
+DEFAULT_ACCELERATOR = next(iter(ACCELERATORS))
 FAULTS = ("CUDA error", "cuDNN error", "HIP error", "NCCL error")
 """Words in errors of devices, which torch before 2.8 raises as a RuntimeError."""
 

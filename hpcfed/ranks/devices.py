@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.node import node
-from hpcfed.ranks.accelerators import ACCELERATORS, USUAL, VISIBLE, is_fault, is_full
+from hpcfed.ranks.accelerators import ACCELERATORS, DEFAULT_ACCELERATOR, VISIBLE, is_fault, is_full
 from hpcfed.ranks.world import World
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class RankDevices:
 
     node: str
     devices: tuple[str, ...] = ()
-    kind: str = USUAL
+    kind: str = DEFAULT_ACCELERATOR
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DeviceSlot:
     index: int | None
     sharing: int
     neighbours: int
-    kind: str = USUAL
+    kind: str = DEFAULT_ACCELERATOR
 
     @property
     def device(self) -> torch.device:
@@ -99,7 +99,7 @@ def names(visible: str | None, uuids: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def visible_devices(kind: str = USUAL) -> tuple[str, ...]:
+def visible_devices(kind: str = DEFAULT_ACCELERATOR) -> tuple[str, ...]:
     """Return the name of each device of a kind that this rank sees (see `names`)."""
     return names(os.environ.get(VISIBLE), ACCELERATORS[kind].uuids())
 

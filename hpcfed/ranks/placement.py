@@ -26,7 +26,7 @@ EXPLANATIONS = ((0,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
 
 Never steps alone: one more client in a group would then be free, and all would go to the rank that seems the fastest.
 """
-CLEARLY = 4.0
+SIGNIFICANT = 4.0
 """Squared standard errors from which an improvement of the fit is significant."""
 ROUNDING = 1e-9
 """Relative tolerance for sums of the same work in different orders of addition."""
@@ -248,9 +248,9 @@ def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:
     """Return the costs of a sample, a step and a client, (3,), ≥ 0, with as few nonzero as explain the data.
 
     Least squares over the sets in `EXPLANATIONS`. A set replaces a simpler one if its sum of squared residuals is
-    smaller by more than `CLEARLY` times their variance, which noise alone seldom achieves. Sets with nearly collinear
-    columns, or a negative cost, are skipped. Solved by hand, in Python's floats: all hosts must find the same costs to
-    the last bit, and LAPACK's results differ between processors.
+    smaller by more than `SIGNIFICANT` times their variance, which noise alone seldom achieves. Sets with nearly
+    collinear columns, or a negative cost, are skipped. Solved by hand, in Python's floats: all hosts must find the same
+    costs to the last bit, and LAPACK's results differ between processors.
 
     Args:
         products: [A b]ᵀ[A b] of the equations' columns and right side, (4, 4).
@@ -263,7 +263,7 @@ def costs_of(products: Sequence[Sequence[float]], seen: float) -> list[float]:
         if solved is None or min(solved) < 0 or freedom <= 0:
             continue
         left = max(products[3][3] - sum(cost * products[i][3] for cost, i in zip(solved, chosen, strict=True)), 0.0)
-        if best - left > CLEARLY * left / freedom:
+        if best - left > SIGNIFICANT * left / freedom:
             best, found = left, [0.0] * 3
             for cost, i in zip(solved, chosen, strict=True):
                 found[i] = cost

@@ -22,9 +22,9 @@ log = logging.getLogger("hpcfed")
 
 WAITING = 10
 """Factor by which waiting for other ranks may take longer than work on one client: they may have many clients."""
-OUTSIDE = 3600.0
+MIN_STAGE_LIMIT = 3600.0
 """Seconds that a stage outside of the rounds may take at least, however short the limit is."""
-SILENCE = 10.0
+MIN_SILENCE = 10.0
 """Seconds that a rank may be silent at least: a library that is being loaded stops all threads of Python."""
 UNKNOWN = 1800.0
 """The limit until the recipe is known: its default."""
@@ -109,9 +109,9 @@ class Watchdog:
     def _check(self, limit: float) -> None:
         stage, since, waits, in_rounds = self._now
         took = time.monotonic() - since
-        if took > (limit * (WAITING if waits else 1) if in_rounds else max(limit * WAITING, OUTSIDE)):
+        if took > (limit * (WAITING if waits else 1) if in_rounds else max(limit * WAITING, MIN_STAGE_LIMIT)):
             self._end(stage, f"nothing moved for {took:.0f} s", "raise 'watchdog' if it only is slow")
-        patience = max(limit, SILENCE)
+        patience = max(limit, MIN_SILENCE)
         if self._pulse is not None and (silent := self._pulse.silent(patience, max(limit * WAITING, patience))):
             what = f"no sign of life from {self._named([*silent])} for {min(silent.values()):.0f} s"
             self._end(stage, what, "check that host and the network; then give the same command again")
@@ -119,7 +119,7 @@ class Watchdog:
     def _period(self) -> float:
         """Return the seconds between two looks."""
         limit = UNKNOWN if self.limit is None else self.limit
-        return min(limit / 4 if self._in_rounds else max(limit, SILENCE) / 20, 5.0)
+        return min(limit / 4 if self._in_rounds else max(limit, MIN_SILENCE) / 20, 5.0)
 
     def _named(self, ranks: Sequence[int]) -> str:
         more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""

@@ -22,9 +22,9 @@ from hpcfed.io.text import Malformed, read_text
 PREFERRED_SPLITS = ("test", "train")
 PREFERRED_MEASURES = ("accuracy", "loss")
 GLOBAL = "global"
-MOST = 1 << 34
+MAX_TABLE_BYTES = 1 << 34
 """Bytes: a million clients over hundreds of evaluations."""
-DIGITS = 18
+MAX_DIGITS = 18
 """Maximum digits of a round number, and of a number of samples."""
 
 
@@ -48,7 +48,7 @@ class Clients:
     @property
     def num_samples(self) -> int | None:
         """Samples of all clients together, None if a number is missing."""
-        known = all(size.isdecimal() and len(size) <= DIGITS for size in self.sizes)
+        known = all(size.isdecimal() and len(size) <= MAX_DIGITS for size in self.sizes)
         return sum(map(int, self.sizes)) if known else None
 
     @property
@@ -70,7 +70,7 @@ def read_clients(path: Path) -> Clients | None:
     if not path.exists():
         return None
     try:
-        text = read_text(path, MOST)
+        text = read_text(path, MAX_TABLE_BYTES)
     except (OSError, Malformed) as error:
         raise InputError(f"cannot be read ({error})", where=str(path)) from error
     whole = text[: text.rfind("\n") + 1]
@@ -115,7 +115,7 @@ def _is_number(rows: Sequence[Mapping[str, str | None]], name: str) -> bool:
 
 def _whole_number(row: Mapping[str, str | None], path: Path, line: int) -> int:
     text = row.get("round") or ""
-    if not text.isdecimal() or len(text) > DIGITS:
+    if not text.isdecimal() or len(text) > MAX_DIGITS:
         raise InputError("round", where=f"{path}, line {line}", expected="a whole number", got=repr(text[:40]))
     return int(text)
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from hpcfed.config.metrics import a_metric, larger_is_better, listed
 from hpcfed.errors import InputError, shown
-from hpcfed.io.text import LARGEST, LONGEST, Malformed, parse_json, parse_yaml, read_text
+from hpcfed.io.text import MAX_JSON_BYTES, MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
 from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds, skipped_in
@@ -26,7 +26,7 @@ RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
 WORDS = ("name", "factory", "optimizer", "model")
 """Keys that hold text in every section."""
-SHOWN = 8
+HASH_DIGITS = 8
 """Digits of a file's hash."""
 
 
@@ -251,7 +251,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises InputError: it is missing or damaged.
     """
     try:
-        recipe = parse_yaml(_read_text(path, LONGEST))
+        recipe = parse_yaml(_read_text(path, MAX_YAML_LENGTH))
     except Malformed as error:
         raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
     if not isinstance(recipe, dict):
@@ -283,14 +283,14 @@ def read_code(path: Path) -> dict[str, str]:
     Empty if the run has no code of the user, or none was recorded. Raises InputError: the file is damaged.
     """
     try:
-        content = code.CodeFile.model_validate(read_json(path) or code.NOTHING)
+        content = code.CodeFile.model_validate(read_json(path) or code.NO_CODE)
     except ValidationError as error:
         raise InputError("not a record of code", where=str(path), remedy="restore the run's own file") from error
     hashes: dict[str, list[str]] = {}
     last: dict[str, str] = {}
     for part in [*content.before, content]:
         for source in part.files.values():
-            digest, seen = source.hash[:SHOWN], hashes.setdefault(source.file, [])
+            digest, seen = source.hash[:HASH_DIGITS], hashes.setdefault(source.file, [])
             if last.get(source.file) != digest:
                 seen.append(f"then {digest} from round {part.since}" if seen else digest)
                 last[source.file] = digest
@@ -313,7 +313,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_text(path: Path, most: int = LARGEST) -> str:
+def _read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
     try:
         return read_text(path, most)
     except FileNotFoundError as error:

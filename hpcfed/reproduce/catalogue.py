@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hpcfed.config.load import absolute, from_folder, read_yaml, validated
 from hpcfed.errors import InputError, nearest
-from hpcfed.reproduce.experiment import OWN, Experiment
+from hpcfed.reproduce.experiment import OWN_PAPER, Experiment
 
 FOLDER = "experiments"
-LEAST = "title, cases, methods and measure"
+REQUIRED_KEYS = "title, cases, methods and measure"
 """Keys that an experiment's file has."""
 
 
@@ -37,14 +37,14 @@ def _files() -> dict[str, tuple[Traversable, str]]:
     return found
 
 
-def read(file: Traversable, name: str, paper: str = OWN) -> Experiment:
+def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
     """Read an experiment's file; `name` and `paper` are defaults.
 
     Raises:
         InputError: the file does not fit; the message names the key, the expected and the actual value.
     """
     with resources.as_file(file) as path:
-        content = {"name": name, "paper": paper, **read_yaml(path, Experiment.noun, LEAST)}
+        content = {"name": name, "paper": paper, **read_yaml(path, Experiment.noun, REQUIRED_KEYS)}
         return validated(Experiment, content, str(path))
 
 
@@ -60,7 +60,7 @@ def read_own(path: Path) -> Experiment:
     for name, (file, paper) in _files().items():
         if isinstance(file, Path) and file.resolve() == path.resolve():
             return read(file, name, paper)
-    experiment = read(path, f"{OWN}-{path.stem}" if path.stem in _files() else path.stem)
+    experiment = read(path, f"{OWN_PAPER}-{path.stem}" if path.stem in _files() else path.stem)
     check(experiment, str(path))
     return _with_paths(experiment, path.resolve().parent, str(path))
 

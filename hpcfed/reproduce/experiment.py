@@ -19,9 +19,9 @@ from hpcfed.config.metrics import Metric, a_metric, listed
 from hpcfed.config.recipe import seed_for_all
 from hpcfed.errors import InputError
 
-OWN = "own"
+OWN_PAPER = "own"
 """In place of a paper, in a file of the user's."""
-WHOLE = ("model", "algorithm")
+REPLACED_SECTIONS = ("model", "algorithm")
 """Sections of a recipe that a new name or factory replaces as a whole, since their keys belong to it."""
 NO_NUMBERS: dict[str, Any] = {"paper": {}, "paper_beyond": {}}
 AGAINST = " against "
@@ -31,7 +31,7 @@ STEPS_OF_AVERAGE = "average_client"
 Content = dict[str, Any]
 Number = int | float | str
 """A number of a paper; text for a bound, such as ``1000+``."""
-ELSEWHERE = {
+MISPLACED_KEYS = {
     "data": "the data of a case are in cases.NAME.data",
     "name": "a run is named by its case and method",
     "output": "runs are in the experiment's folder, inside --output",
@@ -42,7 +42,7 @@ ELSEWHERE = {
 
 def part_of_a_recipe(content: Content) -> Content:
     """Validate the keys of a recipe that an experiment's file sets."""
-    for key, where in ELSEWHERE.items():
+    for key, where in MISPLACED_KEYS.items():
         if key in content:
             raise ValueError(f"no {key!r} ({where})")
     return content
@@ -249,7 +249,7 @@ class Experiment(Section):
     noun: ClassVar[str] = "experiment"
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     title: str
-    paper: str = OWN
+    paper: str = OWN_PAPER
     shows: dict[str, list[str]] = Field(default_factory=dict)
     note: str = ""
     cost: Cost = Cost()
@@ -335,14 +335,18 @@ def _whole(key: str, value: Any) -> Any:
 def merge(first: Content, second: Content) -> Content:
     """Return `first` overridden by `second`, section by section; null removes a key.
 
-    A section of `WHOLE` is replaced as a whole if `second` gives it a name or a factory.
+    A section of `REPLACED_SECTIONS` is replaced as a whole if `second` gives it a name or a factory.
     """
     merged = dict(first)
     for key, value in second.items():
         section = merged.get(key)
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, dict) and isinstance(section, dict) and not (key in WHOLE and _is_another(value)):
+        elif (
+            isinstance(value, dict)
+            and isinstance(section, dict)
+            and not (key in REPLACED_SECTIONS and _is_another(value))
+        ):
             merged[key] = merge(section, value)
         else:
             merged[key] = value

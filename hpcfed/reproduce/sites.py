@@ -31,7 +31,7 @@ from hpcfed.reproduce.measure import SettingRuns, shown
 from hpcfed.reproduce.table import so_far
 
 SITES, POOLED = "sites", "pooled"
-FAR = 2.0
+MARKED_FROM = 2.0
 """Standard errors of the difference of two means beyond which it is marked."""
 MARK = "*"
 
@@ -72,7 +72,7 @@ def compare_sites(experiment: Experiment, measured: Sequence[SettingRuns], place
         deviation = "half the 95 % confidence interval of the mean over seeds (Student's t)"
     words = (
         f"{unit} of the last evaluated model, ± {deviation}. {MARK}: the means differ by more "
-        f"than {FAR:g} standard errors of their difference and by more than one sample of the test set."
+        f"than {MARKED_FROM:g} standard errors of their difference and by more than one sample of the test set."
     )
     head = ("Method", *(f"{name} ({len(y)})" for name, (_, y) in tests.sets.items()))
     note = " ".join(filter(None, [words, so_far(measured), experiment.note]))
@@ -148,11 +148,11 @@ SEEDS = 5
 
 
 def _far(ours: Spread | None, theirs: Spread | None, size: int) -> bool:
-    """Whether two means differ by more than `FAR` standard errors, and by more than one sample in `size`."""
+    """Whether two means differ by more than `MARKED_FROM` standard errors, and by more than one sample in `size`."""
     if ours is None or theirs is None or math.isnan(ours.mean):
         return False
     error = math.sqrt(sum((one.std or 0.0) ** 2 / one.count for one in (ours, theirs)))
-    return abs(ours.mean - theirs.mean) > max(FAR * error, 1 / size + 1e-9)
+    return abs(ours.mean - theirs.mean) > max(MARKED_FROM * error, 1 / size + 1e-9)
 
 
 def _text(value: Spread | None, percent: bool) -> str:

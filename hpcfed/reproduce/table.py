@@ -11,7 +11,7 @@ from hpcfed.report.group import ABSENT
 from hpcfed.report.measure import Spread
 from hpcfed.report.tables import Table
 from hpcfed.report.text import count_text, criterion_text, difference_text, rounds_text, target_text
-from hpcfed.reproduce.experiment import OWN, Case, Experiment, Goal, Number
+from hpcfed.reproduce.experiment import OWN_PAPER, Case, Experiment, Goal, Number
 from hpcfed.reproduce.measure import (
     SettingRuns,
     TargetCost,
@@ -36,7 +36,7 @@ def make_table(experiment: Experiment, measured: Sequence[SettingRuns]) -> Table
     rows: list[Row] = []
     for case, settings in by_case(experiment, measured).values():
         rows += rows_of(experiment, case, settings)
-    if experiment.paper == OWN and not any(case.paper or case.paper_beyond for case in experiment.cases.values()):
+    if experiment.paper == OWN_PAPER and not any(case.paper or case.paper_beyond for case in experiment.cases.values()):
         header, *rows = _without_papers([header, *rows])
     remarks = [words, so_far(measured) if experiment.measure.kind == "tuned" else "", experiment.note]
     return Table(experiment.title, header, tuple(rows), " ".join(filter(None, remarks)))

@@ -29,7 +29,7 @@ UNIMPORTANT = ("name", "output", "observers", "checkpoint", "watchdog", "update_
 OF_OWN_STATE = {"client-average", "step-average"}
 """Values of ``evaluate.model`` with a state of their own, which the hash of a round includes."""
 OF_TRAINING = ("cohort", "local_loss", "delta_sq", "mean_delta_sq", "server_lr")
-SHOWN = 6
+MAX_LISTED = 6
 """Columns, or clients, that are named at most."""
 Say = Callable[[str], None]
 
@@ -101,7 +101,7 @@ def _first_other_round(
             found = [one for one in found if one.column in OF_TRAINING]
         if found and (found[0].column == "hash" or not by_hash):
             say(f"part in round {row['round']}")
-            for one in [one for one in found if one.column != "hash"][:SHOWN]:
+            for one in [one for one in found if one.column != "hash"][:MAX_LISTED]:
                 say(f"  {one.column}: {one.recorded} and {one.here}" if one.column != "cohort" else "  cohort differs")
             return int(row["round"])
         if found and scores is None:
@@ -139,8 +139,8 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
         say(says)
         return
     names = begun[0].parts.federation.client_names()
-    shown = ", ".join(f"{client} ({names[client]})" for client in other[:SHOWN])
-    more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+    shown = ", ".join(f"{client} ({names[client]})" for client in other[:MAX_LISTED])
+    more = f" and {len(other) - MAX_LISTED} more" if len(other) > MAX_LISTED else ""
     say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}{more}")
     replays = [replay_in(run, one, round, other[0]) for run, one in zip(runs, begun, strict=True)]
     unlike = [

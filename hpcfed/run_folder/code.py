@@ -58,7 +58,7 @@ class CodeFile(CodeOfRounds):
     before: list[CodeOfRounds]
 
 
-NOTHING: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
+NO_CODE: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
 """The content where there is no file."""
 
 
@@ -230,7 +230,7 @@ class CodeRecord:
         try:
             return CodeFile.model_validate(parse_json(read_text(self._path))).model_dump()
         except FileNotFoundError:
-            return {**NOTHING}
+            return {**NO_CODE}
         except OSError as error:
             raise InputError("cannot be read", where=str(self._path), got=error.strerror or str(error)) from None
         except ValueError:  # pydantic's, too

@@ -13,7 +13,7 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import LONGEST_LINE
 from hpcfed.run_folder.code import FRESH
-from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, PRIVATE, SIGNATURE
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, PRIVATE_FILES, SIGNATURE
 from hpcfed.run_folder.rounds import RECORD, RESTORE, count_rounds, parse_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES, bytes_of_update_hashes
 
@@ -22,7 +22,7 @@ OF_THE_END = ("result.json", *MODELS, CERTIFICATE, SIGNATURE)
 """Files that a run leaves when it ends."""
 HEADER = "".join(f"{name}," for name in ROW_KEYS).encode()
 """Beginning of the header of ``clients.csv``."""
-DIGITS = 18
+MAX_DIGITS = 18
 """Maximum digits of a round number in ``clients.csv``."""
 
 
@@ -51,7 +51,7 @@ def cut(folder: Path, done: int, state: str | None, *, client_rows: int = 0, upd
     for name in OF_THE_END:
         (folder / name).unlink(missing_ok=True)
     for entry in (folder / "private").glob("*"):
-        if PRIVATE.fullmatch(entry.name):
+        if PRIVATE_FILES.fullmatch(entry.name):
             entry.unlink()
 
 
@@ -108,4 +108,4 @@ def _bytes_of_clients(path: Path, done: int, expected: int) -> int:
 def _is_row(line: bytes, done: int) -> bool:
     """Whether a line of ``clients.csv`` is a whole row of the first `done` rounds."""
     round = line.partition(b",")[0]
-    return line.endswith(b"\n") and round.isdigit() and len(round) <= DIGITS and int(round) <= done
+    return line.endswith(b"\n") and round.isdigit() and len(round) <= MAX_DIGITS and int(round) <= done

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.io.atomic import write_whole
-from hpcfed.io.text import LONGEST, Malformed, parse_json, parse_yaml, read_text
+from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.run_folder.code import ACCEPTED, NAME
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
@@ -32,23 +32,23 @@ RECORD = (
     "logs",
 )
 """Files that are put aside when a run starts again."""
-PRIVATE = re.compile(r"(client-\d+|initial)\.safetensors")
+PRIVATE_FILES = re.compile(r"(client-\d+|initial)\.safetensors")
 """Files in ``private/``: the private parameters and buffers of each client, and those that all begin with."""
 INITIAL = "private/initial.safetensors"
 ASIDE = "previous-*"
 """Folders of earlier runs."""
-BEFORE = (LOCK, "logs", "checkpoints", NAME)
+EARLY_ENTRIES = (LOCK, "logs", "checkpoints", NAME)
 """Entries that may exist before a run has written its recipe."""
 REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RECORD)))})\.\d+\.tmp")
 """Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""
 
 
 def has_files(folder: Path) -> bool:
-    """Whether there are files other than those of `BEFORE`, temporary files and earlier runs."""
+    """Whether there are files other than those of `EARLY_ENTRIES`, temporary files and earlier runs."""
     if not folder.exists():
         return False
     return any(
-        entry.name not in BEFORE and not REMAINS.fullmatch(entry.name) and not entry.match(ASIDE)
+        entry.name not in EARLY_ENTRIES and not REMAINS.fullmatch(entry.name) and not entry.match(ASIDE)
         for entry in folder.iterdir()
     )
 
@@ -75,7 +75,7 @@ def read_recipe(folder: Path) -> dict[str, Any]:
             remedy="choose another output",
         )
     try:
-        found = parse_yaml(read_text(path, LONGEST))
+        found = parse_yaml(read_text(path, MAX_YAML_LENGTH))
     except Malformed:
         found = None
     if not isinstance(found, dict):

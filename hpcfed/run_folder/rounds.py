@@ -39,7 +39,7 @@ COLUMNS = (*NUMBERS, "round", "params", "attempts", "never_drawn", "delta_sq", "
 """Columns that a record may have with any method and any data; docs/record.md explains them."""
 RESTORE = "restore the file, or run again in another folder"
 OWN_RECORD = "restore the run's own record"
-DEEPEST = 8
+MAX_DEPTH = 8
 """Levels of objects in a round that become columns."""
 
 
@@ -200,7 +200,7 @@ def count_rounds(path: Path) -> int:
 
 def _leaves(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in row.items():
-        if isinstance(value, Mapping) and f"{prefix}{key}" not in METRICS and prefix.count(".") < DEEPEST:
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in METRICS and prefix.count(".") < MAX_DEPTH:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

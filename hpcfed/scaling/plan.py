@@ -16,7 +16,7 @@ from hpcfed.config.recipe import CohortSection, Recipe
 from hpcfed.errors import InputError
 from hpcfed.ranks.placement import homes, spread
 
-DRAWN = 10
+DRAWN_ROUNDS = 10
 """Rounds whose cohorts are drawn and placed to compute the slowest rank's load."""
 
 
@@ -84,7 +84,7 @@ def load(recipe: Recipe, sizes: np.ndarray, ranks: int, cohort: int | None) -> L
     balanced = recipe.balances(method.local.stateful)
     drawn = Cohorts(recipe, sizes, recipe.weights or method.local.weights)
     home, slowest, average = homes(sizes, ranks), [], []
-    for round in range(1, min(DRAWN, recipe.rounds) + 1):
+    for round in range(1, min(DRAWN_ROUNDS, recipe.rounds) + 1):
         members = drawn.round(round)
         at_home = home[members.clients]
         where = spread(members.work, at_home, ranks) if balanced else at_home

@@ -16,7 +16,7 @@ from hpcfed.scaling.plan import Load, left_out, load
 
 TOLERATED = 0.3
 """Largest held-out error with which predictions are made."""
-FAR = 8
+MAX_EXTRAPOLATION = 8
 """A prediction says so if its cohort is more than this many times the largest one measured: the cost of a member,
 which nearly nothing tells from noise where a round takes long, counts that often."""
 
@@ -218,6 +218,6 @@ def _doubts(row: ScalingRow, measured: Sequence[RankTimes], network: Network | N
         doubts.append("not verified on a network")
     elif row.ranks > ranks:
         doubts.append(f"beyond the {ranks} ranks measured")
-    if row.cohort > FAR * cohort:
+    if row.cohort > MAX_EXTRAPOLATION * cohort:
         doubts.append(f"{row.cohort / cohort:.0f} × the cohort measured")
     return "; ".join(doubts)

@@ -40,7 +40,7 @@ LINE, SPACED, BETWEEN, AROUND = 1.35, 1.2, 0.35, 0.32
 ticks and space around a panel."""
 WIDE, BOLD, TICK = 0.58, 0.66, 7
 """Widths in font sizes: a character, and a bold one; characters of a tick and its space."""
-LABEL = 25
+LABEL_WIDTH = 25
 """Characters of a line of a method's title."""
 BEYOND = 2.0
 """Typical half-widths of intervals that are drawn beyond the outermost marks: longer ones end in an arrow."""
@@ -219,7 +219,7 @@ def draw_forest(forest: Forest, shown: Sequence[ForestPanel], medium: Medium) ->
     """Draw panels in rows, three or four beside each other where there are as many."""
     columns = len(shown) if len(shown) <= 4 else 4 if len(shown) in (7, 8) or len(shown) > 9 else 3
     inch = medium.font / 72
-    titles = ["\n".join(_wrapped(title, LABEL, 3)) for title in forest.titles]
+    titles = ["\n".join(_wrapped(title, LABEL_WIDTH, 3)) for title in forest.titles]
     beside = WIDE * inch * max(len(line) for title in titles for line in title.split("\n"))
     width = ((medium.width - beside) / columns - 2 * inch) / inch
     room, room_bold = int(width / WIDE), int(width / BOLD)
@@ -325,7 +325,7 @@ def _keys(forest: Forest, shown: Sequence[ForestPanel]) -> Iterator[Line2D]:
     def mark(row: int, label: str) -> Line2D:
         return Line2D([], [], label=literal(label), **_marker(forest, row))
 
-    yield mark(forest.reference, f"{_cut(forest.titles[forest.reference], LABEL)}, dashed line")
+    yield mark(forest.reference, f"{_cut(forest.titles[forest.reference], LABEL_WIDTH)}, dashed line")
     others = [k for k in range(len(forest.titles)) if k != forest.reference]
     for is_method, label in ((True, "other methods"), (False, "baselines")):
         if rows := [k for k in others if forest.methods[k] == is_method]:

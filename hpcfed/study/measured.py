@@ -16,7 +16,7 @@ from hpcfed.config.metrics import UNMEASURED_COLUMNS
 from hpcfed.config.recipe import Seeds
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, read_text
-from hpcfed.report.clients import MOST
+from hpcfed.report.clients import MAX_TABLE_BYTES
 from hpcfed.report.read import CLIENTS
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
@@ -143,7 +143,7 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     try:
-        yield from csv.DictReader(read_text(path, MOST).splitlines())
+        yield from csv.DictReader(read_text(path, MAX_TABLE_BYTES).splitlines())
     except (OSError, Malformed, csv.Error) as error:
         raise InputError("cannot be read", where=str(path), got=str(error), remedy="remove the run's folder") from None
 

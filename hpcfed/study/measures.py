@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.metrics import (
-    ABSENT,
     BY_HAND,
+    CLASS_ABSENT,
     CLASSES,
     DIRECTIONS,
     LABELS,
@@ -26,7 +26,7 @@ from hpcfed.config.recipe import Recipe
 MOST_CLASSES = 10
 """Most classes of a confusion matrix on the page."""
 CONFUSION = "confusion-matrix"
-USUAL = {CLASSES: "auroc", LABELS: "auroc", NUMBERS: "rmse", TIMES: "concordance"}
+DEFAULT_METRICS = {CLASSES: "auroc", LABELS: "auroc", NUMBERS: "rmse", TIMES: "concordance"}
 """The metric of a study whose recipe names none, by kind of target."""
 ACCURACY, LOSS = "accuracy", "loss"
 OF_PREDICTIONS = ("balanced-accuracy", "f1-macro")
@@ -54,7 +54,7 @@ class StudyMetric:
     @property
     def needs_all_labels(self) -> bool:
         """Whether it is undefined where samples lack a label."""
-        return self.undefined == ABSENT
+        return self.undefined == CLASS_ABSENT
 
     @property
     def without_direction(self) -> str:
@@ -77,7 +77,7 @@ def with_metrics(recipe: Recipe, task: str, num_classes: int | None) -> Recipe:
     """Return the recipe with the metrics of the study; those that need scikit-learn only where it is installed."""
     named, kind = dict(recipe.evaluate.metrics), targets_of(task, num_classes)
     has_sklearn = find_spec("sklearn") is not None
-    usual = USUAL.get(kind, "")
+    usual = DEFAULT_METRICS.get(kind, "")
     if not named and usual and (has_sklearn or usual in BY_HAND):
         named[usual] = usual
     few = kind == CLASSES and (num_classes or 0) <= MOST_CLASSES

@@ -16,7 +16,7 @@ from data_prep.streams import stream
 from hpcfed.errors import InputError, counted
 
 HOLDOUT, FOLDS, SITE_OUT = KINDS = ("holdout", "k-fold", "leave-one-site-out")
-LEAST = 2
+MIN_STRATUM = 2
 """Samples of a stratum for a holdout: one on each side."""
 WITHOUT = "prepare the data without that site, such as with --min-samples"
 UNMET = 0.1
@@ -92,12 +92,12 @@ def make_splits(
         return _by_group(kind, site, label, group, count, fraction, seed, sites, labels, purpose)
     if kind == SITE_OUT:
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
-    least = count if kind == FOLDS else LEAST
+    least = count if kind == FOLDS else MIN_STRATUM
     sizes = np.bincount(site, minlength=len(sites))
     if sizes.min() < least:
         k = int(sizes.argmin())
         what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} is too small"
-        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= LEAST else WITHOUT
+        remedy = "ask for fewer folds" if kind == FOLDS and sizes.min() >= MIN_STRATUM else WITHOUT
         raise InputError(what, expected=f"at least {least} samples", got=str(sizes[k]), remedy=remedy)
     tests = np.zeros((count, len(site)), bool)
     remarks: list[str] = []
@@ -172,13 +172,13 @@ def _by_group(
     if kind == SITE_OUT:
         _refuse_shared(site, group, sites)
         return Splits(tuple(TrainTestSplit(site == k, k) for k in range(len(sites))))
-    least = count if kind == FOLDS else LEAST
+    least = count if kind == FOLDS else MIN_STRATUM
     pairs = np.unique(np.stack([site, group], axis=1), axis=0)
     numbers = np.bincount(pairs[:, 0], minlength=len(sites))
     if numbers.min() < least:
         k = int(numbers.argmin())
         what = f"{kind} of {counted(count, 'split')}: site {sites[k]!r} has too few groups"
-        remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= LEAST else WITHOUT
+        remedy = "ask for fewer folds" if kind == FOLDS and numbers.min() >= MIN_STRATUM else WITHOUT
         raise InputError(what, expected=f"at least {least}", got=str(numbers[k]), remedy=remedy)
     stratum = site if label is None else site * (1 + int(label.max())) + label
     if kind == FOLDS:

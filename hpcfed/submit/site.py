@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from hpcfed.config.load import validated
 from hpcfed.errors import InputError
-from hpcfed.io.text import LONGEST, parse_yaml, read_text
+from hpcfed.io.text import MAX_YAML_LENGTH, parse_yaml, read_text
 
 SAFE = re.compile(r"[\w@%+=:,./&|!*()\[\]^~-]+")
 """Words safe for sbatch and `module load`: no white space, no quotes, nothing that a shell expands outside quotes."""
@@ -83,7 +83,7 @@ def read_site(path: Path | None) -> Site:
         if path is None or not path.exists():
             return Site()
     try:
-        content = parse_yaml(read_text(path, LONGEST, pipes=True))
+        content = parse_yaml(read_text(path, MAX_YAML_LENGTH, pipes=True))
     except (OSError, ValueError) as error:
         raise InputError("site file cannot be read", where=str(path), got=str(error), remedy="check the path") from None
     if not isinstance(content or {}, dict):

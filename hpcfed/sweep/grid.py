@@ -23,11 +23,11 @@ DECIMAL = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 NUMBER = re.compile(DECIMAL)
 POWER = re.compile(rf"({DECIMAL})\*\*({DECIMAL})")
 NOT_SWEPT = {"seed": "use --seeds", "seeds": "use --seeds", "output": "use --output", "name": "name the recipe"}
-MOST = 1000
+MAX_VALUES = 1000
 """Maximum number of values of one grid."""
-DIGITS = 20
+MAX_DIGITS = 20
 """Maximum number of digits of a seed or a count; all seeds of 64 bits have fewer or as many."""
-SHOWN = 4
+LABEL_DIGITS = 4
 """Significant digits of a number in labels and folder names."""
 
 
@@ -135,35 +135,39 @@ def parse_seeds(text: str) -> list[int]:
     """
     words = [word.strip() for word in text.removesuffix(",").split(",")]
     if (
-        not all(word.isascii() and word.isdigit() and len(word) <= DIGITS for word in words)
-        or not 0 < len(words) <= MOST
+        not all(word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS for word in words)
+        or not 0 < len(words) <= MAX_VALUES
     ):
         raise InputError("--seeds", expected="how many, or a list such as 0,1,2", got=repr(text))
     numbers = [int(word) for word in words]
-    seeds = numbers if "," in text else list(range(min(numbers[0], MOST + 1)))  # one more than `MOST` is refused
-    if not 0 < len(seeds) <= MOST or len(set(seeds)) < len(seeds):
-        raise InputError("--seeds", expected=f"1 to {MOST} different seeds", got=repr(text))
+    seeds = (
+        numbers if "," in text else list(range(min(numbers[0], MAX_VALUES + 1)))
+    )  # one more than `MAX_VALUES` is refused
+    if not 0 < len(seeds) <= MAX_VALUES or len(set(seeds)) < len(seeds):
+        raise InputError("--seeds", expected=f"1 to {MAX_VALUES} different seeds", got=repr(text))
     return seeds
 
 
 def _split(text: str, where: str) -> list[str]:
-    """Return the texts of the values, of which there are 1 to `MOST`."""
+    """Return the texts of the values, of which there are 1 to `MAX_VALUES`."""
     try:
         parts = split_list(text)
     except Malformed:
         parts = []
     if not parts:
         raise InputError("a grid", where=where, expected="values with commas between them", got=repr(text))
-    if len(parts) > MOST:
-        raise InputError("a grid", where=where, expected=f"at most {MOST} values", got=str(len(parts)))
+    if len(parts) > MAX_VALUES:
+        raise InputError("a grid", where=where, expected=f"at most {MAX_VALUES} values", got=str(len(parts)))
     return parts
 
 
 def _range(ends: Sequence[str], where: str) -> list[Value]:
     """Return the values of ``low:high:count``: powers of one base, or evenly spaced numbers."""
-    is_count = len(ends) == 3 and ends[2].isascii() and ends[2].isdigit() and len(ends[2]) <= DIGITS
-    if not is_count or not 2 <= int(ends[2]) <= MOST:
-        raise InputError("a range", where=where, expected=f"low:high:count, a count of 2 to {MOST}", got=":".join(ends))
+    is_count = len(ends) == 3 and ends[2].isascii() and ends[2].isdigit() and len(ends[2]) <= MAX_DIGITS
+    if not is_count or not 2 <= int(ends[2]) <= MAX_VALUES:
+        raise InputError(
+            "a range", where=where, expected=f"low:high:count, a count of 2 to {MAX_VALUES}", got=":".join(ends)
+        )
     steps = int(ends[2]) - 1
     powers = [POWER.fullmatch(end) for end in ends[:2]]
     if powers[0] and powers[1]:
@@ -205,7 +209,7 @@ def _numeric(value: int | float) -> Value:
 
 
 def _shown(value: float) -> str:
-    return f"{value:.{SHOWN}g}"
+    return f"{value:.{LABEL_DIGITS}g}"
 
 
 def _is_number(text: str) -> bool:

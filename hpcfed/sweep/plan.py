@@ -19,7 +19,7 @@ from hpcfed.run_folder.identity import WITHOUT_EFFECT, identity
 from hpcfed.setup import resolve
 from hpcfed.sweep.grid import Grid, Point, points
 
-LONGEST = 120
+MAX_NAME_LENGTH = 120
 """Maximum length of a run's name; file systems limit names."""
 
 
@@ -146,8 +146,8 @@ def _names(configurations: Sequence[Point]) -> list[str]:
     repeated = Counter(names)
     return [
         name
-        if len(name) <= LONGEST and repeated[name] == 1
-        else f"{name[:LONGEST]}-{hashlib.sha256(' '.join(point.overrides).encode()).hexdigest()[:8]}"
+        if len(name) <= MAX_NAME_LENGTH and repeated[name] == 1
+        else f"{name[:MAX_NAME_LENGTH]}-{hashlib.sha256(' '.join(point.overrides).encode()).hexdigest()[:8]}"
         for name, point in zip(names, configurations, strict=True)
     ]
 

@@ -14,7 +14,7 @@ from hpcfed.sweep.run import standings
 from hpcfed.sweep.select import Candidate, Row, Rule, candidates, remarks
 from hpcfed.sweep.table import read_results, result_records, summary_records, write_tables
 
-SHOWN = 10
+MAX_SHOWN = 10
 """Maximum number of configurations shown in the terminal."""
 
 
@@ -31,14 +31,14 @@ class RankedSweep:
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """The header and the first rows of the table of configurations, as text."""
         head = ("rank", *(grid.key for grid in self.plan.grids), self.rule.column, "±", "runs")
-        return head, [self._row(candidate) for candidate in self.ranked[:SHOWN]]
+        return head, [self._row(candidate) for candidate in self.ranked[:MAX_SHOWN]]
 
     @property
     def notes(self) -> list[str]:
         """The remarks below the table."""
         said = [f"{self.rule}, ± one standard deviation over seeds"]
-        if len(self.ranked) > SHOWN:
-            said.append(f"{len(self.ranked) - SHOWN} more in summary.csv")
+        if len(self.ranked) > MAX_SHOWN:
+            said.append(f"{len(self.ranked) - MAX_SHOWN} more in summary.csv")
         return [*said, *remarks(self.plan, self.ranked, self.rule)]
 
     def _row(self, candidate: Candidate) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcfed.config.metrics import MEASURED, direction_of_column, is_matrix, is_percentage
+from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.report.read import mixed_code
@@ -29,7 +29,7 @@ LAST = 10
 """Default number of rounds to average."""
 REPORTED = "method."
 """Beginning of the columns of numbers that a server rule reports; their names are known after a round."""
-USUAL = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
+DEFAULT_COLUMNS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
 """Columns of the default rule: the first that any run recorded."""
 
 
@@ -131,19 +131,19 @@ def _own_columns(recipe: Recipe) -> Iterator[str]:
     """Yield the columns of the recipe's metrics, and of statistics over clients."""
     metrics = [name for name, metric in recipe.evaluate.metrics.items() if not is_matrix(metric)]
     yield from (f"{part}_{name}" for part in ("test", "train") for name in metrics)
-    measures = (*MEASURED, *metrics)
+    measures = (*ALWAYS_MEASURED, *metrics)
     over_clients = (recipe.evaluate.clients.models, ("train", "test"), measures, ("mean", "worst_decile", "variance"))
     if recipe.evaluate.clients.every:
         yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
 
 
 def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
-    """Return the default rule, of the first of `USUAL` that any run recorded: the mean over the last rounds.
+    """Return the default rule, of the first of `DEFAULT_COLUMNS` that any run recorded: the mean over the last rounds.
 
     Of runs that end by their scores it is the last round alone, since a fast one has few rounds, and so poor ones.
     """
-    recorded = {column for rows in records for row in rows[-1:] for column in USUAL if column in row}
-    column = next((column for column in USUAL if column in recorded), USUAL[-1])
+    recorded = {column for rows in records for row in rows[-1:] for column in DEFAULT_COLUMNS if column in row}
+    column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])
     by_scores = any(unit.recipe.stop.by_scores for unit in plan.units)
     last = 1 if by_scores else min(LAST, *(unit.recipe.rounds for unit in plan.units))
     return Rule(column, last, bool(direction_of_column(column, {})), is_percentage(column))

@@ -33,7 +33,7 @@ CLIENTS, ROUNDS = 2, 6
 """Clients per round and number of rounds to train for the measurement; the first round only warms up."""
 ENOUGH = 5.0
 """Seconds after which no further round is measured."""
-DRAWN = 100
+DRAWN_ROUNDS = 100
 """Rounds whose cohorts are drawn and placed."""
 FORWARD = 3
 """A sample's time in a training step over that of its forward pass, where no test set says what this takes."""
@@ -214,7 +214,7 @@ def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[f
     """Return the samples visited in a round on its slowest rank and on the average one, means over drawn rounds."""
     home = homes(np.where(cohorts.present, parts.federation.sizes, 0), ranks)
     slowest, average = [], []
-    for round in np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist():
+    for round in np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist():
         cohort = cohorts.round(round)
         at_home = home[cohort.clients]
         where = spread(cohort.work, at_home, ranks) if recipe.balances(parts.method.local.stateful) else at_home
@@ -248,7 +248,7 @@ def _record_bytes(recipe: Recipe, parts: Parts) -> int:
     """Return the bytes of a run's record: a line a round, and a line for each client, model and split measured."""
     federation, clients = parts.federation, recipe.evaluate.clients
     digits = len(str(federation.num_clients))
-    drawn = np.unique(np.linspace(1, recipe.rounds, DRAWN).astype(int)).tolist()
+    drawn = np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist()
     members = fmean(len(parts.cohorts.round(round).clients) for round in drawn)
     total = recipe.rounds * (A_ROUND + members * (digits + 2))
     if clients.every:

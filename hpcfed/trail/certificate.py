@@ -37,13 +37,13 @@ from hpcfed.run_folder.rounds import RECORD, iterate_rounds
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 FORMAT, VERSION = "hpcfed-certificate", 1
-MEASURED = ("seconds", "imbalance")
+VARYING_COLUMNS = ("seconds", "imbalance")
 """Columns of the record that differ from run to run."""
 FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE, *MODELS)
 LARGEST_STATES = 1 << 30
 """Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.checkpoint.layout`)."""
 DIGITS = 16
-ELSEWHERE = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
+IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
 """Keys of the recipe that decide no result."""
 KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
 """Entries that are read, by their types."""
@@ -110,7 +110,7 @@ def doubts(environment: Mapping[str, Any], first_skipped: int | None) -> Iterato
 
 def row_digest(row: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a round's row of the record, without what was measured."""
-    kept = {key: value for key, value in row.items() if key not in MEASURED}
+    kept = {key: value for key, value in row.items() if key not in VARYING_COLUMNS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ class CertifiedRounds:
     """
 
     def __init__(self, basis: Mapping[str, Any], state: str | None = None):
-        decides = {**basis, "recipe": deciding(basis["recipe"], ELSEWHERE) | ({STATE: state} if state else {})}
+        decides = {**basis, "recipe": deciding(basis["recipe"], IRRELEVANT_KEYS) | ({STATE: state} if state else {})}
         self.entries = list[str]()
         self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         self.first_skipped: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hpcfed.run_folder.rounds import line_of
-from hpcfed.trail.certificate import MEASURED
+from hpcfed.trail.certificate import VARYING_COLUMNS
 
 CONTINUOUS = ("local_loss", "mean_delta_sq", "delta_sq", "server_lr", "train_loss", "test_loss")
 """Columns that show by how much two rounds differ, and that a tolerance applies to."""
@@ -48,7 +48,7 @@ def in_bits(recorded: Mapping[str, Any], row: Mapping[str, Any]) -> list[Differe
     What was measured does not count; nor a score that one of the two lacks, since ``evaluate`` may have changed.
     """
     here = json.loads(line_of(row))
-    found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(MEASURED)]
+    found = [Difference(key, recorded[key], here[key]) for key in recorded.keys() & here.keys() - set(VARYING_COLUMNS)]
     differing = [one for one in found if one.recorded != one.here and not _is_absent_score(one)]
     return sorted(differing, key=lambda one: (one.column != "hash", one.column not in CONTINUOUS, one.column))
 

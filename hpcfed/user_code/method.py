@@ -43,7 +43,7 @@ from hpcfed.user_code.repeated import hashes_of, lost_assignment, with_own_conta
 log = logging.getLogger("hpcfed")
 DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 """Types of a state's tensors: those that hashes, checkpoints and moves between ranks can hold."""
-LARGEST = 2**63
+MAX_INTEGER = 2**63
 """Magnitude from which a whole number of the record becomes a float."""
 Lendable = dict[str, Tensor | State]
 """Arguments of a call, which must be left as they are, by name."""
@@ -306,7 +306,7 @@ class _CheckedServer(_Checked):
             if not isinstance(name, str):
                 self._refuse("step", "the name of a metric", "text", shown(name))
             self._check_number("step", f"its metric {name!r}", number)
-        large = {name: float(number) for name, number in update.metrics.items() if abs(number) >= LARGEST}
+        large = {name: float(number) for name, number in update.metrics.items() if abs(number) >= MAX_INTEGER}
         return replace(update, w=self._closed(update.w), metrics={**update.metrics, **large})
 
 

@@ -23,7 +23,7 @@ from hpcfed.verify.faults import data_faults, folder_faults
 
 AGREES, DIFFERS = 0, 1
 """Exit codes; 2 and 4 where verification cannot be done."""
-SHOWN = 4
+MAX_LISTED = 4
 """Differing columns that are printed."""
 
 
@@ -174,7 +174,7 @@ class Recomputation:
         round, other = done.reporter.compared[-1], self._other_machine(done.folder)
         if not other:
             self._say(f"differs from round {round} (of rounds {segment.start + 1} to {segment.stop})")
-            for fault in done.reporter.faults[:SHOWN]:
+            for fault in done.reporter.faults[:MAX_LISTED]:
                 self._say(f"  {fault}")
             return DIFFERS
         self._say(f"this machine computes other bits: {'; '.join(other)}")
@@ -202,7 +202,7 @@ class Recomputation:
             with self.again(Segment(start, start + 1), judge) as done:
                 if not done.agrees:
                     self._say(f"differs in round {start + 1}, by more than {tolerance:g}, from its recorded state")
-                    for fault in done.reporter.faults[:SHOWN]:
+                    for fault in done.reporter.faults[:MAX_LISTED]:
                         self._say(f"  {fault}")
                     return DIFFERS
         rounds = _named([start + 1 for start in starts])

@@ -11,9 +11,9 @@ from rich.text import Text
 BLANK = 0x2800
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a Braille character, by row and column of the dot."""
-LABEL = 8
+AXIS_WIDTH = 8
 """Width of the vertical axis, characters."""
-LARGEST = 1e300
+MAX_VALUE = 1e300
 """Values are cut to ± this, so that differences of two are finite."""
 
 
@@ -26,9 +26,9 @@ class Series:
     y: Sequence[float]
 
     def points(self) -> list[tuple[float, float]]:
-        """Return the finite points in order, cut to ±`LARGEST`."""
+        """Return the finite points in order, cut to ±`MAX_VALUE`."""
         each = zip(self.x, self.y, strict=True)
-        return [(x, max(-LARGEST, min(LARGEST, y))) for x, y in each if math.isfinite(x) and math.isfinite(y)]
+        return [(x, max(-MAX_VALUE, min(MAX_VALUE, y))) for x, y in each if math.isfinite(x) and math.isfinite(y)]
 
 
 class Canvas:
@@ -72,21 +72,23 @@ def chart(
 
     Accuracies leave out the steep first fifth; losses that span a decade are logarithmic.
     """
-    canvas = Canvas(max(width - LABEL, 8), max(height - 2, 3))
+    canvas = Canvas(max(width - AXIS_WIDTH, 8), max(height - 2, 3))
     scale = _scale([one.points() for one in series], is_percentage=is_percentage)
     for one in series:
         placed = [((x - 1) / max(rounds - 1, 1), scale.place(y)) for x, y in one.points()]
         for start, end in zip(placed, placed[1:] or placed, strict=False):
             canvas.line(start, end, one.colour)
-    lines = [Text(" " * LABEL).append(title, "bold").append(", logarithmic" if scale.is_logarithmic else "", "dim")]
+    lines = [
+        Text(" " * AXIS_WIDTH).append(title, "bold").append(", logarithmic" if scale.is_logarithmic else "", "dim")
+    ]
     marks = {0: 1.0, canvas.height // 2: 1 - (canvas.height // 2) / (canvas.height - 1), canvas.height - 1: 0.0}
     for number, row in enumerate(canvas.rows()):
         label = _label(scale.value(marks[number]), is_percentage=is_percentage) if number in marks else ""
         axis = "┤" if number in marks else "│"
-        lines.append(Text().append(f"{label:>{LABEL - 2}} {axis}", "dim").append_text(row))
+        lines.append(Text().append(f"{label:>{AXIS_WIDTH - 2}} {axis}", "dim").append_text(row))
     last = f"round {rounds}"
     gap = canvas.width - len(last) - 1
-    lines.append(Text(" " * LABEL + "1" + " " * gap + last, "dim"))
+    lines.append(Text(" " * AXIS_WIDTH + "1" + " " * gap + last, "dim"))
     return lines
 
 

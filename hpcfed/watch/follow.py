@@ -16,13 +16,13 @@ from hpcfed.report.clients import Clients, read_clients
 from hpcfed.report.read import CLIENTS, RECIPE, SWEEP, read_json, read_recipe, run_folders, run_status
 from hpcfed.run_folder.rounds import RECORD, Columns, numbers_of, parse_rounds
 
-RECENT = 20
+RECENT_ROUNDS = 20
 """Number of last rounds whose mean time predicts the rest."""
-BEFORE = ("logs", "checkpoints")
+EARLY_ENTRIES = ("logs", "checkpoints")
 """Entries that a run's folder may have before its recipe."""
 LARGEST_TABLE = 1 << 20
 """Most bytes of a table of clients that is read."""
-SILENCE = 60.0
+MIN_SILENCE = 60.0
 """Seconds without a new round, beyond the usual time of a round, after which a run counts as silent."""
 
 
@@ -36,8 +36,9 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all runs have ended and no more are to come; an unfinished sweep counts as stopped after `SILENCE`
-        seconds of silence.
+        """Whether all runs have ended and no more are to come.
+
+        An unfinished sweep counts as stopped after `MIN_SILENCE` seconds without news.
         """
         return not self._begin_later and all(run.is_over for run in self.runs)
 
@@ -59,7 +60,7 @@ class Watch:
         self.runs = list(found.values())
         for run in self.runs:
             run.look()
-        self._begin_later = bool(awaited) or any(min(run.silent for run in inside) < SILENCE for inside in sweeps)
+        self._begin_later = bool(awaited) or any(min(run.silent for run in inside) < MIN_SILENCE for inside in sweeps)
         if len({run.name for run in self.runs}) < len(self.runs):
             above = os.path.commonpath([run.folder.absolute().parent for run in self.runs])
             for run in self.runs:
@@ -74,7 +75,7 @@ def is_awaited(folder: Path) -> bool:
         return False
     if (folder / SWEEP).is_file():
         return not any((folder / "runs").glob(f"**/{RECIPE}"))
-    return all(child.name.startswith(".") or child.name in BEFORE for child in folder.iterdir())
+    return all(child.name.startswith(".") or child.name in EARLY_ENTRIES for child in folder.iterdir())
 
 
 def _runs_of_sweep(folder: Path) -> int:
@@ -156,7 +157,7 @@ class WatchedRun:
 
     def recent(self, name: str) -> float:
         """Return a column's mean over the last rounds, nan if none of them recorded it."""
-        values = [value for value in self.columns.get(name, ())[-RECENT:] if math.isfinite(value)]
+        values = [value for value in self.columns.get(name, ())[-RECENT_ROUNDS:] if math.isfinite(value)]
         return sum(values) / len(values) if values else math.nan
 
     def seconds_left(self) -> float:
@@ -166,7 +167,7 @@ class WatchedRun:
     def is_silent(self) -> bool:
         """Whether the record has not grown for much longer than a round takes."""
         pace = self.recent("seconds.total")
-        return not self.is_over and self.silent > SILENCE + (20 * pace if math.isfinite(pace) else 0)
+        return not self.is_over and self.silent > MIN_SILENCE + (20 * pace if math.isfinite(pace) else 0)
 
 
 def _rounds(recipe: Mapping[str, Any], path: Path) -> int:

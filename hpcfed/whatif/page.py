@@ -15,7 +15,7 @@ from hpcfed.version import __version__
 
 FONT, WIDTH, MARGIN, EACH = 10.5, 6.4, 1.4, 0.34
 """Points; inches of the figure's width, of its axes, and of a client."""
-MOST = 40
+MAX_CLIENTS = 40
 """Clients in the figure."""
 
 
@@ -67,7 +67,7 @@ def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -
         has_shapley: whether there are Shapley values.
     """
     key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")
-    shown = sorted(clients, key=lambda one: -np.nan_to_num(getattr(one, key).mean, nan=-np.inf))[:MOST]
+    shown = sorted(clients, key=lambda one: -np.nan_to_num(getattr(one, key).mean, nan=-np.inf))[:MAX_CLIENTS]
     means = np.array([getattr(one, key).mean for one in shown])
     halves = np.array([getattr(one, key).half_width for one in shown], dtype=float)
     known = np.isfinite(halves)

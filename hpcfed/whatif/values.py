@@ -38,7 +38,7 @@ from hpcfed.whatif.shapley import (
     without_one,
 )
 
-NOTHING: Subset = frozenset()
+NOBODY: Subset = frozenset()
 NONE = ContributionEstimate(math.nan)
 TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
 
@@ -89,7 +89,7 @@ class CoalitionValues:
         own, mean = self.coalitions, mean_over(self.values)
         every = frozenset(range(len(own.names)))
         said = [f"v(S): {own.rule}, on the test set of all clients; {_over(own)}"]
-        said.append(f"v(all) {mean[every]:.4g}, v(none) {mean[NOTHING]:.4g}, the initial model's")
+        said.append(f"v(all) {mean[every]:.4g}, v(none) {mean[NOBODY]:.4g}, the initial model's")
         total, computed, needed = rounds_of(own)
         runs = counted(len(own.plan.units), "run")
         most = "up to " if _stops_by_scores(own) else ""
@@ -145,7 +145,7 @@ def contributed(coalitions: Coalitions) -> CoalitionValues:
     values = []
     for seed in coalitions.seeds:
         own = {subset: scores[coalitions.unit_of[subset, seed].name] for subset in coalitions.subsets}
-        values.append({NOTHING: _of_initial_model(coalitions, seed), **own})
+        values.append({NOBODY: _of_initial_model(coalitions, seed), **own})
     finished = {row.unit.name for row in rows if row.status == "finished"}
     return CoalitionValues(coalitions, rows, values, _clients(coalitions, values, finished))
 

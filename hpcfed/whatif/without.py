@@ -34,7 +34,7 @@ from hpcfed.setup import resolve
 from hpcfed.trail.beginning import begin_after
 from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 
-COMPARED = ("clients", "shares", "counts", "steps", "guessed", "work")
+COMPARED_FIELDS = ("clients", "shares", "counts", "steps", "guessed", "work")
 """What a cohort must have in common with that of the recorded run; q(S) differs, which only some methods read."""
 _HERE = blake2b(process_space().encode(), digest_size=6).hexdigest()
 """This node and process namespace, in the names of folders that its processes lay out."""
@@ -191,7 +191,7 @@ def branch_point_of(base: RecordedRun, recipe: Recipe) -> BranchPoint:
 
 def same(there: Cohort, here: Cohort) -> bool:
     """Whether two cohorts have the same members, with the same weights and work, to the bit."""
-    return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED)
+    return all(np.array_equal(getattr(there, name), getattr(here, name)) for name in COMPARED_FIELDS)
 
 
 def _other_evaluations(there: Recipe, here: Recipe) -> Iterator[tuple[int, str]]:

@@ -21,7 +21,7 @@ def ended(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines with which this rank would have ended the job."""
     lines: list[str] = []
     monkeypatch.setattr(world, "end_at_once", lambda code, message: lines.append(message))
-    monkeypatch.setattr(watchdog, "SILENCE", SILENCE)
+    monkeypatch.setattr(watchdog, "MIN_SILENCE", SILENCE)
     monkeypatch.setattr(watchdog, "SPEAKS_AFTER", 0.0)
     return lines
 
@@ -73,7 +73,7 @@ def test_a_rank_may_take_long_where_it_shows_life_or_is_in_the_rounds(in_rounds,
 
 def test_a_stage_outside_of_the_rounds_ends_too(world, ended, monkeypatch) -> None:
     """After an hour at least; with its name, though no log is open yet."""
-    monkeypatch.setattr(watchdog, "OUTSIDE", 0.3)
+    monkeypatch.setattr(watchdog, "MIN_STAGE_LIMIT", 0.3)
     dog = Watchdog(world, 0.01)
     with dog.watching():
         dog.stage("start: checkpoint")

@@ -18,7 +18,7 @@ from hpcfed import algorithms
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError
-from hpcfed.trail.certificate import MEASURED
+from hpcfed.trail.certificate import VARYING_COLUMNS
 from hpcfed.whatif.without import WithoutRequest, run_without
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small, write_small
@@ -48,7 +48,7 @@ def folder(world, shared_tmp, monkeypatch) -> Path:
 
 def rows_of(run: hpcfed.Result) -> list[dict[str, Any]]:
     """The record without what was measured."""
-    return [{key: row[key] for key in row.keys() - set(MEASURED)} for row in run.metrics]
+    return [{key: row[key] for key in row.keys() - set(VARYING_COLUMNS)} for row in run.metrics]
 
 
 def without(world, *clients: str, run: str = "run", **options: Any) -> tuple[hpcfed.Result, list[str]]:

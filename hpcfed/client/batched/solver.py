@@ -30,7 +30,7 @@ from hpcfed.user_code.generators import seed_generators
 
 STACK_BYTES = 4 << 20
 """Parameters of the clients that are trained together on a CPU: what its caches still hold."""
-MOST = 256
+MAX_GROUP = 256
 """Clients trained together at most."""
 TRIED, STEPS = 63, 3
 """Samples in a minibatch of the group that is tried out, at most, and steps. Both are odd: a client's samples then
@@ -76,7 +76,7 @@ class StackedSolver:
         self._most_samples = most_samples
         self._streams = Streams(seed, Purpose.BATCHES)
         self._stepping = Stepping(section)
-        self.together = max(1, min(MOST, _stack_bytes(model.vector.device) // model.vector.nbytes))
+        self.together = max(1, min(MAX_GROUP, _stack_bytes(model.vector.device) // model.vector.nbytes))
         alone = self.together == 1  # a large model: it is trained where it lies, and Δ takes its gradient's place
         self._delta = model.grad.unsqueeze(0) if alone else model.vector.new_zeros(self.together, model.vector.numel())
         plain = section.optimizer == "sgd" and not section.momentum and section.clip_norm is None

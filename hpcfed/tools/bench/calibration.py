@@ -22,7 +22,7 @@ from hpcfed.tools.bench.timing import (
 )
 
 CHOICES = (("sequential", "blas"), ("batched", "blas"), ("batched", "onednn"))
-CLEARLY = 0.95
+RECOMMENDED_BELOW = 0.95
 """Fraction of `auto`'s time below which another choice is recommended."""
 
 
@@ -44,7 +44,7 @@ class Calibration:
         auto = self.timings[0]
         best = min(self.timings, key=lambda timing: timing.over(auto)[1])
         ratio = best.over(auto)[1]
-        if ratio > CLEARLY:
+        if ratio > RECOMMENDED_BELOW:
             return f"auto takes {auto.name}, and nothing is clearly faster here"
         return f"{best.name} takes {ratio:.2f} of the time of what auto takes: write it into the recipe"
 

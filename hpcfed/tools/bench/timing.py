@@ -37,7 +37,7 @@ SAMPLED_EVERY = 0.1
 """Seconds between samples of a contender's memory."""
 GRACE = 5.0
 """Seconds between asking a process to end and killing it."""
-OURS = "hpcfed: "
+ERROR_PREFIX = "hpcfed: "
 """Start of the line that says why hpcfed ended."""
 
 
@@ -211,9 +211,11 @@ def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
         output, errors = stdout.read(), stderr.read()
     if process.returncode != 0:
         lines = (errors.strip() or output.strip() or "no output").splitlines()
-        last = next((line for line in reversed(lines) if line.startswith(OURS)), lines[-1])  # launchers add theirs
+        last = next(
+            (line for line in reversed(lines) if line.startswith(ERROR_PREFIX)), lines[-1]
+        )  # launchers add theirs
         failure = InputError if process.returncode == InputError.exit_code else EnvironmentFailure
-        raise failure(f"{name} failed with exit code {process.returncode}", got=last.removeprefix(OURS))
+        raise failure(f"{name} failed with exit code {process.returncode}", got=last.removeprefix(ERROR_PREFIX))
     return FinishedProcess(output, seconds, max(seen))
 
 
