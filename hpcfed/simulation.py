@@ -35,36 +35,36 @@ from hpcfed.vendor.malloc import return_freed_memory
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Result of one round; identical on all ranks except `seconds`."""
+    """Result of one round; identical on all ranks except `seconds`. Defaults are those of a round without clients."""
 
     cohort: Cohort
     means: Means
     """Of the scalars; the vectors' are not kept."""
-    vectors: tuple[str, ...]
-    """Names of the reported vectors."""
-    server_lr: float | None
-    local_loss: float | None
-    gradients: int
     requests: Request
     """Requests of any rank to all."""
-    skipped: list[int]
-    """Clients whose training failed, left out of the round."""
     written: int
     """Round of the last checkpoint of which every rank's part is on disk."""
     seconds: dict[str, float]
-    imbalance: float
-    units: Mapping[str, float] | None
-    """The finest unit of each vector's sum; None where sums have none."""
     hash: str
     """Of the model and the server's state after the round: 64 bits, hexadecimal."""
-    attempts: int
+    units: Mapping[str, float] | None
+    """The finest unit of each vector's sum; None where sums have none."""
+    never_drawn: int | None
+    """Clients whose private part is still the initial one; None without private parts."""
+    vectors: tuple[str, ...] = ()
+    """Names of the reported vectors."""
+    server_lr: float | None = None
+    local_loss: float | None = None
+    gradients: int = 0
+    skipped: list[int] = field(default_factory=list)
+    """Clients whose training failed, left out of the round."""
+    imbalance: float = 1.0
+    attempts: int = 1
     """1, or 2 if the predicted units did not fit the updates."""
     update_hashes: np.ndarray | None = None
     """Of each client's update, (S,) uint64, where the recipe asks for them; 0 for a skipped one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The method's own numbers."""
-    never_drawn: int | None = None
-    """Clients whose private part is still the initial one; None without private parts."""
 
 
 class Simulation:
@@ -187,18 +187,11 @@ class Simulation:
         return RoundResult(
             cohort=plan.cohort,
             means=nothing,
-            vectors=(),
-            server_lr=None,
-            local_loss=None,
-            gradients=0,
             requests=Request(int(np.bitwise_or.reduce(ranks["requests"]))),
-            skipped=[],
             written=int(ranks["written"].min()),
             seconds={"local": 0.0, "convert": 0.0, "wait": 0.0, "reduce": time.perf_counter() - started, "server": 0.0},
-            imbalance=1.0,
-            units={} if self._is_exact else None,
             hash=self.hash,
-            attempts=1,
+            units={} if self._is_exact else None,
             never_drawn=self._never_drawn(),
         )
 

@@ -102,14 +102,6 @@ class Run:
         return [name for name in self.columns if is_own(name)]
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read every run that `find_runs` finds in the folders.
-
-    Raises InputError: not a run folder, no rounds yet, a damaged file.
-    """
-    return [read_run(folder) for folder in find_runs(folders)[0]]
-
-
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Return the run folders in or at the named folders, each once; and separately those found without rounds yet.
 

@@ -105,12 +105,12 @@ def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str
     if start:
         missing = _missing(name, [key for key, _, _ in pairs])
         start += [f"algorithm.{key}={value}" for key, value in missing.items()]
-        told = {key: value for key, value in missing.items() if f"{name}:{key}" not in tuned}
+        untuned = {key: value for key, value in missing.items() if f"{name}:{key}" not in tuned}
         remarks += [
             f"{name}: {key}={value}, an example; name your own by {OPTION} {name}:{key}=…"
-            for key, value in told.items()
+            for key, value in untuned.items()
         ]
-        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in told.items())})" if told else "")
+        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in untuned.items())})" if untuned else "")
     examples = tuple(f"algorithm.{parameter}" for parameter in missing)
     return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples)
 

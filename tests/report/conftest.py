@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
+
+from hpcfed.report.read import Run, find_runs, read_run
 
 RECIPE: dict[str, Any] = {
     "name": "digits",
@@ -72,6 +74,11 @@ def make_rows(rounds: int, method: str, seed: int, every: int = 1) -> list[dict[
             }
         )
     return rows
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read every run in or at the folders."""
+    return [read_run(folder) for folder in find_runs(folders)[0]]
 
 
 def write_run(

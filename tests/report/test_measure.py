@@ -24,12 +24,12 @@ from hpcfed.report.measure import (
 )
 from hpcfed.report.paired import choose_baseline
 from hpcfed.report.plots import PERCENT, Scene
-from hpcfed.report.read import read_run, read_runs
+from hpcfed.report.read import read_run
 from hpcfed.report.sections import own_metrics
 from hpcfed.report.style import PAGE
 from hpcfed.report.tables import recipes_table
 from hpcfed.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
-from tests.report.conftest import make_rows, write_code, write_run
+from tests.report.conftest import make_rows, read_runs, write_code, write_run
 
 ACCURACY, LOSS = CRITERIA[:2]
 

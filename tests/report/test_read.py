@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report.read import find_runs, read_run, read_runs
+from hpcfed.report.read import find_runs, read_run
 from hpcfed.run_folder.rounds import complete, line_of
-from tests.report.conftest import make_rows, write_run
+from tests.report.conftest import make_rows, read_runs, write_run
 from tests.report.test_watch import follow
 
 
