@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,26 +175,30 @@ def command(
         click.echo(f"         {unscaled}")
     write(output, finished, **vars(done), name=name, overwrite=overwrite)
     with Federation.open(output) as federation:
-        sizes = federation.sizes
-        spread = f"{sizes.min():,} to {counted(sizes.max(), 'sample')}, median {np.median(sizes):,.10g}"
-        click.echo(f"split    {describe_partition(federation)}")
-        click.echo(f"clients  {federation.num_clients:,} with {spread}")
-        if empty := _named(federation, sizes == 0):
-            natural = done.partition["scheme"] == NATURAL
-            remedy = "; --min-samples 1 leaves such clients out" if natural else ""
-            click.echo(f"         without a sample to train on: {empty}{remedy}")
-        click.echo(f"test     {_tests(federation)}")
-        if federation.test_offsets is not None:
-            untested = _named(federation, (np.diff(federation.test_offsets) == 0) & (sizes > 0))
-            if untested:
-                click.echo(f"         without a sample to test on: {untested}")
-        if not federation.num_test:
-            also = f"name one {TEST!r}, or " if source == "own" else ""
-            remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
-            click.echo(f"         no test set: runs measure no test loss or accuracy; {remedy}")
-        click.echo(f"content  {federation.content}")
+        for line in _summary(federation, is_natural=done.partition["scheme"] == NATURAL, is_own=source == "own"):
+            click.echo(line)
     seconds = time.perf_counter() - started
     click.echo(f"wrote    {output} ({decimal(output.stat().st_size)}) in {seconds:.1f} s")
+
+
+def _summary(federation: Federation, *, is_natural: bool, is_own: bool) -> Iterator[str]:
+    """Yield the lines on a federation as written: its split, clients, test set and content hash."""
+    sizes = federation.sizes
+    spread = f"{sizes.min():,} to {counted(sizes.max(), 'sample')}, median {np.median(sizes):,.10g}"
+    yield f"split    {describe_partition(federation)}"
+    yield f"clients  {federation.num_clients:,} with {spread}"
+    if empty := _named(federation, sizes == 0):
+        remedy = "; --min-samples 1 leaves such clients out" if is_natural else ""
+        yield f"         without a sample to train on: {empty}{remedy}"
+    yield f"test     {_tests(federation)}"
+    tests = federation.test_offsets
+    if tests is not None and (untested := _named(federation, (np.diff(tests) == 0) & (sizes > 0))):
+        yield f"         without a sample to test on: {untested}"
+    if not federation.num_test:
+        also = f"name one {TEST!r}, or " if is_own else ""
+        remedy = f"{also}hold samples of each client back by --test-fraction 0.2"
+        yield f"         no test set: runs measure no test loss or accuracy; {remedy}"
+    yield f"content  {federation.content}"
 
 
 def _in_line(remark: str) -> str:
