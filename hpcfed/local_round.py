@@ -44,7 +44,7 @@ class RoundPlan:
         alike: True if all members share one known ‖a_i‖₁ and no factor rescales a Δ_i.
         w: the server's model, (d,) in the run's dtype on the device.
         shared: the method's shared state, likewise.
-        touched: (N,) bool, clients that have taken part in a round; their state may still be the initial one.
+        touched: (N,) bool, clients that have a state of their own; the others' are the initial one.
     """
 
     round: int
@@ -126,11 +126,13 @@ class Training:
                 self._train_group(plan, group, states)
             except RAISED as error:  # errors of a user's model, a device or a data file must reach all ranks
                 left = [place for place in group if not self._buffer.is_filled(place)]
-                if len(left) > 1 and engine.group_size == 1 and not self._buffer.is_torn:
+                torn = self._buffer.is_torn or not left  # some updates count already
+                left = left or [group[-1]]
+                if len(left) > 1 and engine.group_size == 1 and not torn:
                     groups = deque([*_cut(left, self._smaller(error, len(left), plan.round)), *groups])
                     continue
                 explained = self._explain(error, plan.round, clients[left[0]])
-                lasting = isinstance(error, InputError) or is_fault(error) or self._buffer.is_torn
+                lasting = isinstance(error, InputError) or is_fault(error) or torn
                 if is_fault(error):
                     self._buffer.abandon(explained)
                 if not self._parts.skips_bad or lasting:
@@ -188,6 +190,7 @@ class Training:
             if method.stateful:  # before the sum: what fails can then be trained again
                 context = replace(context, purpose=Purpose.NEXT_STATE)
                 next_state = method.next_state(update, known, plan.w, plan.shared, state, context)
+                next_state = None if next_state is None else _apart_from(state, next_state)
             added = buffer.add(
                 place,
                 counts[row],
@@ -202,7 +205,7 @@ class Training:
                 log.warning("%s: skipped, its update is not finite", client_label(federation, plan.round, client))
                 continue
             if next_state is not None:
-                states[client] = _apart_from(state, next_state)
+                states[client] = next_state
 
     def _explain(self, error: BaseException, round: int, client: int) -> HpcfedError:
         """Write the traceback to this rank's log, and return the line that all ranks will end with."""

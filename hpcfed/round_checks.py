@@ -143,7 +143,7 @@ def check_sums(
     check_same(sums.hashes, round, world)
     left = sums.status != SKIPPED
     if not left.any() or (cohort.shares.any() and not cohort.shares[left].any()):
-        whose = "that has samples" if cohort.shares.any() else "in which none has samples"
+        whose = "with samples" if cohort.shares.any() else "(none has samples)"
         what = f"round {round}: training failed for every client of the cohort {whose}"
         raise Diverged(what, remedy=f"{LOWER}; logs/ of the run folder has what they raised, if anything")
     if len(failed):
@@ -198,7 +198,9 @@ def check_repeated(
         EnvironmentFailure: naming the first client that did not.
     """
     same = [first.status == second.status, *(first.bounds[name] == own for name, own in second.bounds.items())]
-    same += [first.scalars[name] == own for name, own in second.scalars.items()]
+    same += [first.steps == second.steps, *(first.scalars[name] == own for name, own in second.scalars.items())]
+    if first.update_hashes is not None and second.update_hashes is not None:
+        same.append(first.update_hashes == second.update_hashes)
     differing = np.flatnonzero(~np.all(same, axis=0))
     if len(differing):
         place, client = int(differing[0]), int(cohort.clients[differing[0]])

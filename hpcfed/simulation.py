@@ -74,7 +74,7 @@ class Simulation:
         w: the server's model, (d,) in the run's dtype on the host; the same on every rank.
         server: the server method's state; the same on every rank.
         shared: the method's shared state; the same on every rank.
-        touched: (N,) bool, clients that have taken part in a round; the same on every rank.
+        touched: (N,) bool, clients that have a state of their own; the same on every rank.
         buffers: the module's averaged buffers; the same on every rank.
         magnitudes: how large the reported vectors were, from which a round's units follow; the same on every rank.
     """
@@ -351,7 +351,7 @@ class Simulation:
         )
 
     def _factor_of_the_kept(self, plan: RoundPlan, done: np.ndarray) -> float:
-        """Return what multiplies Δ̄ so that it is normalised as if the skipped clients had not been drawn.
+        """Return the factor that normalises Δ̄ as if the skipped clients had not been drawn.
 
         Raises:
             Diverged: no one number does.
@@ -366,7 +366,7 @@ class Simulation:
 
     @property
     def hash(self) -> str:
-        """The hash of w, the server's state and the magnitudes, 64 bit, hexadecimal, as in the last round's record."""
+        """Hash of w, server and shared state, averaged buffers and magnitudes: 64 bits, hexadecimal, as recorded."""
         return f"{np.int64(self._state_hash()).view(np.uint64):016x}"
 
     def _state_hash(self) -> int:
@@ -389,6 +389,6 @@ def _compact(state: State) -> State:
 
 
 def _kept(cohort: Cohort, sums: Sums) -> float:
-    """Return the share of the cohort's weight that is not skipped: exactly 1 where nobody is or has a weight."""
+    """Return the share of the cohort's weight not skipped: exactly 1 without skipped clients, or without any weight."""
     done = sums.status != SKIPPED
     return 1.0 if done.all() or not cohort.shares.any() else float(cohort.shares[done].sum())

@@ -7,8 +7,8 @@ the tilts, reports and models that a rule of yours returns have them set to 0 ag
 Sign, everywhere: Δ_i = w − y_i, the server's model minus the client's last iterate. It points uphill like a gradient,
 and the server subtracts it.
 
-Nothing here is to be modified. The classes of which every client has one in every round are not frozen, since frozen
-ones take two to four times as long to make: with 20 small clients, 3 % of a round.
+Treat all instances as immutable. Those made for each client in each round are not frozen, since frozen ones take two
+to four times as long to make: with 20 small clients, 3 % of a round.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RESERVED = LAST, MOVED, AVERAGE, STEP_AVERAGE, STEPS, BUFFERS = (
     "step-sum",
     "buffers",
 )
-"""Names of vectors and states that averages of models and of buffers add to a method, whose own are others."""
+"""Reserved names of the tensors that averages of models and of buffers add to a method's own."""
 
 RENAMED = {
     "Report": "Update, whose next state is next_state's",

@@ -23,7 +23,8 @@ Step = TypeVar("Step", bound=Callable[..., ServerUpdate])
 def elementwise(step: Step) -> Step:
     """Mark a rule's `step` as one whose entries depend on the same entries of its vectors alone, and on scalars.
 
-    A step that overrides it needs a mark of its own.
+    Large models are stepped in blocks, and `server_lr` and `metrics` are those of the last block: neither may depend on
+    entries of vectors. A step that overrides it needs a mark of its own.
     """
     step.elementwise = True  # type: ignore[attr-defined]
     return step

@@ -43,8 +43,8 @@ def check_parts(method: Method) -> None:
                 raise InputError(
                     f"{method.name}: its {role} part, {type(part).__name__}, has no {name!r}",
                     where=defined_at(part),
-                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; ClientRule and ServerRule "
-                    f"of hpcfed.algorithms._base may be inherited from; {UPGRADE}",
+                    remedy=f"hpcfed.types.{protocol.__name__} says what it has; hpcfed.ClientRule and "
+                    f"hpcfed.ServerRule may be inherited from; {UPGRADE}",
                 )
             _check_arguments(method, role, part, name, getattr(protocol, name))
         _check_names(method, role, part, protocol)

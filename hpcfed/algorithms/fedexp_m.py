@@ -8,7 +8,7 @@
 
 The sum needs no history: M_t = m_t + (β/2) M_{t−1}. Unlike FedExP's, this η_g has no lower bound of 1.
 
-Reduced: d (Δ), and the scalar ‖Δ_i‖². State: v (d,) and M at the server, 0 at first.
+Reduced: d (Δ); ‖Δ_i‖² comes with every Δ_i (`Means.mean_delta_sq`). State: v (d,) and M at the server, 0 at first.
 
 Reference: Jhunjhunwala, Wang, Joshi, "FedExP", ICLR 2023, appendix F, eq. (115).
 """

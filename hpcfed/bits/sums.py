@@ -56,7 +56,8 @@ def contracted(left: Tensor, right: Tensor, *, in_pieces: bool = True) -> Tensor
 def squared_norm(vector: Tensor) -> float:
     """Return ‖v‖² of a vector (d,) of the host, by NumPy's sum, whose order is the same on every processor.
 
-    BLAS's dot product takes a third of the time. It is for what one rank computes, not for what all ranks must share.
+    BLAS's dot product takes a third of the time, but its bits differ between processors: it is for numbers that one
+    rank computes, not for those that all ranks must share.
     """
     import numpy as np
 

@@ -78,7 +78,7 @@ def _report(coalitions: Coalitions, stopped: bool) -> None:
 
     Raises:
         Stopped: runs are left, and the same command goes on.
-        InputError, EnvironmentFailure, Diverged: runs came to nothing.
+        InputError, EnvironmentFailure, Diverged: runs have no result.
     """
     import sys
 

@@ -1,4 +1,4 @@
-"""A user-defined local step, ``local.step``: it takes the place of tilt, clip, decay and client optimizer.
+"""A user-defined local step, ``local.step``: it takes the place of clip, decay and client optimizer.
 
     def step(parameters, batch, context, **step_args):
         ...

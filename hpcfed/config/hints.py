@@ -146,7 +146,7 @@ def for_method(name: str, known: Iterable[str]) -> str:
 def _entries() -> dict[str, list[type[BaseModel]]]:
     """Return the classes whose fields are keys of ``algorithm`` and of ``model``.
 
-    Their rooms lie above this one, and are looked up by name, once a recipe is wrong.
+    Imported by name, and only for a wrong recipe: these packages import this one.
     """
     methods = [registry.entry("hpcfed.algorithms", name) for name in registry.names("hpcfed.algorithms")]
     parts = [getattr(method, role, None) for role in ("LOCAL", "NORMALIZE", "SERVER") for method in methods]

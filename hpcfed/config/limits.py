@@ -78,13 +78,11 @@ PERIOD = re.compile(r"([0-9]{1,8}(?:\.[0-9]{1,8})?)\s*(s|min|h)")
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
-A_PERIOD = {
-    "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": MAX_COUNT},
-        {"type": "string", "pattern": f"^{PERIOD.pattern}$"},
-    ]
-}
-"""JSON Schema of the values that `a_period` and `a_time_or_0` accept."""
+_TIME = {"type": "string", "pattern": rf"^(?![0.]+\s*[a-z]+$){PERIOD.pattern}$"}
+A_PERIOD = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_COUNT}, _TIME]}
+"""JSON Schema of the values that `a_period` accepts."""
+A_TIME_OR_0 = {"anyOf": [{"const": 0}, _TIME]}
+"""JSON Schema of the values that `a_time_or_0` accepts."""
 
 
 def a_period(value: Any) -> Any:

@@ -25,8 +25,8 @@ from pydantic import (
 
 from hpcfed.config.clients import BatchSize, EvaluateClients, Without, a_client_or_several
 from hpcfed.config.limits import (
-    A_PERIOD,
     A_SCHEDULE,
+    A_TIME_OR_0,
     REAL_RANGE,
     Checkpoint,
     Count,
@@ -279,7 +279,7 @@ class Budget(Section):
 
     @model_validator(mode="after")
     def _range_or_schedule(self) -> Budget:
-        if (self.schedule is None) != (self.low is not None and self.high is not None):
+        if (self.low is None) != (self.high is None) or (self.schedule is None) == (self.low is None):
             raise ValueError("either 'low' and 'high', or 'schedule'")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError("'low' no larger than 'high'")
@@ -364,7 +364,7 @@ class Recipe(Section):
     update_hashes: bool = False
     observers: Annotated[list[Observer], BeforeValidator(named)] = Field(default_factory=list)
     on_bad_client: Literal["stop", "skip"] = "stop"
-    watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_PERIOD)] = "30min"
+    watchdog: Annotated[int | str, PlainValidator(a_time_or_0), WithJsonSchema(A_TIME_OR_0)] = "30min"
     client_state: Literal["device", "host", "disk"] = "device"
     reduction: Literal["exact", "fast"] = "exact"
     gpu_reduce: Literal["auto", "host", "mpi", "nccl"] = "auto"

@@ -14,7 +14,7 @@ PACKAGES = ("hpcfed", "data_prep")
 def digest() -> str:
     """Return 12 hexadecimal digits of SHA-256 over names and contents of all Python files of hpcfed and data_prep.
 
-    The files, 320 of them, are those of the folders that this process imports from.
+    The files are those of the folders that this process imports from.
     """
     found = hashlib.sha256()
     for folder in map(Path, folders()):

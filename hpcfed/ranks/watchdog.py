@@ -101,7 +101,7 @@ class Watchdog:
         while not self._done.wait(period := self._period()):
             now = time.monotonic()
             if self._pulse is not None:
-                self._pulse.tick(min(now - before, 2 * period))  # a process that was stopped has heard nobody
+                self._pulse.tick(min(now - before, 2 * period))  # a suspended process received no heartbeats
             before = now
             if self.limit is not None:
                 self._check(self.limit)

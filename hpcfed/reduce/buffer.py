@@ -223,10 +223,10 @@ class RoundBuffer:
                 for name, total in self._sums.items()
             ]
             self._fill([report], [(_several(squared), _several(largest)) for squared, largest in added])
-        self.is_torn = False
         if self._hashes_updates:
             self._clients["hash"][place] = hash_of_update(vectors, self.names, own_scalars)
         self._status[place] = DONE
+        self.is_torn = False
         self.seconds["pack"] += time.perf_counter() - started
         return True
 

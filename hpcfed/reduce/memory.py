@@ -2,9 +2,9 @@
 
 One Allreduce sums all of it, with three exceptions:
 
-- Ranks of one host share the memory of sums of `SHARED_BYTES` or more. Each rank sums its slice of all ranks' words, in
-  rank order, and turns it into float64, which all then copy. Only the slots take an Allreduce; the ranks meet twice
-  besides, before and after the slices are summed.
+- If all ranks are on one host, they share the memory of sums of `SHARED_BYTES` or more. Each rank sums its slice of all
+  ranks' words, in rank order, and turns it into float64, which all then copy. Only the slots take an Allreduce; the
+  ranks meet twice besides, before and after the slices are summed.
 - Large sums on a GPU that are reduced on the host go in pieces, one Allreduce each, so that the next pieces are copied
   meanwhile; on a CPU pieces gain no time.
 - Sums of more than `LARGE_BYTES` on a CPU go in pieces to save memory: an MPI library may take as much again as it

@@ -42,7 +42,7 @@ def raise_if_failed(plan: Plan, ended: Mapping[str, RunEnding], *, takes_fresh: 
     if not broken:
         return
     first = ended[broken[0].name]
-    what = f"{len(broken)} of {counted(len(plan.units), 'run')} came to nothing, the first was {first.ending}"
+    what = f"{len(broken)} of {counted(len(plan.units), 'run')} have no result; the first was {first.ending}"
     where = str(broken[0].recipe.output)
     if any(ended[unit.name].ending != "refused" for unit in broken):
         remedy = "the same command with --retry tries them again"

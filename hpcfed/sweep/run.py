@@ -34,7 +34,7 @@ ENDINGS: dict[type[HpcfedError], str] = {
     EnvironmentFailure: "failed",
     Stopped: "stopped",
 }
-"""Recorded ending by the exact class of a run's error."""
+"""Recorded ending by the class of a run's error, the nearest of its bases."""
 OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
     *("contributions.csv", "contributions.html", "values.csv")
 }
@@ -93,7 +93,9 @@ def run_sweep(
         device_slots = {str(device): take_device_slot(device, world) for device in wanted if left}
         progress = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
         with catch_signals(world) as caught:
-            _pull_all(plan, claims, group, device_slots, caught, progress, waits=waits)
+            progress.begin()
+            if left:
+                _pull_all(plan, claims, group, device_slots, caught, progress, waits=waits)
             progress.wait_for_others(caught)
         stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
         world.on_root(lambda: _files(plan, claims.forget_stop))
@@ -313,7 +315,6 @@ def _pull_all(
     waits: bool,
 ) -> None:
     """Run one unit after another on this group, until none is left or the job must stop."""
-    progress.begin()
     avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
 
     pull = partial(_next, plan, claims, caught, avoided, progress, waits=waits)
@@ -372,9 +373,10 @@ def _run(
             if not group.on_root(lambda: folder.is_finished(recipe)):
                 train(recipe, folder, reporter, group, device_slots[recipe.device])
     except HpcfedError as error:
-        if type(error) not in ENDINGS:  # a defect on another rank
+        ending = next((ENDINGS[kind] for kind in type(error).__mro__ if kind in ENDINGS), None)
+        if ending is None:  # a defect on another rank
             raise
-        return ENDINGS[type(error)], str(error)
+        return ending, str(error)
     return "finished", ""
 
 

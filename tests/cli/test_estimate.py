@@ -127,7 +127,7 @@ def test_each_line_of_the_table_says_where_it_is_from() -> None:
     assert "assumed (--allreduce)" in allreduce
 
 
-def test_a_recipe_that_diverges_is_told_of(folder: Path) -> None:
+def test_a_recipe_that_diverges_is_reported(folder: Path) -> None:
     with pytest.raises(InputError, match="the recipe diverges at once"):
         call("local.lr=1.0e15", "rounds=2")
 

@@ -19,7 +19,7 @@ def network():
 """
 
 
-def test_code_of_a_recipe_is_told_of(tmp_path, command):
+def test_code_of_a_recipe_is_reported(tmp_path, command):
     write_small(tmp_path)
     write_recipe(tmp_path, model={"factory": "mine:network"}, rounds=1)
     (tmp_path / "mine.py").write_text(CODE)

@@ -296,7 +296,7 @@ def test_a_sweep_does_not_mix_code(folder, command):
     assert "late.py" in (folder / "run-sweep" / "results.csv").read_text()
 
 
-def test_configurations_of_different_code_are_told(folder, command):
+def test_configurations_of_different_code_are_reported(folder, command):
     sweep = ["sweep", "recipe.yaml", "rounds=2", "--accept-code"]
     assert command([*sweep, "--grid", "local.lr=0.1,0.2"], folder).returncode == 0
     edit(folder)

@@ -176,7 +176,7 @@ def test_progress_into_a_file_is_few_plain_lines(finished):
         ("{size: 3}", ""),
     ],
 )
-def test_ranks_that_a_cohort_leaves_idle_are_told_of(folder, cohort, remark):
+def test_ranks_that_a_cohort_leaves_idle_are_reported(folder, cohort, remark):
     recipe = resolve(load_recipe(folder / "recipe.yaml", [f"cohort={cohort}", f"data={folder / 'small.h5'}"]))
     with Federation.open(recipe.data) as federation:
         assert Cohorts(recipe, federation.sizes, "samples").idle(3).startswith(remark or "")
@@ -203,7 +203,7 @@ def test_clients_without_samples_are_counted_where_they_count(folder):
         (["cohort={schedule: [[0]]}", "loss.weights=null"], ""),
     ],
 )
-def test_weights_of_clients_that_never_take_part_are_told(overrides, said, folder):
+def test_weights_of_clients_that_never_take_part_are_reported(overrides, said, folder):
     """Client 2 has no samples."""
     given = blobs(4)
     given["clients"][2] = given["clients"][2][0][:0], given["clients"][2][1][:0]
@@ -233,7 +233,7 @@ def test_a_run_says_at_its_start_that_ranks_are_idle(folder):
 
 
 @pytest.mark.soak
-def test_slow_progress_is_told_every_ten_seconds(folder):
+def test_slow_progress_is_reported_every_ten_seconds(folder):
     (folder / "slow.py").write_text(
         "import time\nfrom torch import nn\n\n\nclass Slow(nn.Linear):\n    def forward(self, x):\n"
         "        time.sleep(0.2 if self.training else 0)\n        return super().forward(x)\n"

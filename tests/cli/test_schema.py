@@ -59,15 +59,30 @@ def test_a_complete_recipe_of_every_method_fits(name, tmp_path):
         {"rounds": 0},
         {"seed": -1},
         {"watchdog": "5"},
+        {"watchdog": 5},
+        {"watchdog": "0.0 s"},
+        {"checkpoint": {"every": "0h"}},
         {"local": {"lr": "fast"}},
         {"local": {"batch_size": 0}},
+    ],
+    ids=str,
+)
+def test_what_the_loader_refuses_does_not_fit(change):
+    assert not RECIPE.is_valid(small("run", **change))
+    with pytest.raises(InputError):
+        load_recipe(small("run", **change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         {"algorithm": {"name": "feddyn"}},
         {"algorithm": {"name": "fedexp", "ep": 1}},
         {"model": {"name": "mlp", "hiden": []}},
     ],
     ids=str,
 )
-def test_what_the_loader_refuses_does_not_fit(change):
+def test_wrong_parameters_of_methods_and_models_do_not_fit(change):
     assert not RECIPE.is_valid(small("run", **change))
 
 

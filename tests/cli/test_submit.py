@@ -373,7 +373,7 @@ def test_a_link_to_nothing_is_no_output(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['say "x"', "back\\slash"])
-def test_a_folder_that_sbatch_cannot_be_told_is_refused(text: str) -> None:
+def test_a_folder_that_sbatch_cannot_take_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="output: expected a path without quotes"):
         shown(f"output='{text}'")
 

@@ -68,6 +68,9 @@ MORE: Mapping[str, Wrong] = {
     "step-size-beyond-bounds": Wrong(
         RUN + 'local.lr_schedule=[{"round":2,"lr":1e20}]', ("lr_schedule.lr", "magnitude", "got 1e+20")
     ),
+    "budget-of-a-schedule-and-a-range": Wrong(
+        RUN + 'budget={"schedule":"budgets.json","low":2}', ("budget", "either 'low' and 'high', or 'schedule'")
+    ),
     "guesses-beyond-bounds": Wrong(RUN + "guess=1000000001", ("guess", "a number of steps up to 1000000000")),
     "cohort-of-hardly-anybody": Wrong(
         RUN + 'cohort={"fraction":1e-5,"sampling":"bernoulli","stream":"authors"}',
@@ -321,7 +324,7 @@ YAML = {
 
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("text", YAML)
-def test_a_mistake_in_yaml_is_told_with_the_line_where_it_begins(text, tmp_path):
+def test_a_mistake_in_yaml_is_reported_with_its_line(text, tmp_path):
     (tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(InputError, match=YAML[text]):
         load_recipe(tmp_path / "wrong.yaml")
@@ -494,17 +497,17 @@ def started(ranks: int) -> Callable[..., Completed]:
 
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("name", [*ISSUE, *MORE])
-def test_is_told_in_one_line_alone(name, prepared, command):
+def test_wrong_input_exits_2_with_one_line(name, prepared, command):
     give({**ISSUE, **MORE}[name], prepared, command)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_is_told_in_one_line_by_a_process_of_its_own(name, prepared):
+def test_wrong_input_exits_2_with_one_line_in_a_new_process(name, prepared):
     give(ISSUE[name], prepared, started(0))
 
 
 @pytest.mark.parametrize("name", ON_THREE_RANKS)
-def test_is_told_in_one_line_by_three_ranks(name, prepared):
+def test_wrong_input_exits_2_with_one_line_on_3_ranks(name, prepared):
     give(ISSUE[name], prepared, started(3))
 
 
@@ -512,7 +515,7 @@ def test_is_told_in_one_line_by_three_ranks(name, prepared):
 @pytest.mark.deadline(3600)
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 @pytest.mark.parametrize("name", ISSUE)
-def test_is_told_in_one_line_every_time(name, ranks, prepared):
+def test_wrong_input_exits_2_with_one_line_every_time(name, ranks, prepared):
     for _ in range(int(os.environ.get("HPCFED_REPEAT", "20"))):
         give(ISSUE[name], prepared, started(ranks))
 
@@ -533,7 +536,7 @@ print(json.dumps([code(line.split()) for line in sys.argv[1:]]))
 
 
 @pytest.mark.one_mpi
-def test_is_told_before_torch_is_loaded(prepared):
+def test_wrong_input_is_reported_before_torch_is_loaded(prepared):
     """Errors are reported within a fraction of a second, also on a thousand ranks."""
     early = ["missing-data", "unknown-key", "cohort-too-large", "absent-client", "other-run-there"]
     done = launch(0, [ISSUE[name].args for name in early], cwd=prepared, program=("-c", WITHOUT_TORCH))
@@ -553,7 +556,7 @@ main(["run", "recipe.yaml", "model.hidden=[16384,16384]", "output=run"])
 
 
 @pytest.mark.one_mpi
-def test_a_model_beyond_the_process_limit_is_told_in_one_line(prepared, tmp_path):
+def test_a_model_beyond_the_process_limit_is_reported_in_one_line(prepared, tmp_path):
     """The machine has the gigabyte, but a batch system may not give it to the process."""
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = launch(0, [], cwd=tmp_path, program=("-c", LIMITED))
@@ -633,7 +636,7 @@ GIVEN = {
 
 
 @pytest.mark.one_mpi
-def test_what_has_no_effect_is_told_of(prepared, tmp_path, command):
+def test_keys_without_effect_are_reported(prepared, tmp_path, command):
     said = {}
     for name, given in GIVEN.items():
         done = command(["run", "recipe.yaml", *given, f"output={tmp_path / name}"], prepared)

@@ -401,7 +401,7 @@ def made(client="Plain", rule="ServerStep", scale=None):
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_a_method_that_errs_is_told_by_file_and_line(parts, line, says, world, place):
+def test_a_method_that_errs_is_reported_by_file_and_line(parts, line, says, world, place):
     """On every rank, although only one rank trains the client that raises."""
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
     with pytest.raises(hpcfed.InputError) as error:
@@ -445,7 +445,7 @@ def test_a_state_may_be_assigned_to_and_returned(world, place):
 
 
 @pytest.mark.ranks(2)
-def test_a_step_with_random_numbers_of_its_own_is_told_before_the_memory(world, place):
+def test_a_step_with_random_numbers_of_its_own_is_reported_before_the_memory(world, place):
     world.on_root(lambda: (place / "erring.py").write_text(ERRING))
     changes = {"factory": "erring:made", "rule": "Noisy"}
     with pytest.raises(EnvironmentFailure, match=r"every rank: no clock, .* suspect that host's memory"):

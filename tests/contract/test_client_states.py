@@ -54,7 +54,7 @@ def places_on(disk: Path) -> int:
 
 @pytest.mark.parametrize("top", ["device", "host", "disk"])
 @pytest.mark.parametrize("room", [0, 3 * NBYTES, 100 * NBYTES])
-def test_what_was_committed_comes_back(top, room, node_disk):
+def test_committed_states_are_read_back(top, room, node_disk):
     with ClientStates(top, CPU, {"device": room, "host": room}) as states:
         assert states.get(5) is None
         for round in range(3):  # each client's second state replaces its first, in any of the three places

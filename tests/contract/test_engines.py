@@ -268,7 +268,7 @@ def test_where_auto_takes_onednn(vendor, family, flags, faster):
         ("cifar-cnn", {"engine": "batched"}, torch.float32, "is for linear models and perceptrons"),
     ],
 )
-def test_onednn_where_it_cannot_be(model, local, dtype, why):
+def test_onednn_is_refused_without_support(model, local, dtype, why):
     which = MODELS.get(model, ({"name": model}, (3, 16, 16), 10))
     with pytest.raises(InputError, match=f"local.matmul: onednn {why}.*use.*blas") as refused:
         built(which, local | {"steps": 1, "matmul": "onednn"}, dtype)
@@ -367,7 +367,7 @@ def test_a_compiled_model_learns_the_same():
     ],
     ids=["perceptron", "linear", "tanh", "no relu", "ends in relu"],
 )
-def test_perceptrons_are_told_from_other_modules(module, stacks):
+def test_perceptrons_are_distinguished_from_other_modules(module, stacks):
     loss = loss_for(LossSection(), "classification", [])
     assert (perceptron_of(module, loss, Blas()) is not None) == stacks
     module.register_forward_hook(lambda *_: None)

@@ -87,7 +87,7 @@ def test_norms_and_largest_entries_are_those_of_the_vector():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_shows(bad):
+def test_an_exact_sum_of_a_nonfinite_entry_is_not_finite(bad):
     vector = torch.ones(2 * BLOCK)  # in the first of two blocks
     vector[3] = bad
     _, largest = ExactSum(integers(torch.float32, len(vector)), UNITS[torch.float32]).add(vector, 0.5)

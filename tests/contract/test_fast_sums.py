@@ -57,7 +57,7 @@ def test_every_rank_learns_every_clients_scalars_exactly(world):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_shows(bad):
+def test_a_fast_sum_of_a_nonfinite_entry_is_not_finite(bad):
     vector = torch.ones(SIZE)
     vector[3] = bad
     _, bound = FastSum(torch.zeros(1, SIZE)).add(vector, 0.5)

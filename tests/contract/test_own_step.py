@@ -307,7 +307,7 @@ NO_MEANING = [
 
 
 @pytest.mark.parametrize(("changes", "local", "says"), NO_MEANING, ids=range(len(NO_MEANING)))
-def test_what_has_no_meaning_is_refused_in_one_line(changes, local, says, world, place):
+def test_a_step_beside_an_incompatible_method_is_refused(changes, local, says, world, place):
     with pytest.raises(hpcfed.InputError) as refused:
         run(place, "run", world, {"step": "own:plain", **local}, **changes)
     assert says.replace("{two}", str(line_of("# two"))) in str(refused.value)
@@ -337,7 +337,7 @@ def line_of(text: str) -> int:
         ("lasting", "# lasting", ", in lasting: context.w: expected left as it is, got written to in place"),
     ],
 )
-def test_a_step_that_errs_is_told_by_file_line_and_function(step, at, says, world, place):
+def test_a_step_that_errs_is_reported_by_file_line_and_function(step, at, says, world, place):
     with pytest.raises(hpcfed.InputError) as error:
         run(place, "run", world, {"step": f"own:{step}"}, algorithm={"name": "fedprox", "mu": 0.1}, cohort={"size": 1})
     assert f"own.py, line {line_of(at)}" in str(error.value)

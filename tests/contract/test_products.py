@@ -163,7 +163,7 @@ MEANINGLESS = {
 
 
 @pytest.mark.parametrize("case", MEANINGLESS)
-def test_what_has_no_meaning_is_refused_in_one_line(case, tmp_path):
+def test_a_meaningless_combination_is_refused_in_one_line(case, tmp_path):
     changes, says = MEANINGLESS[case]
     write_small(tmp_path)
     with pytest.raises(InputError) as refused:

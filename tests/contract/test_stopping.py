@@ -52,7 +52,7 @@ def told(rule: dict, accuracies: list[float | None], losses: list[float] | None 
         ({"test_accuracy": 0.9, "patience": 1}, [0.5, 0.5], 2),
     ],
 )
-def test_rules(rule, accuracies, ends):
+def test_a_stop_rule_ends_at_the_expected_round(rule, accuracies, ends):
     assert told(rule, accuracies) == ends
 
 

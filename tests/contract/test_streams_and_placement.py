@@ -137,7 +137,7 @@ def test_costs_are_those_that_explain_the_times_best(seed):
     assert misfit[0] <= misfit[1] * (1 + 4 / (12 - 3))  # what explains less than four variances more is left out
 
 
-def test_parts_of_the_work_that_go_together_are_told_by_one_of_them():
+def test_collinear_costs_are_explained_by_one_of_them():
     columns = np.outer(np.arange(1.0, 6.0), [4.0, 2.0, 1.0])
     times = columns @ [1.0, 2.0, 3.0]
     found = costs_that_explain(columns, times)

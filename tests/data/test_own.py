@@ -403,7 +403,7 @@ def test_images_are_turned_as_exif_says(tmp_path: Path, orientation: int) -> Non
     assert np.array_equal(own.load(tmp_path).x[0, 0], shown)
 
 
-def test_what_images_lose_is_told(tmp_path: Path) -> None:
+def test_losses_of_images_are_reported(tmp_path: Path) -> None:
     """Transparency and further frames in a line, also of Parquet; colors of 16 bits, which Pillow cuts, are refused."""
     for k, mode in enumerate(("RGB", "RGBA")):
         draw(tmp_path / "raw" / "ann" / "cat" / f"{k}.png", mode)
@@ -636,7 +636,7 @@ def test_a_client_of_missing_values_and_data_of_one_class_are_refused(tmp_path: 
         own.load(raw, task="survival", target="died,age")
 
 
-def test_a_client_without_labels_is_not_told_to_fill_them(tmp_path: Path) -> None:
+def test_a_client_without_labels_is_not_advised_to_fill_them(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "east.csv").write_text("age,who,y\n1,p,a\n2,q,b\n")
@@ -700,7 +700,7 @@ def test_survival_needs_an_event_and_a_time(tmp_path: Path) -> None:
         ("float32", (4,), ["x in the file: from 0 to 3\n"]),
     ],
 )
-def test_the_range_of_arrays_is_told(tmp_path, command, dtype, shape, lines):
+def test_the_range_of_arrays_is_reported(tmp_path, command, dtype, shape, lines):
     """Bytes are divided by 255 in runs, other whole numbers are not scaled: a line says so."""
     ranges = {
         "int16": (-30000, 32000),

@@ -158,7 +158,7 @@ def test_six_sites_each_with_a_table_in_its_own_way(
     assert "clients  2 with 5 to 5 samples" in said
 
 
-def test_what_is_tested_is_told(sites: Path, prepare: Callable[..., str]) -> None:
+def test_tested_samples_are_reported(sites: Path, prepare: Callable[..., str]) -> None:
     write(sites / "test.csv", SITES["amsterdam"])
     assert "test     3 samples for all clients" in (said := prepare("sites --missing median"))
     assert "missing values: bp 1, sex 1, outcome 1 in 11 training rows; none in 3 test rows; numbers" in said
@@ -221,7 +221,7 @@ def test_one_of_a_kind_is_in_the_singular(prepare: Callable[..., str], tmp_path:
     assert "its test set (1 sample) is not used" in prepare("sites --missing mean --test-fraction 0.5")
 
 
-def test_classes_and_levels_that_lack_training_are_told(prepare: Callable[..., str], tmp_path: Path) -> None:
+def test_classes_and_levels_that_lack_training_are_reported(prepare: Callable[..., str], tmp_path: Path) -> None:
     write(tmp_path / "sites" / "a.csv", [("1", "2", "f", "1"), ("3", "1", "m", "2")])
     write(tmp_path / "sites" / "b.csv", [("1", "2", "f", "1")])
     assert "only test" not in (said := prepare("sites"))
@@ -479,7 +479,7 @@ def test_a_patient_is_no_feature_unnoticed(tmp_path: Path) -> None:
     assert remark(exclude="case") == f"{used}: PatientID; leave them out by --exclude, or the patient's by --group"
 
 
-def test_numbers_that_float32_blurs_are_told(tmp_path: Path) -> None:
+def test_numbers_that_float32_blurs_are_reported(tmp_path: Path) -> None:
     """Those of times in seconds lie 128 apart in float32; a constant 0.1, and whole years, are as good as before."""
     rows = [(f"{1_700_000_000 + 7 * k}", "0.1", f"{1990 + k}", str(k % 2)) for k in range(8)]
     write(tmp_path / "a.csv", rows)
@@ -514,9 +514,7 @@ def test_numbers_that_float32_blurs_are_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_labels_by_what_they_are(
-    tmp_path: Path, labels: list[str], names: list[str] | None, numbers: list[int]
-) -> None:
+def test_kinds_of_labels(tmp_path: Path, labels: list[str], names: list[str] | None, numbers: list[int]) -> None:
     write(tmp_path / "a.csv", [("1", "2", "3", label) for label in labels])
     (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace("bp", "patient_id"))
     dataset = own.load(tmp_path)

@@ -108,7 +108,7 @@ def test_a_capacity_too_small_changes_nothing_but_time(path):
 
 
 @pytest.mark.parametrize("access", ["mmap", "memory"])
-def test_a_bad_label_among_many_is_told_with_its_client(tmp_path, access, monkeypatch):
+def test_a_bad_label_among_many_is_reported_with_its_client(tmp_path, access, monkeypatch):
     monkeypatch.setattr(federation_format, "LABELS_CHECKED_AT_OPEN", 0)
     samples = [(np.zeros((2, 3), np.float32), np.array([0, label])) for label in (1, 2, 9, 0)]
     path = write_federation(tmp_path / "f.h5", samples, num_classes=3)

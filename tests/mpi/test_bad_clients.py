@@ -13,9 +13,11 @@ from safetensors.numpy import load_file
 
 import hpcfed
 from hpcfed.errors import Diverged, InputError
+from hpcfed.local_round import _apart_from
 from hpcfed.ranks.world import World
+from hpcfed.types import State
 from tests.federations import write_federation
-from tests.mpi.recipes import METHODS, ORDERED, small
+from tests.mpi.recipes import METHODS, ORDERED, small, write_small
 from tests.mpi.test_same_result import left_by
 
 pytestmark = pytest.mark.one_mpi
@@ -209,6 +211,27 @@ def test_a_skip_in_a_cohort_without_samples_moves_nothing(world, folder):
     rows = hpcfed.run(recipe, world=world, quiet=True).metrics
     assert [row["skipped"] for row in rows] == [[], [2], []]
     assert [row["delta_sq"] > 0 for row in rows] == [True, False, True]
+
+
+@pytest.mark.parametrize("skipping", ["stop", "skip"])
+def test_a_state_that_cannot_be_kept_is_trained_again_with_its_update(skipping, world, folder, monkeypatch):
+    """On each rank memory is short once, for the copy of the first client's next state."""
+    world.on_root(lambda: write_small(folder, 32))  # at least two on each rank, which are trained together
+    feddyn = {"name": "feddyn", "alpha": 0.1}
+    recipe = small(None, model={"name": "logistic"}, algorithm=feddyn, on_bad_client=skipping, placement="static")
+    undisturbed = hpcfed.run({**recipe, "output": "undisturbed"}, world=world, quiet=True)
+    calls: list[int] = []
+
+    def short(before: State, after: State) -> State:
+        calls.append(len(calls))
+        if calls == [0]:
+            raise MemoryError
+        return _apart_from(before, after)
+
+    monkeypatch.setattr("hpcfed.local_round._apart_from", short)
+    disturbed = hpcfed.run({**recipe, "output": "disturbed"}, world=world, quiet=True)
+    assert len(calls) > 1
+    assert left_by(disturbed) == left_by(undisturbed)
 
 
 @pytest.mark.parametrize(("deed", "kind"), [("raise", InputError), ("nan", Diverged)])

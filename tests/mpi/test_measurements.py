@@ -14,7 +14,7 @@ from tests.mpi.recipes import write_recipe, write_small
 
 
 @pytest.mark.ranks(2)
-def test_the_reduction_is_told_apart(world):
+def test_the_reduction_is_timed_separately(world):
     exact, fast = measure(world, 5_000, 2)
     assert (exact.kind, fast.kind) == ("exact", "fast")
     slot = client_slot(1).itemsize + RANK_SLOT.itemsize

@@ -219,7 +219,7 @@ def test_metrics_are_the_librarys(name, world, folder):
     assert "worst_decile" not in positive
 
 
-def test_undefined_values_are_told(world, folder, capsys):
+def test_undefined_values_are_reported(world, folder, capsys):
     evaluate = {"metrics": ["auroc", {"spread": {"whole": "own_metrics:spread"}}], "every": 2}
     result = hpcfed.run(recipe("binary", "run", **evaluate), world=world)
     said = capsys.readouterr().out

@@ -168,7 +168,7 @@ def method():
 """
 
 
-def test_a_skipped_client_is_told_as_such(world, folder):
+def test_a_skipped_client_is_reported_as_such(world, folder):
     world.on_root(lambda: (folder / "sick.py").write_text(SICK) and None)
     run = of("fedavg", algorithm={"factory": "sick:method"}, cohort=None, on_bad_client="skip", rounds=3)
     result = hpcfed.run(run, world=world, quiet=True)

@@ -213,7 +213,7 @@ DAMAGES: Mapping[str, tuple[str, Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_told_of_and_the_one_before_used(damage, world, folder, capfd):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, world, folder, capfd):
     suffix, spoil, complaint = DAMAGES[damage]
     whole = left_by(hpcfed.run(of("scaffold", output=f"whole-{world.rank}"), world=World(), quiet=True))
     run = stopped(of("scaffold"), world, 4, 5)

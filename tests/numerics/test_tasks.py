@@ -136,7 +136,7 @@ def test_own_metrics_are_in_every_row(folder, world):
     assert [row["train_top2"] for row in rows] == [None] * 3
 
 
-def test_a_softmax_before_the_cross_entropy_is_told(folder, world, capfd):
+def test_a_softmax_before_the_cross_entropy_is_reported(folder, world, capfd):
     hpcfed.run(small("run", data="classes.h5", model={"factory": "own_functions:Probabilities"}, rounds=1), world=world)
     assert ("takes the scores before a softmax: leave it out" in capfd.readouterr().out) == world.is_root
 

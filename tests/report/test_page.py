@@ -230,7 +230,7 @@ def test_reader_is_warned(tmp_path):
         assert warning in said
 
 
-def test_updates_that_were_left_out_are_told(tmp_path):
+def test_updates_that_were_left_out_are_reported(tmp_path):
     """By client, over the runs of a group."""
     rows = [{**row, "skipped": [2] if row["round"] < 3 else []} for row in make_rows(4, "fedavg", 0)]
     for seed in (0, 1):

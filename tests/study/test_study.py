@@ -342,7 +342,7 @@ def test_a_site_alone_has_the_statistics_of_its_own_samples(folder):
     assert float(values["ensemble", "north"]) == pytest.approx(auroc)
 
 
-def test_updates_that_were_left_out_are_told(folder):
+def test_updates_that_were_left_out_are_reported(folder):
     """``on_bad_client: skip``: else the table says nothing of a site that took no part."""
     with h5py.File(folder / "sites.h5", "a") as file:
         file["train/x"][-20:] = 3e38
@@ -712,7 +712,7 @@ def test_a_wrong_key_names_its_method(folder):
         planned(folder, "fedavg,fedexp:epss=1", splits=2)
 
 
-def test_runs_of_different_code_are_told(folder, command):
+def test_runs_of_different_code_are_reported(folder, command):
     """A method that is added after an edit stands in one table with runs of the code before."""
     (folder / "mine.py").write_text(
         "def wrong(output, target):\n    return (output.argmax(1) != target).sum(), len(target)"
@@ -734,7 +734,7 @@ def test_runs_that_are_refused_are_wrong_input(folder, command):
     (folder / "broken.py").write_text("def model():\n    raise ValueError('no such layer')\n")
     wrong = command([*words, "model={factory: 'broken:model'}"], folder)
     assert wrong.returncode == 2
-    assert "2 of 2 runs came to nothing, the first was refused: got " in wrong.stderr
+    assert "2 of 2 runs have no result; the first was refused: got " in wrong.stderr
     assert (
         "broken.py, line 2, in model); check model.args; mend the recipe; if the cause lies elsewhere" in wrong.stderr
     )
@@ -746,9 +746,7 @@ def test_runs_that_are_refused_are_wrong_input(folder, command):
     plan = planned(folder, "fedavg", splits=2, baselines="none").plan()
     first, second = (unit.name for unit in plan.units)
     ended = {first: RunEnding("refused", "no such mood"), second: RunEnding("failed", "the disk is full")}
-    with pytest.raises(
-        EnvironmentFailure, match="2 of 2 runs came to nothing, the first was refused: got no such mood"
-    ):
+    with pytest.raises(EnvironmentFailure, match="2 of 2 runs have no result; the first was refused: got no such mood"):
         raise_if_failed(plan, ended)
     with pytest.raises(InputError, match="with --fresh where other runs change with it"):
         raise_if_failed(plan, ended | {second: RunEnding("finished", "")})

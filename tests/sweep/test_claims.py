@@ -84,7 +84,7 @@ def test_a_holder_that_is_killed_is_succeeded_and_one_that_lives_is_not(tmp_path
     assert stand(claims).held
 
 
-def test_what_kills_its_holders_is_given_up_and_may_be_tried_again(tmp_path):
+def test_a_run_is_lost_after_repeated_deaths_of_its_holders_and_may_be_retried(tmp_path):
     claims = Claims(tmp_path, "other")
     for number in range(DEATHS):
         holder = start(HOLDER, tmp_path)

@@ -214,7 +214,7 @@ def test_what_cannot_be_valued_is_refused(num_clients, changes, options, expecte
         plan_coalitions(Contributions(Path("run"), **options))
 
 
-def test_skipped_updates_and_untrained_private_parts_are_told(tmp_path, monkeypatch):
+def test_skipped_updates_and_untrained_private_parts_are_reported(tmp_path, monkeypatch):
     """A client whose updates were all left out brings nothing, whatever its data."""
     monkeypatch.chdir(tmp_path)
     recipe = {**prepare(tmp_path, 3), "rounds": 1, "on_bad_client": "skip", "parameters": {"private": ["*bias"]}}

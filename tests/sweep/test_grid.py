@@ -53,7 +53,7 @@ def test_what_a_grid_means(grid, expected):
         ("output=a,b", "'output' cannot be swept; use --output"),
     ],
 )
-def test_what_is_refused(grid, message):
+def test_a_malformed_grid_is_refused(grid, message):
     with pytest.raises(InputError) as refused:
         parse_grid(grid)
     assert message in str(refused.value)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import parquet
 
 import hpcfed
+from hpcfed.config.recipe import Recipe
+from hpcfed.loop import train
 from hpcfed.ranks.world import World
 from hpcfed.report.read import run_folders
+from hpcfed.round_checks import ranks_differ
 from hpcfed.sweep.grid import parse_grids
 from hpcfed.sweep.plan import make_plan
 from hpcfed.sweep.run import run_sweep
@@ -69,7 +73,7 @@ def swept(folder: Path, made: Path) -> Path:
     return shutil.copytree(made, folder / "run-sweep")
 
 
-def test_what_a_sweep_leaves(swept, folder, command):
+def test_files_of_a_sweep_and_of_its_repetition(swept, folder, command):
     done = command([*SWEEP, "--select", "train_loss:last2", "--parquet"], folder)
     assert done.returncode == 0, done.stderr
     assert endings(swept) == {"finished": 8}
@@ -157,7 +161,7 @@ def test_failures_are_isolated_and_may_be_tried_again(folder, command):
     sweep = folder / "run-sweep"
     assert done.returncode == 2
     line = own_line(done.stderr)
-    assert "4 of 6 runs came to nothing, the first was refused" in line
+    assert "4 of 6 runs have no result; the first was refused" in line
     assert "no such mood" in line
     assert endings(sweep) == {"finished": 1, "diverged": 1, "refused": 4}
     assert "RuntimeError: bad mood" in read_table(sweep / "results.csv")[-1]["message"]
@@ -168,6 +172,21 @@ def test_failures_are_isolated_and_may_be_tried_again(folder, command):
     fixed = command(["sweep", "recipe.yaml", *grids, "--retry"], folder)
     assert fixed.returncode == 0, fixed.stderr
     assert endings(sweep) == {"finished": 3, "diverged": 3, "refused": 4, "again": 4}
+
+
+def test_a_run_whose_ranks_differ_fails_and_the_next_begins(tmp_path, monkeypatch):
+    write_small(tmp_path)
+    plan = make_plan(write_recipe(tmp_path, rounds=1), [], [], [0, 1], tmp_path / "sweep")
+    first = plan.units[0].recipe.output
+
+    def diverging(recipe: Recipe, *rest: Any) -> None:
+        if recipe.output == first:
+            raise ranks_differ(1, "rank 1 on node2")
+        train(recipe, *rest)
+
+    monkeypatch.setattr("hpcfed.loop.train", diverging)
+    assert run_sweep(plan, World(), quiet=True) is False
+    assert endings(plan.folder) == {"failed": 1, "finished": 1}
 
 
 def test_more_values_rounds_and_seeds_may_be_added(swept, folder, command):

@@ -96,7 +96,7 @@ def test_nothing_is_best_where_all_diverged(plan):
     assert draw(plan, best, rule) == {}
 
 
-def test_ties_and_edges_are_told(plan):
+def test_ties_and_edges_are_reported(plan):
     best, _, rule = ranked(plan, "train_accuracy:last10", record(plan, {4: (0.7, 0.7), 5: (0.7, 0.7)}))
     assert [(one.point, one.rank) for one in best[:3]] == [(4, 1), (5, 1), (0, 3)]
     said = remarks(plan, best, rule)

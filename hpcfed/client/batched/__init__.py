@@ -1,4 +1,4 @@
-"""Many clients trained at once, on stacked parameters (K, …), in place of one after another.
+"""Many clients trained at once, on stacked parameters (R, …), in place of one after another.
 
 Runs where `local.engine` is `batched`: by default for linear models and perceptrons with a built-in loss, without
 augmentation, dropout, `compile` or mixed precision. Anything else takes `hpcfed.client.solver`, the reference; tests
