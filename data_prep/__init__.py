@@ -1,2 +1,5 @@
-"""From raw data to a federation file: ``sources`` and ``synthetic`` make a `Dataset`, ``partition`` assigns its samples
-to clients, ``write`` stores the result. Nothing here needs torch or MPI."""
+"""Preparation of federation files from raw or synthetic data, without torch and MPI.
+
+``sources`` and ``synthetic`` make a `Dataset`, ``partition`` assigns its samples to clients, ``write`` stores the
+result.
+"""

@@ -9,12 +9,12 @@ def main() -> None:
     """Run the command; a signal that comes during the imports is noted."""
     note_signals()
     from hpcfed.cli.main import main as call
-    from hpcfed.ranks.world import limit_threads
+    from hpcfed.ranks.world import exit_without_threads
 
     try:
         call()
     except SystemExit as ending:
-        limit_threads(int(ending.code or 0))
+        exit_without_threads(int(ending.code or 0))
         raise
 
 

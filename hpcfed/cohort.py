@@ -15,7 +15,7 @@ from hpcfed.errors import InputError
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.rng import Purpose, stream
 
-DRAWS = 1000
+MAX_EMPTY_DRAWS = 1000
 """Number of empty Bernoulli cohorts after which a nonempty one is drawn directly."""
 LEAST_EXPECTED = 0.01
 """Clients that a cohort of FedDyn's code must have in expectation: a hundred draws for one that is not empty."""
@@ -174,7 +174,7 @@ class Cohorts:
             )
         if section.sampling == "bernoulli":
             chance = section.fraction if section.fraction is not None else size / num_clients
-            draws = rounds * chance / _somebody(num_clients, chance)
+            draws = rounds * chance / _prob_nonempty(num_clients, chance)
             if section.stream == "authors":
                 _check_chance(num_clients, chance)
                 return lambda round: _as_feddyn_draws(seed + round - 1, num_clients, chance), draws
@@ -280,18 +280,19 @@ def _num_steps(num_samples: int, local: Local, steps: int | None) -> int:
 def _bernoulli(rng: np.random.Generator, num_clients: int, chance: float) -> np.ndarray:
     """Return a Bernoulli cohort in which each client joins with probability `chance`, conditioned on not being empty.
 
-    After `DRAWS` empty draws the first client is drawn from its conditional distribution: this ends for any chance.
+    After `MAX_EMPTY_DRAWS` empty draws the first client is drawn from its conditional distribution, so that this ends
+    for any chance.
     """
-    for _ in range(DRAWS):
+    for _ in range(MAX_EMPTY_DRAWS):
         joined = np.flatnonzero(rng.random(num_clients) < chance)
         if len(joined):
             return joined
-    first_at = math.log1p(-rng.random() * _somebody(num_clients, chance)) / math.log1p(-chance)
+    first_at = math.log1p(-rng.random() * _prob_nonempty(num_clients, chance)) / math.log1p(-chance)
     first = min(int(first_at), num_clients - 1)
     return np.append(first, first + 1 + np.flatnonzero(rng.random(num_clients - first - 1) < chance))
 
 
-def _somebody(num_clients: int, chance: float) -> float:
+def _prob_nonempty(num_clients: int, chance: float) -> float:
     """Return the probability that a Bernoulli draw of so many clients is not empty."""
     return -math.expm1(num_clients * math.log1p(-chance)) if chance < 1 else 1.0
 

@@ -1,4 +1,4 @@
-"""Where a run runs, and what its bits depend on: processors, instruction sets, versions (``environment.json``)."""
+"""Record of hosts, processors and versions, on which a run's bits depend (``environment.json``)."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def train(
                 reporter.say(world.on_root(checkpoints.prepare))
                 facts = _facts(recipe, parts, evaluator) | {"data": data}
                 world.on_root(lambda: folder.write("environment.json", facts))
-                for remark in (*remarks(recipe, parts), *_what_is_done(recipe, done)):
+                for remark in (*remarks(recipe, parts), *_resume_remarks(recipe, done)):
                     reporter.say(f"{recipe.name}: {remark}")
                 totals = progress.get("totals", {})
                 with (
@@ -161,7 +161,7 @@ def _facts(recipe: Recipe, parts: Parts, evaluator: Evaluator) -> dict[str, Any]
     }
 
 
-def _what_is_done(recipe: Recipe, done: int) -> Iterator[str]:
+def _resume_remarks(recipe: Recipe, done: int) -> Iterator[str]:
     """Yield what is said of a run that does not begin with its first round."""
     if done >= recipe.rounds:
         yield f"all {done} rounds are done; to measure anything else, raise rounds"

@@ -17,7 +17,7 @@ from hpcfed.algorithms._blocks import server_step
 from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
 from hpcfed.bits.sums import squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
-from hpcfed.client.work import are_ones, common_to_all, effective_work, factor_of_the_kept
+from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
 from hpcfed.cohort import Cohort
 from hpcfed.errors import Diverged
 from hpcfed.local_round import RoundPlan, Training
@@ -258,7 +258,7 @@ class Simulation:
     def plan(self, round: int) -> RoundPlan:
         """Draw and place the round's cohort."""
         cohort = self._parts.cohorts.round(round)
-        effective_steps, factors = effective_work(self._parts.method, self._parts.stepping, cohort, round)
+        effective_steps, factors = effective_steps_and_factors(self._parts.method, self._parts.stepping, cohort, round)
         common = common_to_all(effective_steps)
         return RoundPlan(
             round=round,
@@ -329,7 +329,7 @@ class Simulation:
         cohort, done, kept = plan.cohort, sums.status != SKIPPED, _kept(plan.cohort, sums)
         reported = {name: total for name, total in sums.vectors.items() if name not in self.buffers.entries}
         vectors = reported if kept == 1.0 else {name: total / kept for name, total in reported.items()}
-        factor = self._factor_of_the_kept(plan, done)
+        factor = self._skip_correction(plan, done)
         if factor != 1.0 and DELTA in vectors:
             vectors = {**vectors, DELTA: vectors[DELTA] * factor}
         delta = vectors.get(DELTA)
@@ -350,14 +350,14 @@ class Simulation:
             client_scalars=each if self._parts.method.client_scalars else {},
         )
 
-    def _factor_of_the_kept(self, plan: RoundPlan, done: np.ndarray) -> float:
+    def _skip_correction(self, plan: RoundPlan, done: np.ndarray) -> float:
         """Return the factor that normalises Δ̄ as if the skipped clients had not been drawn.
 
         Raises:
             Diverged: no one number does.
         """
         method, stepping = self._parts.method, self._parts.stepping
-        factor = factor_of_the_kept(method, stepping, plan.cohort, plan.round, plan.factors, done)
+        factor = skip_correction(method, stepping, plan.cohort, plan.round, plan.factors, done)
         if factor is None:
             skipped = ", ".join(map(str, plan.cohort.clients[~done].tolist()))
             what = f"round {plan.round}: without client {skipped} the others' updates would have other factors"

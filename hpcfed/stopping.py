@@ -37,7 +37,7 @@ def due_after(recipe: Recipe, round: int) -> Due:
 
 
 @dataclass
-class Mark:
+class BestScore:
     """The best score of a measure so far, larger being better, and the number of evaluations since."""
 
     best: float | None = None
@@ -88,10 +88,10 @@ class Stopping:
         """What `measured` was when the run was saved, where it is another now."""
         if self.changed:  # the model: its scores are not comparable with those to come
             saved = {key: saved.get(key) for key in ("rule", "reason")}
-        self._marks = {DEFAULT_MEASURE: Mark(saved.get("best"), saved.get("since_best", 0))}
+        self._marks = {DEFAULT_MEASURE: BestScore(saved.get("best"), saved.get("since_best", 0))}
         for name, mark in saved.get("marks", {}).items():
             if name in self._larger_is_better and mark["of"] == self._plain_metric(name):
-                self._marks[name] = Mark(mark["best"], mark["since_best"])
+                self._marks[name] = BestScore(mark["best"], mark["since_best"])
         self._follows: str | None = saved.get("follows")  # the measure of the usual mark; None before an evaluation
         self._evaluated: int = saved.get("evaluated", 0)
         before = saved.get("rule") or {}
@@ -139,7 +139,7 @@ class Stopping:
 
     def forget(self) -> None:
         """Forget all scores, which later ones are not comparable with, and that they have ended the run."""
-        self._marks, self._reached, self._evaluated, self.reason = {DEFAULT_MEASURE: Mark()}, 0, 0, None
+        self._marks, self._reached, self._evaluated, self.reason = {DEFAULT_MEASURE: BestScore()}, 0, 0, None
 
     def go_on(self, round: int) -> None:
         """End a run that goes on after a round, if that round was evaluated and the present patience is exhausted.
@@ -161,7 +161,7 @@ class Stopping:
         for name, larger in self._larger_is_better.items():
             value = scores.get(f"test_{name}")
             if name in self._metrics or value is not None:
-                mark = self._marks.setdefault(name, Mark())
+                mark = self._marks.setdefault(name, BestScore())
                 mark.add(value if value is None or larger else -value)
         self.reason = self._target(scores) or self._exhausted()
 

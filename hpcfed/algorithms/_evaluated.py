@@ -76,7 +76,7 @@ class _WithClientAverage:
         return {**self._inner.share(_without(shared, AVERAGE), means), AVERAGE: average}
 
 
-def following_clients(method: Method) -> Method:
+def with_client_average(method: Method) -> Method:
     """Return the method with the average over all clients' last models as part of its shared state."""
     return replace(method, local=cast("LocalMethod", _WithClientAverage(method.local)))
 
@@ -102,7 +102,7 @@ class _WithStepAverage:
         return replace(update, state={**update.state, STEP_AVERAGE: average, STEPS: total})
 
 
-def following_iterates(method: Method) -> Method:
+def with_step_average(method: Method) -> Method:
     """Return the method with the average of its iterates as part of the server's state."""
     return replace(method, server=cast("ServerMethod", _WithStepAverage(method.server)))
 

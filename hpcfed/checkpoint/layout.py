@@ -72,7 +72,7 @@ class MagnitudesState(_ManifestSection):
 
 
 class MarkState(_ManifestSection):
-    """State of `hpcfed.stopping.Mark`, and the metric that it is of, as in a recipe."""
+    """State of `hpcfed.stopping.BestScore`, and the metric that it is of, as in a recipe."""
 
     of: Any
     best: float | None

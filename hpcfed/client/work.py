@@ -14,7 +14,7 @@ ROUNDING = 1e-12
 """Relative; two quotients of the same four numbers differ by a few units in the last place of float64, 2e-16."""
 
 
-def effective_work(
+def effective_steps_and_factors(
     method: Method, stepping: Stepping, cohort: Cohort, round: int
 ) -> tuple[list[float | None], np.ndarray]:
     """Return ‖a_i‖₁ of each member, (S,), and the factor of its Δ_i, (S,), 1 without a normalisation.
@@ -35,7 +35,7 @@ def effective_work(
     return effective_steps, method.normalize.factors(known, cohort.steps, cohort.shares, prox_mu)
 
 
-def factor_of_the_kept(
+def skip_correction(
     method: Method, stepping: Stepping, cohort: Cohort, round: int, factors: np.ndarray, kept: np.ndarray
 ) -> float | None:
     """Return the number that makes the kept members' factors those of a cohort of them alone; None if no number does.
@@ -46,7 +46,7 @@ def factor_of_the_kept(
         return 1.0
     alone = members(cohort, kept)
     total = alone.shares.sum()
-    _, own = effective_work(method, stepping, replace(alone, shares=alone.shares / (total or 1.0)), round)
+    _, own = effective_steps_and_factors(method, stepping, replace(alone, shares=alone.shares / (total or 1.0)), round)
     before, moved = factors[kept], alone.steps > 0
     if ((own != 0) != (before != 0))[moved].any():
         return None

@@ -1,4 +1,4 @@
-"""What papers and other programs call the methods, keys and values of a recipe, and the remedy that a message names."""
+"""Other programs' and papers' names for methods, keys and values of a recipe, with the remedy that a message names."""
 
 from __future__ import annotations
 

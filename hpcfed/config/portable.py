@@ -1,4 +1,4 @@
-"""What ``bits: portable`` takes: linear models trained by SGD on CPUs, with built-in losses and methods."""
+"""Check of recipes with ``bits: portable``: linear models trained by SGD on CPUs, built-in losses and methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured on samples: the loss, the task's accuracy and the recipe's metrics, of the model that is loaded."""
+"""Measurement of the loaded model on samples: loss, the task's accuracy, and the recipe's metrics."""
 
 from __future__ import annotations
 

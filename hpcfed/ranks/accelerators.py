@@ -1,4 +1,4 @@
-"""What devices beside the CPU can do: the one module that calls `torch.cuda`.
+"""`Accelerator`: all operations on devices beside the CPU; the one module that calls `torch.cuda`.
 
 The rest of the package asks an `Accelerator` for memory, streams, names and deterministic kernels, and never which kind
 of device it is. CUDA is the one kind that runs know; builds of torch for ROCm answer to the same calls. The tests add a

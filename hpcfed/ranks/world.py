@@ -36,7 +36,7 @@ T = TypeVar("T")
 LAUNCHED = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_RANKID")
 """Variables that a launcher sets for each rank; srun without a PMI sets only SLURM's own."""
 KINDS = {kind.exit_code: kind for kind in (InputError, Diverged, EnvironmentFailure, Stopped)}
-MEETING = 1800.0
+CONNECT_TIMEOUT = 1800.0
 """Seconds within which all ranks must have met after MPI has started: the default of the recipe's watchdog."""
 LARGEST_MESSAGE = 1 << 28
 """Bytes of a broadcast; older MPI libraries count them in 32 bits."""
@@ -169,7 +169,7 @@ class MpiWorld(World):
         self._comm = comm
         self._ending = threading.Lock()
         self.rank, self.size = comm.rank, comm.size
-        with self.ends_within(MEETING, self._unmet()):
+        with self.ends_within(CONNECT_TIMEOUT, self._unmet()):
             self._control = comm.Dup()  # so that leaving cannot pair with a collective of the run
             places = comm.allgather((socket.gethostname(), folders()))
             self.hosts = tuple(host for host, _ in places)
@@ -365,17 +365,17 @@ def leave(code: int, message: str) -> int:
         return code or alone.exit_code
 
 
-def limit_threads(code: int) -> None:
+def exit_without_threads(code: int) -> None:
     """End this process with `code` after `LINGER`: Python would wait for the threads of the user's code without end."""
     left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
     if not left:
         return
     if (mpi := sys.modules.get("mpi4py.MPI")) is not None and not mpi.Is_finalized():
         mpi.Finalize()  # else the launcher takes the end for a failure
-    start(threading.Thread(target=_end_without, args=(left, code), daemon=True))
+    start(threading.Thread(target=_join_or_exit, args=(left, code), daemon=True))
 
 
-def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
+def _join_or_exit(threads: Sequence[threading.Thread], code: int) -> None:
     """End the process after `LINGER`, unless `threads` have ended before; it may then end as slowly as it likes."""
     end = time.monotonic() + LINGER
     _join(threads, min(end, time.monotonic() + PATIENCE))

@@ -1,4 +1,4 @@
-"""How a GPU's sums reach other ranks: CUDA-aware MPI, NCCL, or host memory.
+"""Transport of a GPU's sums to other ranks: CUDA-aware MPI, NCCL, or host memory.
 
 NCCL, of torch.distributed, is for several GPUs whose MPI takes no GPU memory. Its ranks find each other by a port of
 rank 0's host that the system chooses, and that MPI distributes. Sums of int64 have no order, so all three give the same
@@ -80,7 +80,7 @@ class DistributedSum:
             return
         try:
             if self._through_host is None:
-                self._through_host = not self._is_joined()
+                self._through_host = not self._try_join()
             if self._through_host:
                 summed = buffer.cpu()
                 self._world.sum_in_place(summed)
@@ -93,7 +93,7 @@ class DistributedSum:
                 "torch.distributed cannot sum over the ranks", got=why, remedy="set gpu_reduce: auto"
             ) from error
 
-    def _is_joined(self) -> bool:
+    def _try_join(self) -> bool:
         """Join the ranks' group unless one of them has joined another; return on all ranks whether all are in it."""
         from torch import distributed
 

@@ -25,7 +25,7 @@ from hpcfed.reproduce.table import make_table, markdown, setting_records
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import Redo, run_sweep, standings
+from hpcfed.sweep.run import Redo, run_sweep, states_until_stable
 from hpcfed.sweep.table import as_csv
 
 
@@ -149,7 +149,7 @@ class ReproduceSession:
         if not experiment.trains:
             return self._write(experiment)
         plan = self._layout(experiment).plan
-        for _ in standings(plan, Claims(plan.folder, "report")):
+        for _ in states_until_stable(plan, Claims(plan.folder, "report")):
             shown = self._write(experiment)
         return shown
 

@@ -1,4 +1,4 @@
-"""Which recipes describe the same run: the keys that decide a result, compared and hashed."""
+"""Identity of a run: the keys of a recipe that decide its result, compared and hashed."""
 
 from __future__ import annotations
 

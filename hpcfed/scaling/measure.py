@@ -181,7 +181,7 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     from hpcfed import algorithms
     from hpcfed.client.averaged_buffers import AveragedBuffers
     from hpcfed.client.solver import Stepping
-    from hpcfed.client.work import are_ones, common_to_all, effective_work
+    from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors
     from hpcfed.cohort import Cohorts
     from hpcfed.models.flat import FlatModel
     from hpcfed.reduce.buffer import KINDS, RoundBuffer
@@ -190,7 +190,7 @@ def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, 
     dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
     method = algorithms.build(recipe.algorithm, recipe.python_path)
     cohort = Cohorts(recipe, sizes, recipe.weights or method.local.weights).round(1)
-    effective_steps, factors = effective_work(method, Stepping(recipe.local), cohort, 1)
+    effective_steps, factors = effective_steps_and_factors(method, Stepping(recipe.local), cohort, 1)
     alike = common_to_all(effective_steps) is not None and are_ones(factors)
     kind = KINDS[recipe.reduction]
     model = FlatModel(done.module, dtype, cpu, recipe.parameters)

@@ -85,10 +85,10 @@ def _check_factors(parts: Parts, world: World) -> None:
     Raises:
         InputError: naming the first rank whose factors are not those of rank 0.
     """
-    from hpcfed.client.work import effective_work, same_factors
+    from hpcfed.client.work import effective_steps_and_factors, same_factors
 
     method = parts.method
-    own = effective_work(method, parts.stepping, parts.cohorts.round(1), 1)[1]
+    own = effective_steps_and_factors(method, parts.stepping, parts.cohorts.round(1), 1)[1]
     same = world.gather(same_factors(own, world.broadcast(own)))
     if not all(same):
         rank = same.index(False)

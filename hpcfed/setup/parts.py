@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hpcfed import algorithms, models
-from hpcfed.algorithms._evaluated import following_clients, following_iterates
+from hpcfed.algorithms._evaluated import with_client_average, with_step_average
 from hpcfed.algorithms.fednova import PerStep
 from hpcfed.bits.arithmetic import arithmetic_of
 from hpcfed.client.engine import engine_for, tuner_for
@@ -122,8 +122,8 @@ def _method(recipe: Recipe, model: FlatModel) -> Method:
         averages = recipe.evaluate.model == "cohort-average"
         method = checked(method, model.gaps, recipe.seed.batches, by_steps=by_steps, averages=averages)
     if recipe.evaluate.model == "client-average":
-        return following_clients(method)
-    return following_iterates(method) if recipe.evaluate.model == "step-average" else method
+        return with_client_average(method)
+    return with_step_average(method) if recipe.evaluate.model == "step-average" else method
 
 
 def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) -> None:

@@ -1,4 +1,4 @@
-"""What the runs of a study measured on the sites' test samples: final values, curves, and matrices of counts."""
+"""Results of a study's runs on the sites' test samples: final values, curves, and matrices of counts."""
 
 from __future__ import annotations
 

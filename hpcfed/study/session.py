@@ -22,7 +22,7 @@ from hpcfed.study.written import replace_results
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import endings, raise_if_failed
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import Redo, finished, is_decided, run_sweep, stand, standings
+from hpcfed.sweep.run import Redo, finished, is_decided, run_states, run_sweep, states_until_stable
 from hpcfed.sweep.run import prepare as prepare_sweep
 from hpcfed.sweep.table import code_of
 
@@ -88,7 +88,7 @@ def _tuned(study: Study, inner: Study) -> TuningResult:
     metric = study.metrics[0]
     trainers = [study.trainers(split) for split in range(len(study.splits.each))]
     plan = inner.plan()
-    runs = read_results(inner, finished(stand(plan, Claims(plan.folder, "report")))).runs
+    runs = read_results(inner, finished(run_states(plan, Claims(plan.folder, "report")))).runs
     return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
 
 
@@ -103,9 +103,9 @@ def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequenc
         EnvironmentFailure: the disk refuses.
     """
     view, complete = None, False
-    for standing in standings(plan, Claims(plan.folder, "report")):
-        complete = all(one.decided for one in standing.values())
-        results = _with_ensemble(study, read_results(study, finished(standing)))
+    for states in states_until_stable(plan, Claims(plan.folder, "report")):
+        complete = all(one.decided for one in states.values())
+        results = _with_ensemble(study, read_results(study, finished(states)))
         if any(results.runs.values()):
             view = View(study, results, rows_of(study, results))
             _write(view, words, remarks)

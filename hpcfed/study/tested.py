@@ -1,4 +1,4 @@
-"""What a study tests on: samples, classes and events of each site in each split, as a table and in notes."""
+"""Test samples of a study: their numbers, classes and events by site and split, as a table and in notes."""
 
 from __future__ import annotations
 

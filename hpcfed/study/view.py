@@ -1,4 +1,4 @@
-"""What the tables, figures and pages of a study are made of: rows × sites × splits, and means over them.
+"""Values behind a study's tables, figures and pages: rows × sites × splits, and means over them.
 
 Values of a split are means over its seeds; intervals are of the mean over splits (`hpcfed.study.statistics`). Where
 each split leaves one site out, a site has one value, and intervals are those of the mean over sites.

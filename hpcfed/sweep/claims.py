@@ -138,11 +138,11 @@ class Claims:
         for name in names:
             if found := NUMBERED.fullmatch(name):
                 numbers.setdefault(found[1], []).append(int(found[2]))
-        return {run: self._standing(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
+        return {run: self._state_of(run, digest, sorted(numbers.get(run, ()), reverse=True)) for run, digest in runs}
 
-    def take(self, run: str, digest: str, standing: RunState) -> int | None:
+    def take(self, run: str, digest: str, state: RunState) -> int | None:
         """Claim an open run; return its number, None if another process was faster or the run counts as lost."""
-        number = standing.last + 1
+        number = state.last + 1
         claim = Claim(**{**asdict(self._me), "recipe": digest, "taken": _now()})
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -152,8 +152,8 @@ class Claims:
             return None
         self._known[self._path(run, number)] = claim
         self._remove_remains(run, number)
-        if standing.deaths >= DEATHS:
-            self.end(run, number, "lost", f"its job died {standing.deaths} times")
+        if state.deaths >= DEATHS:
+            self.end(run, number, "lost", f"its job died {state.deaths} times")
             return None
         return number
 
@@ -164,9 +164,9 @@ class Claims:
         ended = Claim(**{**asdict(claim), **end})
         write_whole(self._path(run, number), json.dumps(asdict(ended)) + "\n")
 
-    def reopen(self, run: str, digest: str, standing: RunState) -> None:
+    def reopen(self, run: str, digest: str, state: RunState) -> None:
         """Make a decided run claimable again."""
-        number = self.take(run, digest, standing)
+        number = self.take(run, digest, state)
         if number is not None:
             self.end(run, number, "again")
 
@@ -208,7 +208,7 @@ class Claims:
                 what = f"hpcfed: {run}: another job has taken it over, after this one seemed dead for {LEASE:.0f} s"
                 end_all(EnvironmentFailure.exit_code, what)
 
-    def _standing(self, run: str, digest: str, numbers: Sequence[int]) -> RunState:
+    def _state_of(self, run: str, digest: str, numbers: Sequence[int]) -> RunState:
         """Derive a run's state from its claims, the last one first."""
         if not numbers:
             return RunState()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpcfed.errors import EnvironmentFailure, InputError, counted
 from hpcfed.sweep.claims import RETRYABLE, Claims
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import stand
+from hpcfed.sweep.run import run_states
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ def endings(plan: Plan) -> dict[str, RunEnding]:
     Raises:
         EnvironmentFailure: the disk refuses.
     """
-    standing = stand(plan, Claims(plan.folder, "report"))
-    return {name: RunEnding(one.claim.ending or "", one.claim.message) for name, one in standing.items()}
+    states = run_states(plan, Claims(plan.folder, "report"))
+    return {name: RunEnding(one.claim.ending or "", one.claim.message) for name, one in states.items()}
 
 
 def raise_if_failed(plan: Plan, ended: Mapping[str, RunEnding], *, takes_fresh: bool = True) -> None:

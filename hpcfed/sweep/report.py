@@ -10,7 +10,7 @@ from hpcfed.io.atomic import write_whole
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.failures import RunEnding, raise_if_failed
 from hpcfed.sweep.plan import Plan
-from hpcfed.sweep.run import standings
+from hpcfed.sweep.run import states_until_stable
 from hpcfed.sweep.select import Candidate, Row, Rule, candidates, remarks
 from hpcfed.sweep.table import read_results, result_records, summary_records, write_tables
 
@@ -67,8 +67,8 @@ def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False)
         InputError: a run's record is damaged, or no run recorded the rule's column.
         EnvironmentFailure: the disk refuses.
     """
-    for standing in standings(plan, Claims(plan.folder, "report")):
-        rows, chosen = read_results(plan, standing, rule)
+    for states in states_until_stable(plan, Claims(plan.folder, "report")):
+        rows, chosen = read_results(plan, states, rule)
         done = [row for row in rows if row.status == "finished"]
         if rule is not None and done and not any(rule.column in row.metrics for row in done):
             raise InputError(

@@ -102,22 +102,22 @@ def run_sweep(
         return (stopped or waits) and world.on_root(lambda: not is_decided(plan, claims))
 
 
-def stand(plan: Plan, claims: Claims) -> dict[str, RunState]:
+def run_states(plan: Plan, claims: Claims) -> dict[str, RunState]:
     """Return the state of each run of the sweep, by name."""
     return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
 
 
 def is_decided(plan: Plan, claims: Claims) -> bool:
     """Return whether all runs of the sweep have ended for good."""
-    return all(one.decided for one in stand(plan, claims).values())
+    return all(one.decided for one in run_states(plan, claims).values())
 
 
-def finished(standing: Mapping[str, RunState]) -> set[str]:
+def finished(states: Mapping[str, RunState]) -> set[str]:
     """Return the names of the runs that have finished."""
-    return {name for name, one in standing.items() if one.claim.ending == "finished"}
+    return {name for name, one in states.items() if one.claim.ending == "finished"}
 
 
-def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
+def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
     """Yield the states of all runs; once more if another job ended runs while the caller wrote its results.
 
     Another job that ends a run meanwhile writes results of more runs, which older ones must not replace. While others
@@ -125,7 +125,7 @@ def standings(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
     """
     seen = None
     while True:
-        now = stand(plan, claims)
+        now = run_states(plan, claims)
         endings = {name: one.claim.ending for name, one in now.items()}
         if endings == seen or (seen is not None and any(one.held and one.vouched for one in now.values())):
             return
@@ -157,16 +157,16 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
         )
     if present:
         _check_keys(plan)
-    standing = stand(plan, claims)
+    states = run_states(plan, claims)
     anew: set[str] = set()
     lost: list[str] = []
     for unit in plan.units:
-        if not standing[unit.name].held:
+        if not states[unit.name].held:
             try:
-                if not _check(unit, standing[unit.name], redo.accept_code):
+                if not _check(unit, states[unit.name], redo.accept_code):
                     lost.append(unit.name)
             except InputError:
-                if stand(plan, claims)[unit.name].held:  # another job has just started to write there
+                if run_states(plan, claims)[unit.name].held:  # another job has just started to write there
                     continue
                 if not redo.fresh:
                     raise
@@ -179,9 +179,9 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
     def write() -> None:
         write_whole(plan.folder / "sweep.yaml", dump_yaml(about))
         for unit in plan.units:
-            decided, ending = standing[unit.name].decided, standing[unit.name].claim.ending
+            decided, ending = states[unit.name].decided, states[unit.name].claim.ending
             if (redo.retry and ending in RETRYABLE) or (unit.name in {*anew, *lost} and decided):
-                claims.reopen(unit.name, unit.digest, standing[unit.name])
+                claims.reopen(unit.name, unit.digest, states[unit.name])
 
     _files(plan, write)
     if lost:
@@ -206,22 +206,22 @@ def _check_keys(plan: Plan) -> None:
         )
 
 
-def _check(unit: Unit, standing: RunState, accept_code: bool) -> bool:
+def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
     """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
 
     Raises:
         InputError: it is of another recipe or of other code, or the record of the finished run was cut.
     """
-    folder, has_finished = RunFolder(unit.recipe.output), standing.decided and standing.claim.ending == "finished"
+    folder, has_finished = RunFolder(unit.recipe.output), state.decided and state.claim.ending == "finished"
     if not folder.path.exists():
         return not has_finished
     if accept_code:
         folder.accept_code(unit.recipe)
-    if standing.decided:
+    if state.decided:
         folder.check_code(unit.recipe)  # the claim's digest has already matched the recipe
     if has_finished and folder.has_result():
         return True
-    if has_finished or not standing.decided:
+    if has_finished or not state.decided:
         folder.is_finished(unit.recipe)
     return not has_finished
 
@@ -275,15 +275,15 @@ class SweepProgress:
         print(f"{self.plan.name}: {text}", file=Output(sys.stdout), flush=True)
 
     def _own(self) -> dict[str, RunState]:
-        standing = stand(self.plan, self.claims)
-        return {name: one for name, one in standing.items() if one.claim.session == self.claims.session}
+        states = run_states(self.plan, self.claims)
+        return {name: one for name, one in states.items() if one.claim.session == self.claims.session}
 
     def _counts(self) -> Counter[str]:
         counts: Counter[str] = Counter()
-        for standing in stand(self.plan, self.claims).values():
-            counts["decided"] += standing.decided
-            counts["held"] += standing.held
-            counts[standing.claim.ending or ""] += standing.decided
+        for state in run_states(self.plan, self.claims).values():
+            counts["decided"] += state.decided
+            counts["held"] += state.held
+            counts[state.claim.ending or ""] += state.decided
         return counts
 
 
@@ -339,13 +339,13 @@ def _next(
     It waits for holders that may be dead, and, if it `waits`, for those that are alive.
     """
     while caught.name is None and not claims.asked_to_stop():
-        standing = stand(plan, claims)
+        states = run_states(plan, claims)
         for unit in plan.units:
-            if standing[unit.name].open and unit.name not in avoided:
-                number = claims.take(unit.name, unit.digest, standing[unit.name])
+            if states[unit.name].open and unit.name not in avoided:
+                number = claims.take(unit.name, unit.digest, states[unit.name])
                 if number is not None:
                     return unit, number
-        if not any(one.held and (waits or not one.vouched) for one in standing.values()):
+        if not any(one.held and (waits or not one.vouched) for one in states.values()):
             return None
         progress.show(if_changed=True)
         time.sleep(POLL)

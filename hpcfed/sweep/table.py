@@ -22,20 +22,20 @@ from hpcfed.sweep.select import Candidate, Row, Rule, read_numbers, usual_rule
 Record = dict[str, Any]
 
 
-def read_results(plan: Plan, standing: Mapping[str, RunState], rule: Rule | None) -> tuple[list[Row], Rule]:
+def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) -> tuple[list[Row], Rule]:
     """Return a row for each run of the plan, and the rule that scored them (the default rule for None).
 
     Raises:
         InputError: a run's record is damaged.
     """
     records = {
-        unit.name: read_numbers(unit.recipe.output / RECORD, unit.recipe) if standing[unit.name].decided else []
+        unit.name: read_numbers(unit.recipe.output / RECORD, unit.recipe) if states[unit.name].decided else []
         for unit in plan.units
     }
     chosen = rule or usual_rule(plan, records.values())
     rows = []
     for unit in plan.units:
-        one, record = standing[unit.name], records[unit.name]
+        one, record = states[unit.name], records[unit.name]
         status = str(one.claim.ending) if one.decided else "running" if one.held else one.claim.ending or "waiting"
         rows.append(
             Row(

@@ -1,4 +1,4 @@
-"""What a run without some clients may still owe to them: scaling, filled cells, levels of categories, initial model."""
+"""Influence that excluded clients keep on a run: scaling, filled cells, levels of categories, initial model."""
 
 from __future__ import annotations
 

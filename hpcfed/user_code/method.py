@@ -1,5 +1,6 @@
-"""Checks of a user's method: types, names, shapes and dtypes of everything it returns. Before each call the global
-random generators are set to a stream of its own.
+"""Checks of everything that a user's method returns: types, names, shapes, dtypes, purity.
+
+Before each call the global random generators are set to a stream of that call.
 
 Rules are pure functions. The first call of each function is made twice, and both answers must be bitwise equal: that
 finds most memory outside the states, not all of it.

@@ -1,4 +1,4 @@
-"""What a repeated call of a user's function needs: arguments of its own, and hashes by which answers are compared."""
+"""Repetition of calls of a user's functions: copies of their arguments, and hashes of their answers."""
 
 from __future__ import annotations
 

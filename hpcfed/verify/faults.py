@@ -1,4 +1,4 @@
-"""What is wrong with a run folder, or with the data that it was computed from."""
+"""Faults of a run folder, and of the data that it was computed from."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What would have been: runs without some clients, to the bit, and what each client brings and takes."""
+"""Counterfactual runs without some clients, to the bit; clients' leave-one-out and Shapley values."""

@@ -14,7 +14,7 @@ from hpcfed.ranks.world import World
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.grid import Grid, Value
 from hpcfed.sweep.plan import Plan, Unit, make_plan
-from hpcfed.sweep.run import Redo, prepare, run_sweep, stand
+from hpcfed.sweep.run import Redo, prepare, run_states, run_sweep
 from hpcfed.sweep.select import Rule, parse_rule
 from hpcfed.trail.recorded import RecordedRun, placed_recipe, recorded
 from hpcfed.whatif.shapley import Orders, Subset, all_subsets, as_numbers, random_orders, subsets_of, without_one
@@ -172,7 +172,7 @@ def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, 
 def num_left(coalitions: Coalitions) -> tuple[int, int]:
     """Return how many runs have not ended, and how many of these other jobs have."""
     plan = coalitions.plan
-    left = [one for one in stand(plan, Claims(plan.folder, "report")).values() if not one.decided]
+    left = [one for one in run_states(plan, Claims(plan.folder, "report")).values() if not one.decided]
     return len(left), sum(one.held for one in left)
 
 

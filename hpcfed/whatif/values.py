@@ -21,7 +21,7 @@ from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 from hpcfed.setup import assemble
 from hpcfed.sweep.claims import Claims
 from hpcfed.sweep.report import RankedSweep
-from hpcfed.sweep.run import stand
+from hpcfed.sweep.run import run_states
 from hpcfed.sweep.select import Row
 from hpcfed.sweep.table import read_results
 from hpcfed.whatif.coalitions import Coalitions, rounds_of
@@ -139,7 +139,7 @@ def contributed(coalitions: Coalitions) -> CoalitionValues:
         InputError, EnvironmentFailure, Diverged: runs ended without a result, or all diverged.
     """
     plan = coalitions.plan
-    rows, _ = read_results(plan, stand(plan, Claims(plan.folder, "report")), coalitions.rule)
+    rows, _ = read_results(plan, run_states(plan, Claims(plan.folder, "report")), coalitions.rule)
     RankedSweep(plan, tuple(rows), (), coalitions.rule).raise_if_failed(takes_fresh=False)
     scores = {row.unit.name: row.score for row in rows}
     values = []

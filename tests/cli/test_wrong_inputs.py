@@ -383,7 +383,7 @@ def test_a_process_that_ends_slowly_is_not_cut_short_for_a_thread_that_has_ended
     monkeypatch.setattr(world.threading, "enumerate", lambda: [thread])
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
     thread.join()
-    world.limit_threads(0)
+    world.exit_without_threads(0)
     assert (ended, capfd.readouterr().err) == ([], "")
 
 

@@ -18,7 +18,7 @@ import torch
 import hpcfed
 from hpcfed.algorithms import build, names
 from hpcfed.algorithms._blocks import BLOCK, elementwise, server_step
-from hpcfed.algorithms._evaluated import evaluated_model, following_iterates
+from hpcfed.algorithms._evaluated import evaluated_model, with_step_average
 from hpcfed.cite import references
 from hpcfed.config.recipe import Algorithm
 from hpcfed.ranks.world import World
@@ -199,7 +199,7 @@ def test_the_file_is_a_small_table(name):
 def test_the_average_of_iterates_by_their_steps(name):
     """FedExP's Theorem 1, from the models that the steps began with."""
     server, w = method(name).server, draw(0, torch.float64)
-    following = following_iterates(method(name)).server
+    following = with_step_average(method(name)).server
     state, own, begun = following.begin(w), server.begin(w), []
     for number in range(1, 6):
         stepped, alone = (
@@ -216,7 +216,7 @@ def test_the_average_of_iterates_by_their_steps(name):
 
 def test_the_average_of_iterates_begins_with_the_first_step_that_moves():
     """FedExP-M's η_g is 0 in a round whose clients did not move."""
-    following, w = following_iterates(method("fedexp-m")).server, draw(0, torch.float64)
+    following, w = with_step_average(method("fedexp-m")).server, draw(0, torch.float64)
     moved = means(("delta",), 1)
     nothing = replace(moved, vectors={"delta": torch.zeros_like(w)}, mean_delta_sq=0.0, delta_sq=0.0)
     still = following.step(w, following.begin(w), nothing, OF_SERVER)

@@ -191,5 +191,5 @@ def test_a_cohort_drawn_directly_has_the_law_of_one_drawn_again(monkeypatch):
         return np.bincount(drawn, minlength=8) / 4000
 
     again = frequencies()
-    monkeypatch.setattr("hpcfed.cohort.DRAWS", 0)
+    monkeypatch.setattr("hpcfed.cohort.MAX_EMPTY_DRAWS", 0)
     np.testing.assert_allclose(frequencies(), again, atol=0.05)

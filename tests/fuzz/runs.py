@@ -161,10 +161,10 @@ def claim(folder: Path, seed: int) -> None:
         path.rename(path.with_name(NUMBERS[int(rng.integers(len(NUMBERS)))]))
     print(f"    {what} in {path.name}", flush=True)
     try:
-        standing = Claims(folder, "now").look([(name, "digest"), ("b", "digest")])
-        assert standing["b"].open
-        if standing[name].open:
-            Claims(folder, "now").take(name, "digest", standing[name])
+        states = Claims(folder, "now").look([(name, "digest"), ("b", "digest")])
+        assert states["b"].open
+        if states[name].open:
+            Claims(folder, "now").take(name, "digest", states[name])
     finally:
         shutil.rmtree(folder / "claims")
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hpcfed.sweep.claims import DEATHS, LEASE, Claim, Claims, RunState
-from hpcfed.sweep.run import standings
+from hpcfed.sweep.run import states_until_stable
 from tests.launch import ROOT
 from tests.sweep.conftest import endings, read_claims
 
@@ -29,11 +29,11 @@ from hpcfed.sweep.claims import Claims
 claims, runs = Claims(Path(sys.argv[1]), sys.argv[2]), [(f"lr=0.{n}", "digest") for n in range(30)]
 sys.stdin.readline()  # all begin together
 while True:
-    standing = claims.look(runs)
-    open_ = [run for run, _ in runs if standing[run].open]
+    states = claims.look(runs)
+    open_ = [run for run, _ in runs if states[run].open]
     if not open_:
         break
-    number = claims.take(open_[0], "digest", standing[open_[0]])
+    number = claims.take(open_[0], "digest", states[open_[0]])
     if number is not None:
         print(open_[0], flush=True)
         claims.end(open_[0], number, "finished")
@@ -54,7 +54,7 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def stand(claims: Claims):
+def state_of(claims: Claims):
     return claims.look(RUNS[:1])["lr=0.0"]
 
 
@@ -72,16 +72,16 @@ def test_a_holder_that_is_killed_is_succeeded_and_one_that_lives_is_not(tmp_path
     claims = Claims(tmp_path, "other")
     holder = start(HOLDER, tmp_path)
     assert holder.stdout.readline() == "1\n"
-    assert (stand(claims).held, stand(claims).vouched, stand(claims).open) == (True, True, False)
-    assert claims.take("lr=0.0", "digest", type(stand(claims))()) is None  # as a rank that has not seen it yet
+    assert (state_of(claims).held, state_of(claims).vouched, state_of(claims).open) == (True, True, False)
+    assert claims.take("lr=0.0", "digest", type(state_of(claims))()) is None  # as a rank that has not seen it yet
     holder.send_signal(signal.SIGKILL)
     while psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE:  # nobody has asked how it ended
         time.sleep(0.01)
-    assert (stand(claims).open, stand(claims).deaths) == (True, 1)
+    assert (state_of(claims).open, state_of(claims).deaths) == (True, 1)
     holder.communicate()
-    assert (stand(claims).open, stand(claims).deaths) == (True, 1)
-    assert claims.take("lr=0.0", "digest", stand(claims)) == 2
-    assert stand(claims).held
+    assert (state_of(claims).open, state_of(claims).deaths) == (True, 1)
+    assert claims.take("lr=0.0", "digest", state_of(claims)) == 2
+    assert state_of(claims).held
 
 
 def test_a_run_is_lost_after_repeated_deaths_of_its_holders_and_may_be_retried(tmp_path):
@@ -91,10 +91,10 @@ def test_a_run_is_lost_after_repeated_deaths_of_its_holders_and_may_be_retried(t
         assert holder.stdout.readline() == f"{number + 1}\n"
         holder.kill()
         holder.communicate()
-    assert claims.take("lr=0.0", "digest", stand(claims)) is None
-    assert (stand(claims).decided, stand(claims).claim.ending) == (True, "lost")
-    claims.reopen("lr=0.0", "digest", stand(claims))
-    assert (stand(claims).open, stand(claims).deaths) == (True, 0)
+    assert claims.take("lr=0.0", "digest", state_of(claims)) is None
+    assert (state_of(claims).decided, state_of(claims).claim.ending) == (True, "lost")
+    claims.reopen("lr=0.0", "digest", state_of(claims))
+    assert (state_of(claims).open, state_of(claims).deaths) == (True, 0)
 
 
 def age(path: Path, seconds: float) -> None:
@@ -114,7 +114,7 @@ for _ in range(500):
 def test_jobs_that_end_together_look_at_once(tmp_path):
     """Each asks the file server for the time, as the claim is one of another node."""
     far = Claims(tmp_path, "far")
-    far.take("lr=0.0", "digest", stand(far))
+    far.take("lr=0.0", "digest", state_of(far))
     path = tmp_path / "claims" / "lr=0.0.1"
     path.write_text(json.dumps({**json.loads(path.read_text()), "node": "elsewhere"}))
     jobs = [start(LOOKER, tmp_path) for _ in range(3)]
@@ -133,51 +133,53 @@ def test_results_are_written_again_only_by_the_last_job(monkeypatch):
         ([[ended], [ended]], 1),
     ]:
         rounds = iter(seen)
-        monkeypatch.setattr("hpcfed.sweep.run.stand", lambda plan, claims, rounds=rounds: dict(enumerate(next(rounds))))
-        assert len(list(standings(None, None))) == written
+        monkeypatch.setattr(
+            "hpcfed.sweep.run.run_states", lambda plan, claims, rounds=rounds: dict(enumerate(next(rounds)))
+        )
+        assert len(list(states_until_stable(None, None))) == written
 
 
 def test_a_holder_on_another_node_is_known_by_its_touch(tmp_path):
     far = Claims(tmp_path, "far")
-    assert far.take("lr=0.0", "digest", stand(far)) == 1
+    assert far.take("lr=0.0", "digest", state_of(far)) == 1
     path = tmp_path / "claims" / "lr=0.0.1"
     path.write_text(json.dumps({**json.loads(path.read_text()), "node": "elsewhere"}))
     near = Claims(tmp_path, "near")
     age(path, LEASE / 2)
-    assert (stand(near).held, stand(near).vouched) == (True, False)
+    assert (state_of(near).held, state_of(near).vouched) == (True, False)
     age(path, LEASE / 4)  # touched since
-    assert (stand(near).held, stand(near).vouched) == (True, True)
+    assert (state_of(near).held, state_of(near).vouched) == (True, True)
     age(path, LEASE + 5)
-    assert stand(near).open
+    assert state_of(near).open
     path.write_text("")  # it died before it wrote its name
-    assert stand(near).held
+    assert state_of(near).held
     age(path, LEASE + 5)
-    assert stand(near).open
+    assert state_of(near).open
 
 
 def test_a_holder_is_known_whatever_the_clock_is_set_to(tmp_path):
     """Its start counts from the boot of the node: times since 1970 move with every setting of the clock."""
     claims = Claims(tmp_path, "one")
-    claims.take("lr=0.0", "digest", stand(claims))
+    claims.take("lr=0.0", "digest", state_of(claims))
     (claim,) = read_claims(tmp_path)["lr=0.0"]
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     assert 0 < claim["born"] <= uptime
-    assert stand(Claims(tmp_path, "other")).vouched
+    assert state_of(Claims(tmp_path, "other")).vouched
 
 
 @pytest.mark.parametrize("changes", [{"pid": "a"}, {"pid": -1}, {"pid": 2**63}, {"born": None}, {"ending": 3}])
 def test_a_claim_that_makes_no_sense_is_one_of_nobody(tmp_path, changes):
     claims = Claims(tmp_path, "one")
-    claims.take("lr=0.0", "digest", stand(claims))
+    claims.take("lr=0.0", "digest", state_of(claims))
     path = tmp_path / "claims" / "lr=0.0.1"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     for name in ("lr=0.0.²", f"lr=0.0.{'9' * 200}", "lr=0.0.٣"):
         (tmp_path / "claims" / name).touch()
     other = Claims(tmp_path, "other")
-    assert not stand(other).vouched
+    assert not state_of(other).vouched
     age(path, LEASE + 5)
-    assert stand(other).open
-    assert stand(other).last == 1
+    assert state_of(other).open
+    assert state_of(other).last == 1
 
 
 def test_what_a_holder_was_writing_when_it_was_killed_is_removed(tmp_path):
@@ -194,21 +196,21 @@ def test_what_a_holder_was_writing_when_it_was_killed_is_removed(tmp_path):
 
 def test_a_late_ending_of_one_that_seemed_dead_still_counts(tmp_path):
     slow, quick = Claims(tmp_path, "slow"), Claims(tmp_path, "quick")
-    assert slow.take("lr=0.0", "digest", stand(slow)) == 1
+    assert slow.take("lr=0.0", "digest", state_of(slow)) == 1
     path = tmp_path / "claims" / "lr=0.0.1"
     path.write_text(json.dumps({**json.loads(path.read_text()), "node": "elsewhere"}))
     age(path, LEASE + 5)
-    assert quick.take("lr=0.0", "digest", stand(quick)) == 2
+    assert quick.take("lr=0.0", "digest", state_of(quick)) == 2
     quick.end("lr=0.0", 2, "busy")  # the run folder's lock was still held
     slow.end("lr=0.0", 1, "finished")
-    assert stand(Claims(tmp_path, "third")).claim.ending == "finished"
+    assert state_of(Claims(tmp_path, "third")).claim.ending == "finished"
 
 
 def test_a_recipe_that_has_changed_is_not_done(tmp_path):
     claims = Claims(tmp_path, "one")
-    claims.take("lr=0.0", "digest", stand(claims))
+    claims.take("lr=0.0", "digest", state_of(claims))
     claims.end("lr=0.0", 1, "finished")
-    assert stand(claims).decided
+    assert state_of(claims).decided
     assert claims.look([("lr=0.0", "more rounds")])["lr=0.0"].open
     assert [claim["ending"] for claim in read_claims(tmp_path)["lr=0.0"]] == ["finished"]
 
@@ -227,7 +229,7 @@ def test_errors_of_the_file_server_hide_no_successor_of_a_claim(tmp_path, monkey
         raise PermissionError(errno.EACCES, "Permission denied")
 
     claims = Claims(tmp_path, "slow")
-    number = claims.take("lr=0.0", "digest", stand(claims))
+    number = claims.take("lr=0.0", "digest", state_of(claims))
     monkeypatch.setattr(Path, "exists", stale_once)
     monkeypatch.setattr("hpcfed.sweep.claims.os.utime", refused)
     with claims.held("lr=0.0", number, lambda code, message: said.set()):
@@ -240,7 +242,7 @@ def test_errors_of_the_file_server_hide_no_successor_of_a_claim(tmp_path, monkey
 def test_one_that_has_been_succeeded_ends_its_job(tmp_path):
     said: list[tuple[int, str]] = []
     slow = Claims(tmp_path, "slow")
-    number = slow.take("lr=0.0", "digest", stand(slow))
+    number = slow.take("lr=0.0", "digest", state_of(slow))
     with slow.held("lr=0.0", number, lambda code, message: said.append((code, message))):
         (tmp_path / "claims" / "lr=0.0.2").write_text("")
         deadline = time.monotonic() + 30

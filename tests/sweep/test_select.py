@@ -31,7 +31,7 @@ def plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 def record(plan: Plan, scores: dict[int, tuple[float, float]], statuses: dict[int, str] | None = None):
     """Write records: accuracy 0 but for the last ten rounds, where its mean is the configuration's and seed's score."""
-    standing = {}
+    states = {}
     for unit in plan.units:
         score, status = scores.get(unit.point, (0.1, 0.1))[int(unit.seed)], (statuses or {}).get(unit.point, "finished")
         output = unit.recipe.output
@@ -42,18 +42,18 @@ def record(plan: Plan, scores: dict[int, tuple[float, float]], statuses: dict[in
                 row = {"round": number, "train_accuracy": score + 0.001 * (-1) ** number if late else 0.9}
                 row |= {"train_loss": 1 - score if late else 5.0, "cohort": [0], "seconds": {"total": 0.5}}
                 file.write(json.dumps(row) + "\n")
-        standing[unit.name] = RunState(1, Claim(ending=status, recipe=unit.digest))
-    return standing
+        states[unit.name] = RunState(1, Claim(ending=status, recipe=unit.digest))
+    return states
 
 
-def ranked(plan: Plan, text: str, standing):
-    rows, rule = read_results(plan, standing, parse_rule(text, plan))
+def ranked(plan: Plan, text: str, states):
+    rows, rule = read_results(plan, states, parse_rule(text, plan))
     return candidates(plan, rows, rule), rows, rule
 
 
 def test_the_highest_mean_accuracy_over_the_last_ten_rounds(plan):
-    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
-    best, rows, rule = ranked(plan, "train_accuracy:last10", standing)
+    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
+    best, rows, rule = ranked(plan, "train_accuracy:last10", states)
     assert [(one.point, one.rank) for one in best[:2]] == [(2, 1), (3, 2)]
     assert best[0].mean == pytest.approx(0.65)
     assert best[0].std == pytest.approx(np.std([0.6, 0.7], ddof=1))
@@ -66,21 +66,21 @@ def test_the_highest_mean_accuracy_over_the_last_ten_rounds(plan):
 
 
 def test_the_lowest_mean_loss_over_the_last_rounds(plan):
-    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
-    best, _, rule = ranked(plan, "train_loss:last10", standing)
+    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
+    best, _, rule = ranked(plan, "train_loss:last10", states)
     assert (best[0].point, best[0].mean) == (2, pytest.approx(0.35))
     assert str(rule) == "smallest mean train_loss over the last 10 rounds"
-    best, _, _ = ranked(plan, "train_loss:last50", standing)
+    best, _, _ = ranked(plan, "train_loss:last50", states)
     assert best[0].mean == pytest.approx((40 * 5 + 10 * 0.35) / 50)
-    best, _, _ = ranked(plan, "train_loss:last10:max", standing)
+    best, _, _ = ranked(plan, "train_loss:last10:max", states)
     assert best[0].point == 0
 
 
 def test_what_diverged_on_any_seed_has_no_rank(plan):
-    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
+    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.8)}, {3: "finished", 5: "refused"})
     seed_1 = next(unit for unit in plan.units if (unit.point, unit.seed) == (3, "1"))
-    standing[seed_1.name] = RunState(1, Claim(ending="diverged", recipe=seed_1.digest))
-    best, _, rule = ranked(plan, "train_accuracy:last10", standing)
+    states[seed_1.name] = RunState(1, Claim(ending="diverged", recipe=seed_1.digest))
+    best, _, rule = ranked(plan, "train_accuracy:last10", states)
     assert best[0].point == 2
     assert [(one.point, one.rank, one.status) for one in best[-2:]] == [
         (3, None, "1 of 2 diverged"),
@@ -110,17 +110,17 @@ def test_runs_that_end_by_their_scores_are_compared_by_their_last_round(folder, 
     monkeypatch.chdir(folder)
     stopping = ["rounds=8", "stop.test_accuracy=0.9"]
     plan = make_plan("recipe.yaml", stopping, parse_grids(["local.lr=0.1,0.3"]), [0], None)
-    standing = {}
+    states = {}
     for unit, accuracies in zip(plan.units, ([0.2, 0.5, 0.8, 0.91], [0.1, 0.7, 0.92]), strict=True):
         unit.recipe.output.mkdir(parents=True)
         lines = [json.dumps({"round": n, "test_accuracy": one}) for n, one in enumerate(accuracies, 1)]
         (unit.recipe.output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        standing[unit.name] = RunState(1, Claim(ending="finished", recipe=unit.digest))
-    rows, rule = read_results(plan, standing, None)
+        states[unit.name] = RunState(1, Claim(ending="finished", recipe=unit.digest))
+    rows, rule = read_results(plan, states, None)
     best = candidates(plan, rows, rule)
     assert (str(rule), best[0].point) == ("largest mean test_accuracy over the last round", 1)
     assert not any("ended after" in said for said in remarks(plan, best, rule))
-    best, _, rule = ranked(plan, "test_accuracy:last8", standing)
+    best, _, rule = ranked(plan, "test_accuracy:last8", states)
     assert best[0].point == 0
     said = (
         "a run ended after 3 rounds, and its mean is over these; --select test_accuracy:last1 compares the last round"
@@ -159,19 +159,19 @@ def test_figures_are_in_percent_where_the_metric_is_an_accuracy_whatever_its_nam
 
 
 def test_what_a_method_reports_may_be_selected_by(plan):
-    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
+    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)})
     for unit in plan.units:
         path = unit.recipe.output / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows[-1]["method"] = {"norm": 2.0 if unit.point == 2 else 3.0}
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    best, _, _ = ranked(plan, "method.norm:last1:min", standing)
+    best, _, _ = ranked(plan, "method.norm:last1:min", states)
     assert [(one.point, one.rank, one.mean) for one in best[:2]] == [(2, 1, 2.0), (0, 2, 3.0)]
 
 
 def test_a_heat_map_shows_each_mean_at_its_place(plan):
-    standing = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)}, {5: "diverged"})
-    best, _, rule = ranked(plan, "train_accuracy:last10", standing)
+    states = record(plan, {2: (0.6, 0.7), 3: (0.8, 0.4)}, {5: "diverged"})
+    best, _, rule = ranked(plan, "train_accuracy:last10", states)
     means, chosen = table_of(plan, 0, 1, {one.point: one for one in best}, rule)
     assert means == pytest.approx(np.array([[0.1, 0.1], [0.65, 0.6], [0.1, math.nan]]), nan_ok=True)
     assert np.argwhere(chosen).tolist() == [[1, 0]]
