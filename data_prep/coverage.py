@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.split import NATURAL, NOBODY, Split
 from hpcfed.data.content import rows_per_block
+from hpcfed.errors import first_of
 
 MAX_LISTED = 6
 
@@ -29,7 +30,7 @@ def coverage(dataset: Dataset, done: Split) -> Iterator[str]:
         return
     unseen = [dataset.features[hot[k]] for k in np.flatnonzero(tested & ~trained).tolist()]
     if unseen:
-        yield f"only test samples have {_listed(unseen)}"
+        yield f"only test samples have {first_of(unseen, MAX_LISTED)}"
 
 
 def _classes(dataset: Dataset, done: Split) -> Iterator[str]:
@@ -47,7 +48,7 @@ def _classes(dataset: Dataset, done: Split) -> Iterator[str]:
         tests = np.asarray(dataset.test_y)[_tested(done, len(dataset.test_y))]
     unseen = np.flatnonzero((np.bincount(tests, minlength=count) > 0) & (trained == 0))
     if len(unseen):
-        yield f"only test samples have classes: {_listed([names[k] for k in unseen.tolist()])}"
+        yield f"only test samples have classes: {first_of([names[k] for k in unseen.tolist()], MAX_LISTED)}"
     if done.partition["scheme"] != NATURAL or done.num_clients < 2 or done.clients is None:
         return
     first, last = np.full(count, done.num_clients), np.full(count, -1)
@@ -55,7 +56,7 @@ def _classes(dataset: Dataset, done: Split) -> Iterator[str]:
     np.maximum.at(last, labels, owner)
     alone = [f"{names[k]} ({done.clients[first[k]]})" for k in np.flatnonzero(first == last).tolist()]
     if alone:
-        yield f"classes of one client alone: {_listed(alone)}"
+        yield f"classes of one client alone: {first_of(alone, MAX_LISTED)}"
 
 
 def _tested(done: Split, count: int) -> np.ndarray:
@@ -71,8 +72,3 @@ def _any(x: np.ndarray, which: np.ndarray, columns: list[int]) -> np.ndarray:
     for start in range(0, len(rows), block):
         found |= (x[rows[start : start + block]][:, columns] > 0).any(axis=0)
     return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more

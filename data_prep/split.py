@@ -13,7 +13,7 @@ from data_prep.dataset import Dataset
 from data_prep.groups import divide
 from data_prep.partition._sizes import enough
 from data_prep.streams import stream
-from hpcfed.errors import InputError, counted, nearest
+from hpcfed.errors import InputError, counted, first_of, nearest
 
 NATURAL = "natural"
 NUM_CLIENTS = 100
@@ -176,8 +176,7 @@ def left_out(dataset: Dataset, done: Split) -> str:
     names = dataset.clients or [f"client {k}" for k in range(len(sizes))]
     counts = [counted(int(sizes[k]), "sample") if k == found[0] else f"{sizes[k]:,}" for k in found[:MAX_LISTED]]
     words = [f"{names[k]} ({count})" for k, count in zip(found, counts, strict=False)]
-    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
-    return ", ".join(words) + more
+    return first_of(words, MAX_LISTED, len(found))
 
 
 def _shuffled(owner: np.ndarray, rng: np.random.Generator, order: np.ndarray | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,12 @@ def visible(text: str) -> str:
 def cut(text: str, most: int = MAX_LENGTH) -> str:
     """Return a text, at most so many characters of it."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def first_of(names: Sequence[str], most: int, total: int | None = None) -> str:
+    """Return the first names in a line, and how many more there are of the `total`, by default `names`."""
+    total = len(names) if total is None else total
+    return ", ".join(names[:most]) + (f" and {total - most:,} more" if total > most else "")
 
 
 def counted(number: int, what: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.dataset import Dataset
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, first_of
 
 AGAIN = "copy or download it again"
 LISTED = "`hpcfed prepare --list` says where it comes from"
@@ -195,8 +195,7 @@ def examine(
     if others:
         return entries, f"md5: not the published files of {title}: {', '.join(others)}"
     if unknown:
-        few = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
-        return entries, f"md5: none is published for {few}; sha256 goes into the federation file"
+        return entries, f"md5: none is published for {first_of(unknown, 6)}; sha256 goes into the federation file"
     count = "the file is" if len(entries) == 1 else f"all {len(entries)} files are"
     return entries, f"md5: {count} the published {title}"
 

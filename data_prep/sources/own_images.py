@@ -17,7 +17,7 @@ import numpy as np
 
 from data_prep.sources.files import reading, unreadable
 from data_prep.tables.cells import composed
-from hpcfed.errors import InputError, counted
+from hpcfed.errors import InputError, counted, first_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp")
 GREY = ("1", "L", "LA")
@@ -78,8 +78,7 @@ def left_out(clients: Iterable[Path]) -> str:
     if not others:
         return ""
     kinds = sorted({"folders" if path.is_dir() else path.suffix.lower() or path.name for path in others})
-    more = f" and {len(kinds) - MAX_LISTED} more" if len(kinds) > MAX_LISTED else ""
-    return f"left out: {counted(len(others), 'file')}: {', '.join(kinds[:MAX_LISTED])}{more}"
+    return f"left out: {counted(len(others), 'file')}: {first_of(kinds, MAX_LISTED)}"
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.tables.read import header
-from hpcfed.errors import InputError, cut, did_you_mean
+from hpcfed.errors import InputError, cut, did_you_mean, first_of
 
 OBVIOUS = ("y", "target", "label", "class", "outcome")
 """Column names taken as the target without --target, if a table has exactly one of them."""
@@ -162,8 +162,7 @@ def _shared(headers: Mapping[Path, list[str]]) -> tuple[Path, list[str]]:
     added = [name for name in headers[path] if name not in usual]
     beside = f"{like[0].name}" + (f" and {len(like) - 1} more" if len(like) > 1 else "")
     what = "; ".join(
-        f"{verb} {', '.join(map(repr, names[:MAX_LISTED]))}"
-        + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
+        f"{verb} {first_of([repr(name) for name in names], MAX_LISTED)}"
         for verb, names in (("it lacks", absent), ("only it has", added))
         if names
     )

@@ -10,7 +10,7 @@ from shlex import quote
 from data_prep.tables import cells
 from data_prep.tables.read import class_names
 from data_prep.tables.survey import MANY_NUMBERS, ColumnFacts
-from hpcfed.errors import InputError, nearest
+from hpcfed.errors import InputError, first_of, nearest
 
 MAX_LISTED = 12
 
@@ -108,9 +108,8 @@ def described(column: str, found: Classes) -> str:
 def listed(found: Classes) -> str:
     """Return the number of classes, the first of their names, and of two named by words which is the positive one."""
     names = [str(k) for k in range(found.count)] if found.names is None else found.names
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     count = "1 class" if found.count == 1 else f"{found.count} classes"
-    said = f"{count}: {', '.join(names[:MAX_LISTED])}{more}"
+    said = f"{count}: {first_of(names, MAX_LISTED)}"
     if len(names) != 2 or (cells.are_numbers(names) and not found.positive):
         return said
     return f"{said}; positive: {names[1]}{'' if found.positive else f' (--positive {quote(names[0])} for the other)'}"

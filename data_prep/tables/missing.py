@@ -14,7 +14,7 @@ from data_prep.tables.columns import ColumnOptions, ColumnRoles
 from data_prep.tables.survey import Survey
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import OF_NUMBERS
-from hpcfed.errors import InputError, counted, did_you_mean
+from hpcfed.errors import InputError, counted, did_you_mean, first_of
 
 REFUSE, DROP, MEAN, MEDIAN = WAYS = ("refuse", "drop", "mean", "median")
 MOST_BYTES = 64 << 20
@@ -69,8 +69,7 @@ def _some(numbers: dict[str, int]) -> str:
 
 def listed(numbers: dict[str, int]) -> str:
     """Return the first few names with their counts, as text."""
-    words = [f"{name} {count:,}" for name, count in list(numbers.items())[:MAX_LISTED]]
-    return ", ".join(words) + (f" and {len(numbers) - MAX_LISTED} more" if len(numbers) > MAX_LISTED else "")
+    return first_of([f"{name} {count:,}" for name, count in numbers.items()], MAX_LISTED)
 
 
 def refuse_emptied(dataset: Dataset, clients: Sequence[str] | None) -> None:
@@ -151,17 +150,12 @@ def unmeasured(dataset: Dataset, done: Split) -> str:
     for column, (start, end) in zip(one_hot, dataset.categories, strict=True):
         columns = {k: column if k == start else name for k, name in columns.items() if not start < k < end}
     names = [str(k) for k in range(done.num_clients)] if done.clients is None else done.clients
+    without = {k: [names[client] for client in np.flatnonzero(~measured[:, k]).tolist()] for k in columns}
     lacking = [
-        f"{column}: no value at {_few([names[client] for client in np.flatnonzero(~measured[:, k]).tolist()])}"
-        for k, column in columns.items()
-        if not measured[:, k].all()
+        f"{columns[k]}: no value at {first_of(clients, MAX_LISTED)}" for k, clients in without.items() if clients
     ]
     more = f"; and {len(lacking) - MAX_LISTED:,} more columns" if len(lacking) > MAX_LISTED else ""
     return f"{'; '.join(lacking[:MAX_LISTED])}{more}; filled by other clients' values" if lacking else ""
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else "")
 
 
 def _refuse_empty(dataset: Dataset) -> None:

@@ -17,7 +17,7 @@ from data_prep.tables.columns import ColumnOptions, ColumnRoles, is_identifier, 
 from data_prep.tables.images import headers
 from data_prep.tables.read import blocks, separator
 from data_prep.tables.survey import Feature, Survey, features, survey
-from hpcfed.errors import InputError, counted
+from hpcfed.errors import InputError, counted, first_of
 
 Files = Sequence[Path]
 SEPARATOR_NAMES = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -100,8 +100,7 @@ class TablePlan:
             yield from self.headers.remarks()
         for feature in self.features:
             if feature.levels:
-                more = f" and {len(feature.levels) - MAX_LISTED} more" if len(feature.levels) > MAX_LISTED else ""
-                yield f"one-hot {feature.column!r}: {', '.join(feature.levels[:MAX_LISTED])}{more}"
+                yield f"one-hot {feature.column!r}: {first_of(feature.levels, MAX_LISTED)}"
                 if line := cells.twice("levels", feature.levels, f" of {feature.column!r}"):
                     yield line
                 chosen = feature.column in self.options.categorical
@@ -135,9 +134,7 @@ class TablePlan:
         ids = [feature for feature in used if is_identifier(feature.column)]
         if self.image or not ids:
             return ""
-        names = ", ".join(feature.column for feature in ids[:MAX_LISTED]) + (
-            f" and {len(ids) - MAX_LISTED} more" if ids[MAX_LISTED:] else ""
-        )
+        names = first_of([feature.column for feature in ids], MAX_LISTED)
         said = f"used as features, though their names are of identifiers: {names}; leave them out by --exclude"
         if self.options.group is not None:
             return said

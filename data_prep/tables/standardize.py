@@ -12,7 +12,7 @@ from data_prep.split import Split
 from data_prep.spool import Spool, as_unit
 from hpcfed.data.content import rows_per_block
 from hpcfed.data.federation import Standardization
-from hpcfed.errors import InputError, did_you_mean
+from hpcfed.errors import InputError, did_you_mean, first_of
 
 CLIENT, POOLED, NONE = WAYS = ("client", "pooled", "none")
 FEWEST = 2
@@ -81,8 +81,7 @@ def standardize(dataset: Dataset, done: Split, how: str) -> Dataset:
     short = [names[k] for k in np.flatnonzero(few & (own.rows > 0)).tolist()]
     remarks = []
     if short:
-        more = f" and {len(short) - MAX_LISTED} more" if len(short) > MAX_LISTED else ""
-        remarks.append(f"scaled as all clients are, for want of training rows: {', '.join(short[:MAX_LISTED])}{more}")
+        remarks.append(f"scaled as all clients are, for want of training rows: {first_of(short, MAX_LISTED)}")
     if test_x is not None and done.held is None and test_owner is None:
         remarks.append("the common test set is scaled by the statistics of all clients' training rows")
     return replace(
@@ -108,8 +107,7 @@ def unscaled(dataset: Dataset, done: Split) -> str:
     found = [f"{names[k]} ({mean[k]:.3g} ± {std[k]:.3g})" for k in np.flatnonzero(odd).tolist()]
     if not found:
         return ""
-    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-    return f"not scaled: {', '.join(found[:MAX_LISTED])}{more}; scale by --standardize pooled or client, or say none"
+    return f"not scaled: {first_of(found, MAX_LISTED)}; scale by --standardize pooled or client, or say none"
 
 
 def range_of(dataset: Dataset) -> str:

@@ -32,7 +32,7 @@ from hpcfed.data.sites import (
     site_names,
     target_statistics,
 )
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, counted, first_of
 from hpcfed.io.console import Console
 
 PIPED_WIDTH = 120
@@ -153,9 +153,9 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     table.add_row("sizes", f"min {sizes.min():,}, median {np.median(sizes):,.10g}, max {sizes.max():,}")
     if (sizes == 0).any():
         empty = np.flatnonzero(sizes == 0)
-        names = ", ".join(federation.client_name(k) for k in empty[:MAX_LISTED].tolist())
-        more = f" and {len(empty) - MAX_LISTED:,} more" if len(empty) > MAX_LISTED else ""
-        table.add_row("", f"{len(empty):,} client{'s' if len(empty) > 1 else ''} without samples: {names}{more}")
+        names = [federation.client_name(k) for k in empty[:MAX_LISTED].tolist()]
+        listed = first_of(names, MAX_LISTED, len(empty))
+        table.add_row("", f"{counted(len(empty), 'client')} without samples: {listed}")
     if federation.num_classes is not None:
         table.add_row("classes", f"{federation.num_classes:,}")
     if labels is not None and federation.task == "classification":
@@ -170,8 +170,7 @@ def _facts(federation: Federation, labels: Labels | None, targets: Mapping[str, 
     for name, values in targets.items():
         table.add_row("target", f"{name}: {values[0]}")
     if federation.features is not None:
-        more = f" and {len(federation.features) - MAX_LISTED} more" if len(federation.features) > MAX_LISTED else ""
-        table.add_row("features", ", ".join(federation.features[:MAX_LISTED]) + more)
+        table.add_row("features", first_of(federation.features, MAX_LISTED))
     table.add_row("x", f"{federation.x_dtype} {_shape(federation.feature_shape)}")
     table.add_row("y", f"{federation.y_dtype} {_shape(federation.target_shape)}")
     if federation.normalization is not None:

@@ -24,7 +24,7 @@ from data_prep.tables import standardize
 from data_prep.write import check_output, write
 from hpcfed.data.federation import Federation
 from hpcfed.data.picture import describe_partition
-from hpcfed.errors import InputError, counted, cut, nearest, visible
+from hpcfed.errors import InputError, counted, cut, first_of, nearest, visible
 
 NAMES = {"client_column": "client"}
 MAX_LISTED = 8
@@ -209,8 +209,8 @@ def _in_line(remark: str) -> str:
 def _named(federation: Federation, which: np.ndarray) -> str:
     """Return the first few names of the clients in the mask `which`, (N,) bool; "" for none."""
     found = np.flatnonzero(which)
-    more = f" and {len(found) - MAX_LISTED:,} more" if len(found) > MAX_LISTED else ""
-    return ", ".join(federation.client_name(k) for k in found[:MAX_LISTED].tolist()) + more
+    names = [federation.client_name(k) for k in found[:MAX_LISTED].tolist()]
+    return first_of(names, MAX_LISTED, len(found))
 
 
 def _tests(federation: Federation) -> str:

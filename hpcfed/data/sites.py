@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.data.federation import OF_NUMBERS, Federation
+from hpcfed.errors import first_of
 
 MOST_SITES, MOST_LABELS, MOST_TARGETS = 30, 10, 4
 """Most clients, labels and numbers of a target that are listed one by one."""
@@ -92,8 +93,7 @@ def absences(federation: Federation, labels: Labels) -> Iterator[str]:
         if len(without) == len(filled):
             yield f"no client has a training sample of {name}"
         elif without:
-            more = f" and {len(without) - NAMED:,} more" if len(without) > NAMED else ""
-            yield f"no training sample of {name}: {', '.join(without[:NAMED])}{more}"
+            yield f"no training sample of {name}: {first_of(without, NAMED)}"
 
 
 def mean_differences(federation: Federation) -> np.ndarray | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcfed.doctor.facts import Facts, Host, Rank
+from hpcfed.errors import first_of
 
 Found = tuple[str, str]
 """(what is slow or wrong, its remedy)."""
@@ -222,7 +223,7 @@ def _measurements(facts: Facts) -> Iterator[Found]:
     fastest = max(measured.gflops)
     slow = [rank for rank, rate in zip(facts.ranks, measured.gflops, strict=True) if rate < SLOW_RANK * fastest]
     if slow:
-        names = _shortened([f"{rank.rank} on {rank.host}" for rank in slow])
+        names = first_of([f"{rank.rank} on {rank.host}" for rank in slow], 4)
         yield (
             f"rank {names} computes at less than half the speed of the fastest, and every round waits for it",
             "look for other work on those cores (top), shared hyperthreads, or another kind of CPU",
@@ -246,12 +247,7 @@ def _measurements(facts: Facts) -> Iterator[Found]:
 
 
 def _name_hosts(hosts: Sequence[str], total: int) -> str:
-    return f"all {total} hosts" if len(hosts) == total > 1 else _shortened(hosts)
-
-
-def _shortened(names: Sequence[str], shown: int = 4) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    return f"all {total} hosts" if len(hosts) == total > 1 else first_of(hosts, 4)
 
 
 HOST_CHECKS: tuple[Callable[[Host], Iterator[Found]], ...] = (_crowded_cores, _too_many_threads, _little_memory, _gpus)

@@ -22,6 +22,7 @@ from hpcfed.config.recipe import Evaluate
 from hpcfed.data.cache import Samples
 from hpcfed.data.federation import Federation
 from hpcfed.data.shards import Shards
+from hpcfed.errors import first_of
 from hpcfed.evaluation.blocks import ClientBlocks
 from hpcfed.evaluation.measures import Measures, Value, counts, value_of
 from hpcfed.evaluation.statistics import TrainingStatistics
@@ -239,9 +240,8 @@ class Evaluator:
         if not of:
             self._news.append(f"{name} is undefined on the {part}: {why}")
             return
-        names = ", ".join(self._federation.client_name(k) for k in clients[:MAX_LISTED])
-        more = f" and {len(clients) - MAX_LISTED} more" if len(clients) > MAX_LISTED else ""
-        whose = f"{len(clients)} of {of} clients ({names}{more})"
+        names = [self._federation.client_name(k) for k in clients[:MAX_LISTED]]
+        whose = f"{len(clients)} of {of} clients ({first_of(names, MAX_LISTED, len(clients))})"
         outcome = "and so on all" if self.measures.layout.shapes.get(name) else "left out of its mean"
         self._news.append(f"{name} is undefined on the {part} of {whose}, {outcome}: {why}")
 

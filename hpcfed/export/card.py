@@ -19,7 +19,7 @@ from hpcfed.cohort import present_in
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.data.federation import Federation
 from hpcfed.data.sites import MOST_SITES, class_names, site_names
-from hpcfed.errors import counted
+from hpcfed.errors import counted, first_of
 from hpcfed.export.formats import private_names
 from hpcfed.export.preparation import dtype_of, fill_of, is_bytes, scaling
 from hpcfed.loaded import LoadedRun
@@ -104,7 +104,7 @@ def _summary(loaded: LoadedRun, federation: Federation, client: int | None, roun
         whose = f" {len(private)} tensors are private to each site and not in the file."
     present, version = present_in(loaded.recipe, federation.num_clients), loaded.environment.get("hpcfed", __version__)
     absent = [_plain(site_names(federation)[k]) for k in np.flatnonzero(~present)]
-    without = f", without {_few(absent)}" if absent else ""
+    without = f", without {first_of(absent, MAX_LISTED)}" if absent else ""
     sites = counted(int(present.sum()), "site")
     return (
         f"Trained by federated learning on {sites} for {counted(rounds, 'round')}{without}, with hpcfed {version}."
@@ -129,16 +129,16 @@ def _file(
         yield "scaling", f"the model expects scaled input: {scaled}"
     yield "output", OUTPUTS.get(federation.task, "")
     if federation.num_classes is not None:
-        yield "classes", _plain(_few(class_names(federation)))
+        yield "classes", _plain(first_of(class_names(federation), MAX_LISTED))
 
 
 def _fill(federation: Federation) -> Iterator[str]:
     for statistic, values in (fill_of(federation) or {}).items():
         if isinstance(values, dict):
             shown = [f"{name} {value:g}" for name, value in values.items() if isinstance(value, int | float)]
-            yield f"by the {statistic} of training rows, {_few(shown)}"
+            yield f"by the {statistic} of training rows, {first_of(shown, MAX_LISTED)}"
         elif isinstance(values, list):
-            yield f"by the {statistic} level, {_few([str(value) for value in values])}"
+            yield f"by the {statistic} level, {first_of([str(value) for value in values], MAX_LISTED)}"
 
 
 def _scaling(federation: Federation) -> str:
@@ -151,7 +151,7 @@ def _scaling(federation: Federation) -> str:
         return f"{formula}, by mean and std of each site's own training samples"
     if "by" in constants:
         return f"{formula}, {_plain(constants['by'])}"
-    mean, std = (_few([f"{value:g}" for value in constants[name]]) for name in ("mean", "std"))
+    mean, std = (first_of([f"{value:g}" for value in constants[name]], MAX_LISTED) for name in ("mean", "std"))
     return f"{formula}; mean {mean}; std {std}"
 
 
@@ -162,7 +162,7 @@ def _data(federation: Federation) -> Iterator[tuple[str, str]]:
     yield "content", f"`{federation.content or 'not recorded'}`"
     yield "partition", _plain(str(federation.partition.get("scheme", "")))
     if federation.features is not None:
-        yield "features", _plain(_few(federation.features))
+        yield "features", _plain(first_of(federation.features, MAX_LISTED))
 
 
 def _sites(loaded: LoadedRun, federation: Federation) -> str:
@@ -236,11 +236,6 @@ def _certificate(loaded: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> str:
 def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _few(values: Sequence[str]) -> str:
-    more = f" and {len(values) - MAX_LISTED:,} more" if len(values) > MAX_LISTED else ""
-    return ", ".join(values[:MAX_LISTED]) + more
 
 
 def _plain(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcfed.errors import Diverged, InputError
+from hpcfed.errors import Diverged, InputError, first_of
 from hpcfed.rewind.capture import reports_of
 from hpcfed.rewind.enter import RewoundRun, entered
 from hpcfed.rewind.replay import Replay, replay_in
@@ -139,9 +139,8 @@ def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
         say(says)
         return
     names = begun[0].parts.federation.client_names()
-    shown = ", ".join(f"{client} ({names[client]})" for client in other[:MAX_LISTED])
-    more = f" and {len(other) - MAX_LISTED} more" if len(other) > MAX_LISTED else ""
-    say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}{more}")
+    shown = first_of([f"{client} ({names[client]})" for client in other], MAX_LISTED)
+    say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}")
     replays = [replay_in(run, one, round, other[0]) for run, one in zip(runs, begun, strict=True)]
     unlike = [
         run for run, found in zip(runs, replays, strict=True) if found.recorded_hash not in (None, found.reported.hash)

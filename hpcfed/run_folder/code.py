@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
-from hpcfed.errors import InputError
+from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.ranks.world import World
@@ -137,8 +137,7 @@ class CodeRecord:
 
     def changes(self, recipe: Recipe) -> str:
         """Name the recorded files that differ from those loaded, or on disk if not loaded yet; "" if none."""
-        changed = list(self.changed(recipe).values())
-        return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        return first_of(list(self.changed(recipe).values()), 3)
 
     def changed(self, recipe: Recipe) -> dict[str, str]:
         """Return the recorded modules that differ, each with what its file does."""

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from hpcfed.config.load import dump_yaml, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.data.unchanged import FileFacts, check_data
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import EnvironmentFailure, InputError, first_of
 from hpcfed.io.atomic import to_disk, write_whole
 from hpcfed.ranks.world import World
 from hpcfed.run_folder import files
@@ -289,8 +289,7 @@ class RunFolder:
 
 def _changed(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """Return up to three differences between the recipe of a run folder and the wanted one; "" if it is the same."""
-    changed = differences(found, wanted, FREE)
-    return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+    return first_of(differences(found, wanted, FREE), 3)
 
 
 def _json_of(content: Mapping[str, Any]) -> Iterator[bytes]:

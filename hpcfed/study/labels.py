@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.errors import counted
+from hpcfed.errors import counted, first_of
 from hpcfed.study.samples import SiteSamples
 from hpcfed.study.splits import Splits
 
@@ -70,12 +70,6 @@ class TestedLabels:
 
     def _name(self, label: int, value: int) -> str:
         return f"{self.labels[label]}={value}" if self.several else self.labels[value]
-
-
-def first_of(names: Sequence[str], most: int) -> str:
-    """Return the first names in a line, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def tested_labels(samples: SiteSamples, splits: Splits) -> TestedLabels | None:

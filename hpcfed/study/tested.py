@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfed.errors import counted
+from hpcfed.errors import counted, first_of
 from hpcfed.report.tables import Table
-from hpcfed.study.labels import MOST_NAMED, TestedLabels, first_of
+from hpcfed.study.labels import MOST_NAMED, TestedLabels
 from hpcfed.study.measures import StudyMetric
 from hpcfed.study.plan import Study
 

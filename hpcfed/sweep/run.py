@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hpcfed.config.load import dump_yaml, read_yaml
-from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted
+from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.output import Output
 from hpcfed.ranks.devices import DeviceSlot, take_device_slot
@@ -185,8 +185,7 @@ def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
 
     _files(plan, write)
     if lost:
-        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-        line = f"trained again, since the results were removed: {', '.join(lost[:3])}{more}"
+        line = f"trained again, since the results were removed: {first_of(lost, 3)}"
         print(f"{plan.name}: {line}", file=Output(sys.stderr), flush=True)
 
 
