@@ -27,7 +27,7 @@ from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream
-from hpcfed.types import ClientInfo, LocalResult, State
+from hpcfed.types import LocalResult, State
 from hpcfed.user_code.blame import defined_at
 from hpcfed.user_code.lent import WriteDetector
 
@@ -51,7 +51,8 @@ class StepContext:
     def __init__(self, task: Task, w: Tensor, round: int, tools: _Tools):
         self._task, self._tools = task, tools
         self.round, self.lr, self.w = round, tools.solver.lr(round), w
-        self.client = task.info or ClientInfo(task.client, len(task.samples[1]), 1.0)
+        assert task.info is not None
+        self.client = task.info
         self.step, self.steps = 0, task.steps
         self.state: State = task.state
         self.shared: State = task.shared

@@ -20,9 +20,10 @@ from hpcfed.errors import InputError, shown
 from hpcfed.io.text import MAX_JSON_BYTES, MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, read_text
 from hpcfed.report.clients import Clients, read_clients
 from hpcfed.run_folder import code
+from hpcfed.run_folder.files import CLIENTS, RECIPE
 from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds, skipped_in
 
-RECIPE, CLIENTS, SWEEP = "recipe.yaml", "clients.csv", "sweep.yaml"
+SWEEP = "sweep.yaml"
 SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
 WORDS = ("name", "factory", "optimizer", "model")
 """Keys that hold text in every section."""
@@ -193,7 +194,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         recipe=recipe,
         environment=read_json(folder / "environment.json"),
-        code=read_code(folder / code.NAME),
+        code=read_code(folder / code.CODE_FILE),
         status=run_status(result, len(columns["gradients"])),
         columns=columns,
         clients=read_clients(folder / CLIENTS),

@@ -14,7 +14,7 @@ from hpcfed.errors import Diverged, InputError, first_of
 from hpcfed.rewind.capture import reports_of
 from hpcfed.rewind.enter import RewoundRun, entered
 from hpcfed.rewind.replay import Replay, replay_in
-from hpcfed.run_folder.code import NAME as CODE
+from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.files import RECIPE, read_mapping, read_recipe
 from hpcfed.run_folder.identity import differences
 from hpcfed.run_folder.rounds import RECORD, read_rounds
@@ -77,7 +77,7 @@ def _settings(folders: Sequence[Path]) -> Iterator[str]:
     yield from (f"recipe: {text}" for text in differences(there, here, UNIMPORTANT))
     one, other = (read_mapping(folder / "environment.json") for folder in folders)
     yield from (f"environment: {text}" for text in of_environments(one, other))
-    code = [read_mapping(folder / CODE).get("files", {}) for folder in folders]
+    code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
     for name in sorted(code[0].keys() | code[1].keys()):
         if _hash(code[0], name) != _hash(code[1], name):
             yield f"code: module {name} differs"

@@ -27,7 +27,7 @@ from hpcfed.io.text import parse_json, read_text
 from hpcfed.ranks.world import World
 from hpcfed.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
 
-NAME, ACCEPTED = "code.json", "accepted-code.json"
+CODE_FILE, ACCEPTED_CODE_FILE = "code.json", "accepted-code.json"
 FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"
 EDITED = f"{FRESH}; or --accept-code (accept_code=True), which goes on and records both"
 
@@ -112,7 +112,7 @@ class CodeRecord:
     """
 
     def __init__(self, folder: Path):
-        self._path, self._accepted_path = folder / NAME, folder / ACCEPTED
+        self._path, self._accepted_path = folder / CODE_FILE, folder / ACCEPTED_CODE_FILE
         self._recipe: Recipe | None = None
         self._looked_at = 0
 

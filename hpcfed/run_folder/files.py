@@ -10,12 +10,12 @@ from typing import Any
 from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, read_text
-from hpcfed.run_folder.code import ACCEPTED, NAME
+from hpcfed.run_folder.code import ACCEPTED_CODE_FILE, CODE_FILE
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
 LOCK, RECIPE, CLIENTS = ".lock", "recipe.yaml", "clients.csv"
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
-RECORD = (
+RUN_FILES = (
     "metrics.jsonl",
     CLIENTS,
     UPDATE_HASHES,
@@ -23,8 +23,8 @@ RECORD = (
     CERTIFICATE,
     SIGNATURE,
     "environment.json",
-    NAME,
-    ACCEPTED,
+    CODE_FILE,
+    ACCEPTED_CODE_FILE,
     "model.safetensors",
     "model-evaluated.safetensors",
     "private",
@@ -37,9 +37,9 @@ PRIVATE_FILES = re.compile(r"(client-\d+|initial)\.safetensors")
 INITIAL = "private/initial.safetensors"
 ASIDE = "previous-*"
 """Folders of earlier runs."""
-EARLY_ENTRIES = (LOCK, "logs", "checkpoints", NAME)
+EARLY_ENTRIES = (LOCK, "logs", "checkpoints", CODE_FILE)
 """Entries that may exist before a run has written its recipe."""
-REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RECORD)))})\.\d+\.tmp")
+REMAINS = re.compile(rf"\.({'|'.join(map(re.escape, (RECIPE, 'report.html', *RUN_FILES)))})\.\d+\.tmp")
 """Temporary files of a job that was killed in `hpcfed.io.atomic.write_whole`."""
 
 
@@ -105,7 +105,7 @@ def private_file(client: int) -> str:
 
 def put_aside(folder: Path) -> Path | None:
     """Move a run's files to previous-N/, and return it; the recipe is copied there. None if there are no files."""
-    if not any((folder / name).exists() for name in (RECIPE, *RECORD)):
+    if not any((folder / name).exists() for name in (RECIPE, *RUN_FILES)):
         return None
     number = 1
     while (aside := folder / f"previous-{number}").exists():
@@ -113,7 +113,7 @@ def put_aside(folder: Path) -> Path | None:
     aside.mkdir()
     if (folder / RECIPE).exists():
         write_whole(aside / RECIPE, (folder / RECIPE).read_bytes())
-    for entry in (folder / name for name in RECORD):
+    for entry in (folder / name for name in RUN_FILES):
         if entry.exists():
             entry.rename(aside / entry.name)
     return aside

@@ -17,7 +17,7 @@ from hpcfed.config.recipe import Seeds
 from hpcfed.errors import InputError
 from hpcfed.io.text import Malformed, read_text
 from hpcfed.report.clients import MAX_TABLE_BYTES
-from hpcfed.report.read import CLIENTS
+from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
 from hpcfed.study.arms import Arm

@@ -54,7 +54,7 @@ def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) 
 
 def code_of(recipe: Recipe) -> dict[str, str]:
     """Return the user's files that a run had, with their hashes."""
-    return read_code(recipe.output / code.NAME) if code.references(recipe) else {}
+    return read_code(recipe.output / code.CODE_FILE) if code.references(recipe) else {}
 
 
 def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:

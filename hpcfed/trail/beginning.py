@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcfed.checkpoint.layout import Manifest, stem
 from hpcfed.config.recipe import Recipe
 from hpcfed.io.atomic import write_whole
-from hpcfed.run_folder.code import NAME as CODE
+from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.files import CLIENTS
 from hpcfed.run_folder.identity import identity
 from hpcfed.run_folder.rounds import RECORD
@@ -32,7 +32,7 @@ def begin_after(folder: Path, run: Path, start: int, recipe: Recipe, *, linked: 
         return
     with (run / RECORD).open("rb") as record:
         write_whole(folder / RECORD, islice(record, start))
-    for name in (CODE, UPDATE_HASHES) if linked else (CODE, CLIENTS, UPDATE_HASHES):
+    for name in (CODE_FILE, UPDATE_HASHES) if linked else (CODE_FILE, CLIENTS, UPDATE_HASHES):
         if (run / name).exists():
             shutil.copyfile(run / name, folder / name)
     take: Callable[[Path, Path], object] = (lambda there, here: here.symlink_to(there)) if linked else shutil.copyfile

@@ -28,7 +28,7 @@ from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.text import parse_json, read_text
-from hpcfed.run_folder.code import NAME as CODE
+from hpcfed.run_folder.code import CODE_FILE
 from hpcfed.run_folder.cut import MODELS
 from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RECIPE, read_mapping
 from hpcfed.run_folder.folder import RunFolder
@@ -39,7 +39,7 @@ from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 FORMAT, VERSION = "hpcfed-certificate", 1
 VARYING_COLUMNS = ("seconds", "imbalance")
 """Columns of the record that differ from run to run."""
-FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE, *MODELS)
+FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE_FILE, *MODELS)
 LARGEST_STATES = 1 << 30
 """Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.checkpoint.layout`)."""
 DIGITS = 16
@@ -77,7 +77,7 @@ def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[st
         "named_files": {key: sha256_of(path) if path.is_file() else None for key, path in named_files(recipe).items()},
         "data": recipe.data_content,
         "code": {
-            name: _of_text(source["text"]) for name, source in read_mapping(folder / CODE).get("files", {}).items()
+            name: _of_text(source["text"]) for name, source in read_mapping(folder / CODE_FILE).get("files", {}).items()
         },
     }
     rounds = CertifiedRounds(basis)
