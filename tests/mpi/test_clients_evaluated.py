@@ -140,7 +140,7 @@ def test_clients_in_blocks_have_the_numbers_of_each_alone(world, folder, monkeyp
     with Federation.open(folder / "small.h5") as federation:
         samples = np.add.reduceat(federation.sizes, [0, 4, 8])
         monkeypatch.setattr(
-            blocks, "LARGEST", int(samples.max() - 1) * federation.client(0)[0][0].size * blocks.FLOAT64_BYTES
+            blocks, "MAX_BLOCK_BYTES", int(samples.max() - 1) * federation.client(0)[0][0].size * blocks.FLOAT64_BYTES
         )
     monkeypatch.setattr(blocks, "MANY", 1)
     monkeypatch.setattr(blocks, "BLOCK", 4)
