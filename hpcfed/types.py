@@ -255,7 +255,7 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     choice: ClassVar[str | None] = None
-    """Name by which a product picks the part; None where it has no meaning outside its own method."""
+    """Name by which a combination picks the part; None where it has no meaning outside its own method."""
     later: ClassVar[frozenset[str]] = frozenset()
     """Parameters added since a release: recorded recipes omit them at their default, so that earlier runs go on."""
 

@@ -24,7 +24,7 @@ from hpcfed.errors import InputError, nearest
 from hpcfed.types import Method, Part
 
 DEFAULT_PARTS = {"local": "plain", "normalize": "none", "server": "step"}
-"""What a product is made of where it names nothing: FedAvg."""
+"""What a combination is made of where it names nothing: FedAvg."""
 
 
 def names() -> list[str]:
@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 @cache
 def choices(role: str) -> Mapping[str, type[Part]]:
-    """The parts that a product may name for ``LOCAL``, ``NORMALIZE`` or ``SERVER``, by their names."""
+    """The parts that a combination may name for ``LOCAL``, ``NORMALIZE`` or ``SERVER``, by their names."""
     kinds = [getattr(_module(name), role, None) for name in names()]
     return {kind.choice: kind for kind in kinds if kind is not None and kind.choice is not None}
 
@@ -84,7 +84,7 @@ def references() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def references_of_parts() -> Mapping[str, tuple[str, ...]]:
-    """Keys of parts' papers by the names that a product picks them by: `REFERENCES` of the file that defines a part."""
+    """Keys of parts' papers by their names in a combination: `REFERENCES` of the file that defines a part."""
     kinds = [kind for role in DEFAULT_PARTS for kind in choices(role.upper()).values()]
     return {str(kind.choice): import_module(kind.__module__).REFERENCES for kind in kinds}
 

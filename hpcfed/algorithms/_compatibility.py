@@ -166,7 +166,7 @@ def _check_arguments(method: Method, role: str, part: object, name: str, wanted:
         )
 
 
-def check_product(recipe: Recipe, method: Method) -> None:
+def check_combination(recipe: Recipe, method: Method) -> None:
     """Refuse combinations that have no mathematical meaning.
 
     Raises:

@@ -74,7 +74,7 @@ MEANINGS = {
         "many; `limit`: infinitely many; needs `momentum`, Adam or Yogi"
     ),
     "algorithm": (
-        "`{name: fedexp, eps: 1e-3}`; a product `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; "
+        "`{name: fedexp, eps: 1e-3}`; a combination `{local: prox, normalize: steps, server: yogi, mu: 0.1}`; "
         'or your own `{factory: "module:function"}` (README.md, "Add a method")'
     ),
     "evaluate": (

@@ -75,9 +75,9 @@ class Model(Section):
 
 
 class Algorithm(Section):
-    """The federated method: a built-in one by `name`, a product of parts, or the user's by `factory`; and its keys.
+    """The federated method: a built-in one by `name`, a combination of parts, or the user's by `factory`; and its keys.
 
-    A product names its `local` and `server` parts and how to `normalize` clients' work; an omitted part is FedAvg's.
+    A combination names its `local` and `server` parts and how to `normalize` clients' work; an omitted one is FedAvg's.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
@@ -89,7 +89,7 @@ class Algorithm(Section):
 
     @model_validator(mode="after")
     def _one_way(self) -> Algorithm:
-        if (self.name is not None) + (self.factory is not None) + self.is_product != 1:
+        if (self.name is not None) + (self.factory is not None) + self.is_combination != 1:
             raise ValueError("one of 'name', 'factory', and parts ('local', 'normalize', 'server')")
         return self
 
@@ -98,7 +98,7 @@ class Algorithm(Section):
         return {key: value for key, value in serialize(self).items() if value is not None}
 
     @property
-    def is_product(self) -> bool:
+    def is_combination(self) -> bool:
         """Whether the method is put together from named parts."""
         return (self.local, self.normalize, self.server) != (None, None, None)
 

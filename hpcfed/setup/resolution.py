@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcfed import algorithms, models
-from hpcfed.algorithms._compatibility import check_parts, check_product
+from hpcfed.algorithms._compatibility import check_combination, check_parts
 from hpcfed.cohort import Cohorts
 from hpcfed.config.factory import own_step
 from hpcfed.config.metrics import check_metrics, check_stop
@@ -34,7 +34,7 @@ def _resolve(recipe: Recipe) -> Recipe:
     spec = models.spec(recipe.model)
     asked, local = recipe, _local_work(recipe, method, spec, couples=recipe.loss.name == "cox")
     recipe = recipe.model_copy(update={"local": local, "budget": None if method.local.full_gradient else recipe.budget})
-    check_product(recipe, method)
+    check_combination(recipe, method)
     check_observers(recipe.observers, recipe.python_path)
     own_step(recipe.local, recipe.python_path)
     with Federation.open(recipe.data) as federation:
@@ -85,8 +85,8 @@ def _with_numbers(recipe: Recipe, federation: Federation) -> Recipe:
 
 
 def _parts(section: Algorithm) -> dict[str, str]:
-    """Return the named parts of a product, defaults filled in."""
-    if not section.is_product:
+    """Return the named parts of a combination, defaults filled in."""
+    if not section.is_combination:
         return {}
     return {role: getattr(section, role) or default for role, default in algorithms.DEFAULT_PARTS.items()}
 

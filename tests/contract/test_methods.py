@@ -281,16 +281,16 @@ DEGENERATE = {
     "feddyn-first-trains-as-fedprox": ({"name": "feddyn", "alpha": 0.2}, {"name": "fedprox", "mu": 0.2}, 1),
     "fedavgm-beta-0-is-fedavg": ({"name": "fedavgm", "beta": 0.0}, {"name": "fedavg"}, 3),
     "fednova-equal-work-is-fedavg": ({"name": "fednova"}, {"name": "fedavg"}, 3),
-    "fednova-with-mu-is-the-product": (
+    "fednova-with-mu-is-the-combination": (
         {"name": "fednova", "mu": 0.3},
         {"local": "prox", "normalize": "steps", "server": "momentum", "mu": 0.3, "beta": 0.0},
         3,
     ),
     "scaffold-exp-large-eps-is-scaffold": ({"name": "scaffold-exp", "eps": 1e15}, {"name": "scaffold"}, 3),
     "scaffold-first-trains-as-fedavg": ({"name": "scaffold"}, {"name": "fedavg"}, 1),
-    "scaffold-product": ({"local": "scaffold", "server": "fedexp"}, {"name": "scaffold-exp"}, 3),
-    "plain-product-is-fedavg": ({"local": "plain"}, {"name": "fedavg"}, 3),
-    "adam-server-product": ({"server": "adam", "tau": 0.1}, {"name": "fedadam", "tau": 0.1}, 3),
+    "scaffold-combination": ({"local": "scaffold", "server": "fedexp"}, {"name": "scaffold-exp"}, 3),
+    "plain-combination-is-fedavg": ({"local": "plain"}, {"name": "fedavg"}, 3),
+    "adam-server-combination": ({"server": "adam", "tau": 0.1}, {"name": "fedadam", "tau": 0.1}, 3),
 }
 
 

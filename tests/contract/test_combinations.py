@@ -1,6 +1,6 @@
-"""Every product of local method, normalisation, server step and guess that has a meaning runs; the others say why not.
+"""Every meaningful combination of local method, normalisation, server step and guess runs; the others say why not.
 
-A pairwise choice of the products runs always (any two choices of any two parts meet in one of them), all in the soak.
+A pairwise choice of them runs always (any two choices of any two parts meet in one), all in the soak.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ PARAMETERS = {
     for kind in parts_of(name)
     if kind is not None and kind.choice is not None and kind.__module__.endswith(f".{name.replace('-', '_')}")
 }
-Product = tuple[str, ...]
+Combination = tuple[str, ...]
 
 
-def pairs(chosen: Product) -> set[tuple[tuple[str, str], tuple[str, str]]]:
-    """The pairs of (part, choice) that a product covers."""
+def pairs(chosen: Combination) -> set[tuple[tuple[str, str], tuple[str, str]]]:
+    """The pairs of (part, choice) that a combination covers."""
     return set(combinations(zip(AXES, chosen, strict=True), 2))
 
 
-def pairwise(products: Sequence[Product]) -> set[Product]:
-    """Choose products greedily until every pair of choices is in one."""
-    missing = set().union(*map(pairs, products))
-    picked: set[Product] = set()
+def pairwise(candidates: Sequence[Combination]) -> set[Combination]:
+    """Choose combinations greedily until every pair of choices is in one."""
+    missing = set().union(*map(pairs, candidates))
+    picked: set[Combination] = set()
     while missing:
-        best = max(products, key=lambda candidate: len(pairs(candidate) & missing))
+        best = max(candidates, key=lambda candidate: len(pairs(candidate) & missing))
         picked.add(best)
         missing -= pairs(best)
     return picked
 
 
-PRODUCTS = list(product(*AXES.values()))
-PAIRWISE = pairwise(PRODUCTS)
+COMBINATIONS = list(product(*AXES.values()))
+PAIRWISE = pairwise(COMBINATIONS)
 
 
-def algorithm_of(chosen: Product) -> dict[str, Any]:
+def algorithm_of(chosen: Combination) -> dict[str, Any]:
     server, local, _, normalize = chosen
     return (
         {"local": local, "normalize": normalize, "server": server}
@@ -69,17 +69,17 @@ def test_the_table_is_the_papers():
     assert set(AXES["local"]) == {"plain", "prox", "scaffold"}
     assert set(AXES["server"]) == {"step", "momentum", "adagrad", "adam", "yogi", "fedexp", "fedexp-m"}
     assert set(AXES["normalize"]) == {"none", "steps"}
-    assert len(PAIRWISE) < len(PRODUCTS) / 3
+    assert len(PAIRWISE) < len(COMBINATIONS) / 3
 
 
 @pytest.mark.parametrize(
     "chosen",
     [
         pytest.param(chosen, id="-".join(chosen), marks=[] if chosen in PAIRWISE else pytest.mark.soak)
-        for chosen in PRODUCTS
+        for chosen in COMBINATIONS
     ],
 )
-def test_a_product_runs_and_is_the_same_as_alone(chosen, world, folder):  # noqa: F811
+def test_a_combination_runs_and_is_the_same_as_alone(chosen, world, folder):  # noqa: F811
     recipe = small(
         "run",
         algorithm=algorithm_of(chosen),
@@ -103,11 +103,11 @@ def test_control_variates_are_those_of_the_updates_themselves(tmp_path, monkeypa
         "local": {"steps": 4, "batch_size": 10, "lr": 0.1, "momentum": 0.9},
     }
     moved = sum(1 - 0.9 ** (4 - step) for step in range(4)) / 0.1
-    product = {"local": "scaffold", "normalize": "steps", "tau_eff": "steps"}
+    combined = {"local": "scaffold", "normalize": "steps", "tau_eff": "steps"}
     scaled = {"name": "scaffold", "server_lr": 4 / moved}
     found, expected = (
         load_file(hpcfed.run(small(name, algorithm=section, **common), quiet=True).folder / "model.safetensors")
-        for name, section in (("product", product), ("scaled", scaled))
+        for name, section in (("combined", combined), ("scaled", scaled))
     )
     for name, parameter in expected.items():  # rounding of 20 steps
         np.testing.assert_allclose(found[name], parameter, rtol=1e-10, atol=1e-12)
@@ -174,7 +174,7 @@ def test_a_meaningless_combination_is_refused_in_one_line(case, tmp_path):
         assert fragment in line
 
 
-def test_a_resolved_product_names_its_parts_and_runs_again(tmp_path):
+def test_a_resolved_combination_names_its_parts_and_runs_again(tmp_path):
     write_small(tmp_path)
     recipe = small(tmp_path / "run", data=str(tmp_path / "small.h5"), algorithm={"server": "fedexp-m", "beta": 0.5})
     first = hpcfed.run(recipe, quiet=True)
