@@ -238,6 +238,10 @@ def _requeues(cluster: Site, options: Mapping[str, str | int | None], chain: int
     if chain is not None and "requeue" in options:
         raise InputError("-o requeue", expected="none with --chain, whose jobs follow one another", got="both")
     typed = [key for key in options if key in ("requeue", "no-requeue")]
+    for key in typed:
+        if options[key] is not None:
+            got, remedy = f"{key}={options[key]}", "-o no-requeue keeps a job from going back into the queue"
+            raise InputError(f"-o {key}", expected="no value", got=got, remedy=remedy)
     if chain is not None or typed:
         return typed[-1:] == ["requeue"]
     return cluster.requeue and "no-requeue" not in cluster.options

@@ -131,4 +131,6 @@ def _environment() -> dict[str, str]:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]
+    """Return the last line of what a command wrote that is more than a hint at its help."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith('Try "')]
+    return (lines or ["no message"])[-1]

@@ -168,6 +168,9 @@ def _directives(job: Job, site: Site) -> dict[str, str | int | None]:
     if "array" in options and job.array is None:
         remedy = "hpcfed sweep --array N has jobs share its runs"
         raise InputError("option array", expected="none, since its jobs would be in one folder", remedy=remedy)
+    if "signal" in options:
+        expected = "none, since the script waits for its own signal"
+        raise InputError("option signal", expected=expected, remedy="--notice says how long before the limit it comes")
     if "wrap" in options:
         raise InputError("option wrap", expected="none, since the job's commands are those of its script")
     for key, value in options.items():

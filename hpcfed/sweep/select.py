@@ -4,7 +4,7 @@ train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
 train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
 test_auroc:last1             the direction of accuracies, losses and built-in metrics is known
 server_lr:last1:max          any other column, also one that a method of your own reports, method.norm:last1:min
-clients.global.test.accuracy.worst_decile:last1:max         with evaluate.clients
+clients.global.test.accuracy.worst_decile:last1:max         with evaluate.clients and clients' own test samples
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
 from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted, nearest
 from hpcfed.report.read import mixed_code
 from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
@@ -111,6 +112,11 @@ def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
     known = [*COLUMNS, *_own_columns(first)]
     if column not in known and not column.startswith(REPORTED):
         raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
+    if column.startswith("clients.") and column.split(".")[2] == "test":
+        with Federation.open(first.data) as federation:
+            if federation.test_offsets is None:
+                what = "clients of this federation have no test samples of their own"
+                raise InputError(f"{column} is not recorded", where=where, got=what, remedy="use its column of 'train'")
     known_direction = direction_of_column(column, first.evaluate.metrics)
     if direction is None and known_direction is None:
         raise InputError("a rule", where=where, expected=f"a direction, {text}:max or {text}:min", got=repr(text))

@@ -152,6 +152,10 @@ def test_options_of_sbatch_count_wherever_they_stand(folder: Path) -> None:
     assert [line for line in directives(script) if "requeue" in line] == ["no-requeue"]
     (folder / "never.yaml").write_text("{requeue: false, launch: srun}")
     assert "\nrequeue=yes\n" in shown("-o", "requeue", "--site", "never.yaml")
+    with pytest.raises(InputError, match="-o requeue: expected no value, got requeue=false; -o no-requeue"):
+        shown("-o", "requeue=false")
+    with pytest.raises(InputError, match="option signal: expected none"):
+        shown("-o", "signal=USR2@5")
     with pytest.raises(InputError, match="-o requeue: expected none with --chain"):
         shown("-o", "requeue", "--chain", "2")
     assert 'SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"' in script  # what the job has, not what the recipe asks for

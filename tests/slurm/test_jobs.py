@@ -6,10 +6,12 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 import hpcfed
@@ -176,6 +178,29 @@ def test_a_run_goes_on_after_its_time_limit_with_the_same_bits(
     assert (place / "run" / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
     assert unmeasured(place / "run") == unmeasured(whole.folder)
     assert "finished already" in submit(cluster, place)
+
+
+def test_a_job_of_killed_ranks_goes_on_on_the_same_node(cluster: Cluster, place: Path) -> None:
+    """Killed ranks leave MPICH's shared memory, whose name SLURM's job and step decide."""
+    write_recipe(place, **{**LONG, "rounds": 40}, checkpoint={"every": 1})
+    (place / "slow.py").write_text(SLOW)
+    size = ("--nodes", "1", "--ranks-per-node", "2", "--time", "5", "-o", "nodelist=n1")
+    said = cluster.call(*HPCFED, "submit", "recipe.yaml", *size, cwd=place).stdout
+    number = said.partition("submitted as job ")[2].partition(",")[0]
+    deadline = time.monotonic() + 60
+    while not list(place.glob("run/checkpoints/round-*3.json")):
+        assert time.monotonic() < deadline, cluster.log(cluster.job(number))
+        time.sleep(0.1)
+    python = [process for process in psutil.process_iter(["cmdline"]) if "hpcfed" in (process.info["cmdline"] or ())]
+    ranks = [process for process in python if process.environ().get("SLURM_JOB_ID") == number]
+    ranks = [process for process in ranks if process.name() != "srun"]
+    assert len(ranks) == 2
+    for rank in ranks:
+        rank.kill()
+    cluster.wait(number, Restarts="1", JobState="PENDING")
+    assert cluster.call("scontrol", "update", f"JobId={number}", "StartTime=now+5", cwd=place).returncode == 0
+    ended = cluster.wait(number, JobState="COMPLETED")
+    assert (ended["Restarts"], ended["ExitCode"]) == ("1", "0:0")
 
 
 def unmeasured(run: Path) -> list[dict]:

@@ -216,6 +216,10 @@ def test_a_rule_that_makes_no_sense_is_refused(plan, text, message):
 
 def test_a_rule_on_what_is_not_recorded_is_refused_before_anything_runs(folder, monkeypatch):
     monkeypatch.chdir(folder)
+    over_clients = make_plan("recipe.yaml", ["evaluate.clients.every=1"], [], [], None)
+    with pytest.raises(InputError, match="is not recorded: got clients of this federation have no test samples"):
+        parse_rule("clients.global.test.accuracy.worst_decile:last1:max", over_clients)
+    assert parse_rule("clients.global.train.accuracy.worst_decile:last1:max", over_clients).largest
     silent = make_plan("recipe.yaml", ["evaluate={every: 1}"], [], [], None)
     with pytest.raises(InputError, match=r"train_loss is not recorded; set evaluate\.train\.every=1"):
         parse_rule("train_loss:last1", silent)
