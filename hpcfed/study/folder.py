@@ -21,8 +21,9 @@ import numpy as np
 
 from hpcfed.config.load import dump_yaml, read_yaml
 from hpcfed.data.federation import Federation
-from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_new, write_whole
+from hpcfed.run_folder.files import unusable
 from hpcfed.study.federations import files_of, remarks_on, write_split
 from hpcfed.study.plan import DATA, FIGURES, PAGE, SWEEP, TABLES, TUNING, Study
 from hpcfed.study.tuning import naming_tune
@@ -37,8 +38,8 @@ def prepare(study: Study, *, fresh: bool) -> list[str]:
     Files of the same splits are kept. Those of others are refused, or set aside as ``previous-1`` if `fresh`.
 
     Raises:
-        InputError: the folder holds other files, or a study of other splits.
-        EnvironmentFailure: the disk refuses.
+        InputError: the folder holds other files, or a study of other splits; or it may not be written.
+        EnvironmentFailure: the disk is full or failed.
     """
     folder, about = study.folder, study.about()
     try:
@@ -56,7 +57,7 @@ def prepare(study: Study, *, fresh: bool) -> list[str]:
             write_whole(folder / SETTINGS, settings)
         write_whole(folder / SAMPLES, _samples_csv(study))
     except OSError as error:
-        raise EnvironmentFailure("cannot be used", where=str(folder), got=error.strerror or str(error)) from None
+        raise unusable(folder, error) from None
     return _write_splits(study)
 
 
