@@ -81,6 +81,9 @@ def train(
             last = recipe.rounds if last is None else last
             stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
             trains = done < last and stopping.reason is None
+            if done and not trains:
+                kept = recipe
+                recipe = world.on_root(lambda: folder.as_measured(kept))
             state = simulation.hash if done else None
             rows, say = client_evaluator.rows_of_a_model, reporter.say
             data = world.on_root(lambda: folder.claim(recipe, done, state, say, client_rows=rows, trains=trains))

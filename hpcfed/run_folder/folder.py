@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from hpcfed.config.load import dump_yaml, to_plain
-from hpcfed.config.recipe import Recipe
+from hpcfed.config.recipe import Evaluate, Recipe
 from hpcfed.data.unchanged import FileFacts, check_data
 from hpcfed.errors import EnvironmentFailure, InputError, first_of
 from hpcfed.io.atomic import to_disk, write_whole
@@ -175,6 +176,16 @@ class RunFolder:
         evaluate = files.read_recipe(self.path).get("evaluate") or {}
         usual = {"model": "last", "statistics": "round"}
         return {key: str(evaluate.get(key, value)) for key, value in usual.items()}
+
+    def as_measured(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the ``evaluate`` of the run here, all of whose rounds are done and measured."""
+        if not (self.path / files.RECIPE).is_file():  # as where `verify` computes rounds again
+            return recipe
+        found = files.read_recipe(self.path).get("evaluate")
+        try:
+            return recipe.model_copy(update={"evaluate": Evaluate.model_validate(found)})
+        except ValidationError:  # of an earlier version, or changed by hand
+            return recipe
 
     def claim(
         self,

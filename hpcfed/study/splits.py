@@ -212,9 +212,9 @@ def _remarks(
         own = tests[:, site == k]
         shares += own.mean(axis=1).tolist()
         if not (own.any(axis=1) & ~own.all(axis=1)).all():
-            raise InputError(
-                f"site {name!r} is in one part of a split alone", remedy="choose another --split-seed, or leave it out"
-            )
+            without = "a federation without it: `hpcfed prepare federation --min-samples` leaves small clients out"
+            remedy = f"choose another --split-seed, or, for a site too small for any, {without}"
+            raise InputError(f"site {name!r} is in one part of a split alone", remedy=remedy)
         of_site = np.zeros(own.shape[1], np.int64) if label is None else label[site == k]
         found = [(int(one), own[:, of_site == one]) for one in np.unique(of_site)]
         lacking = [one for one, part in found if not (part.any(axis=1) & ~part.all(axis=1)).all()]

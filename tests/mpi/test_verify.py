@@ -94,6 +94,16 @@ def test_a_run_of_all_ranks_is_verified_on_one(variant, world, folder):
     world.on_root(alone)
 
 
+def test_a_finished_run_keeps_the_metrics_that_it_has_measured(world, folder):
+    """Called again with other metrics, it measures nothing; its recipe and certificate must not say that it did."""
+    evaluate = {"every": 1, "metrics": ["f1-macro"]}
+    run = hpcfed.run(of("fedavg", evaluate=evaluate, output="run"), world=world, quiet=True).folder
+    before = world.on_root(lambda: (run / "recipe.yaml").read_bytes())
+    hpcfed.run(of("fedavg", evaluate={**evaluate, "metrics": ["brier"]}, output="run"), world=world, quiet=True)
+    assert world.on_root(lambda: (run / "recipe.yaml").read_bytes()) == before
+    assert verified(run, world)[0] == 0
+
+
 def test_a_run_that_went_on_with_a_lower_patience_is_verified(world, folder):
     """The present patience would have ended it in round 3."""
     slow = {"local": {"steps": 1, "batch_size": 10, "lr": 1e-6}, "checkpoint": {"every": 1, "keep": "spaced"}}

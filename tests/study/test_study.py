@@ -598,6 +598,16 @@ def test_of_studies_that_begin_at_once_in_a_folder_one_goes_on(folder, monkeypat
     assert sorted(path.name for path in (folder / "run-study").iterdir()) == ["study.yaml"]
 
 
+def test_metrics_that_finished_runs_have_not_measured_are_refused(folder):
+    recipe(folder, rounds=1, evaluate={"metrics": ["f1-macro", "brier"]})
+    done(planned(folder, "fedavg", splits=1, baselines="none"))
+    recipe(folder, rounds=1, evaluate={"metrics": ["brier"]})
+    done(planned(folder, "fedavg", splits=1, baselines="none"))
+    recipe(folder, rounds=1, evaluate={"metrics": ["balanced-accuracy"]})
+    with pytest.raises(InputError, match="this run has not measured balanced-accuracy; name the metrics"):
+        done(planned(folder, "fedavg", splits=1, baselines="none"))
+
+
 def test_runs_of_fewer_rounds_are_in_no_table(folder):
     """A study that goes on to more rounds, and is stopped after one run of four."""
     recipe(folder, rounds=1, evaluate={})
