@@ -39,7 +39,7 @@ if TYPE_CHECKING:
               help="Choose KEY for each split on an inner split of its training part: local.lr=0.1,0.01 for all "
               "arms, feddyn:alpha=0.01,0.1 for a method; repeatable.")  # fmt: skip
 @click.option("--bootstrap", type=int, default=0, metavar="B",
-              help="Resample the patients that are tested on B times (1000), for intervals over patients.")  # fmt: skip
+              help="Resample the tested patients B times, 100 or more, for intervals over patients.")  # fmt: skip
 @click.option("--groups", type=click.IntRange(1), help="Groups of ranks, a run each at a time. Default: one a rank.")
 @click.option("--output", type=click.Path(path_type=Path), help="The study's folder. Default: <output>-study.")
 @click.option("--retry", is_flag=True, help="Try again what was refused or failed.")
