@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hpcfed.checkpoint.keeper import Checkpoints
@@ -82,8 +83,7 @@ def train(
             stopping = _stopping(recipe, folder, world, done, progress.get("stopping"))
             trains = done < last and stopping.reason is None
             if done and not trains:
-                kept = recipe
-                recipe = world.on_root(lambda: folder.as_measured(kept))
+                recipe = world.on_root(partial(folder.as_measured, recipe))
             state = simulation.hash if done else None
             rows, say = client_evaluator.rows_of_a_model, reporter.say
             data = world.on_root(lambda: folder.claim(recipe, done, state, say, client_rows=rows, trains=trains))

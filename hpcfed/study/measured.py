@@ -86,7 +86,7 @@ def read_results(study: Study, finished: Collection[str]) -> StudyResults:
     """Read the runs whose names are in `finished`: a folder may also hold a run of fewer rounds, which goes on later.
 
     Raises:
-        InputError: a run's files are damaged, or its record was cut.
+        InputError: a run's files are damaged, its record was cut, or it has not measured the study's metrics.
     """
     runs: dict[str, list[RunResult]] = {}
     planned: dict[str, int] = {}
@@ -106,12 +106,15 @@ def read_results(study: Study, finished: Collection[str]) -> StudyResults:
 
 def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunResult:
     record = read_rounds(folder / RECORD)
-    _check_metrics(study, record[-1], None if study.splits.each[split].site is not None else folder / CLIENTS, folder)
     evaluated = [row for row in record if row.get("test_loss") is not None or row.get("clients")]
     last = {name.removeprefix("test_"): value for name, value in record[-1].items() if name.startswith("test_")}
     trainers = study.trainers(split)
     skipped = frozenset(trainers[client] for row in record for client in skipped_in(row) if not arm.pools)
     out = study.splits.each[split].site
+    columns = (*last, *(() if out is not None else next(_rows(folder / CLIENTS), ())))
+    if absent := [metric.name for metric in study.metrics if metric.name not in columns]:  # of a run finished before
+        remedy = "name the metrics of its first call, or choose another --output"
+        raise InputError(f"this run has not measured {', '.join(absent)}", where=str(folder), remedy=remedy)
     if out is not None:
         curves = {
             (GLOBAL, out, metric): [
@@ -140,19 +143,6 @@ def _read(study: Study, arm: Arm, split: int, seed: Seeds, folder: Path) -> RunR
         expected, remedy = f"rows of round {measured} for all sites", "remove the run's folder to train it again"
         raise InputError("rows are missing", where=str(folder / CLIENTS), expected=expected, remedy=remedy)
     return RunResult(split, seed.model, sites, curves, last, skipped)
-
-
-def _check_metrics(study: Study, last: Mapping[str, Any], table: Path | None, folder: Path) -> None:
-    """Check that a run measured the study's metrics: those of a finished one may be others.
-
-    Raises:
-        InputError: it did not.
-    """
-    columns = {name.removeprefix("test_") for name in last} | set(next(_rows(table), {}) if table is not None else ())
-    absent = [metric.name for metric in study.metrics if metric.name not in columns]
-    if absent:
-        remedy = "name the metrics of its first call, or choose another --output"
-        raise InputError(f"this run has not measured {', '.join(absent)}", where=str(folder), remedy=remedy)
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
