@@ -275,6 +275,44 @@ def test_onednn_is_refused_without_support(model, local, dtype, why):
     assert "\n" not in str(refused.value)
 
 
+class Lonely(Blas):
+    """Products that round apart for a stack of one client, as MKL's do on some of Intel's processors."""
+
+    def outputs(self, layer, x, scale=1.0):
+        return self._rounded(super().outputs(layer, x, scale))
+
+    def gradient(self, outgoing, incoming, out):
+        super().gradient(self._rounded(outgoing), incoming, out)
+
+    def descend(self, layer, outgoing, incoming, keep, step):
+        super().descend(layer, self._rounded(outgoing), incoming, keep, step)
+
+    @staticmethod
+    def _rounded(product):
+        return product * (1 + 2.0**-20) if len(product) == 1 else product
+
+
+@pytest.mark.parametrize("local", [{}, {"momentum": 0.9}], ids=["fused", "flat"])
+def test_products_that_round_apart_for_a_stack_of_one(local, monkeypatch):
+    """No client of a perceptron is ever such a stack: not alone in a group, nor alone with its minibatch's size.
+
+    All widths fill 64 bytes, since other products see a client's place in the stack on AMD's processors.
+    """
+    which = {"name": "mlp", "hidden": [32, 16]}, (4, 4), 16
+    monkeypatch.setattr(stacked.StackedSolver, "_keeps_clients_apart", lambda *_: True)  # as where a trial misses it
+    _, model = built(which, {"engine": "sequential", "steps": 1}, torch.float32)
+    like = torch.zeros(1, 3, 4), torch.zeros(1, dtype=torch.int64)
+    network = perceptron_of(model.module, loss_for(LossSection(), "classification", []), Lonely())
+    section = Local(batch_size=10, epochs=1, **local)
+    engine = StackedSolver(model, network, section, 0, like, movable=True, most_samples=72)
+    tasks = tasks_for(which, model, [71, 71, 72, 72, 13], [8, 8, 8, 8, 2], 0.0)
+    w = model.vector.clone()
+    together = solved(engine, w, tasks)
+    for first, last in ((0, 1), (1, 2), (1, 4), (4, 5)):
+        own = solved(engine, w, tasks[first:last])
+        assert all(torch.equal(delta, other) for (delta, _), (other, _) in zip(own, together[first:last], strict=True))
+
+
 def test_a_machine_that_mixes_clients_is_found_out():
     """A network whose results depend on the group's size: where a cohort cannot be cut beforehand, clients go alone."""
 

@@ -12,7 +12,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import hpcfed
+from hpcfed.cli.prepare import command as prepare
 from hpcfed.ranks.world import World
+from tests.federations import blobs, write_federation
 from tests.mpi import shrinking
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -35,6 +37,17 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "bernoulli": {"cohort": {"fraction": 0.3, "sampling": "bernoulli"}, "rounds": 5, "weights": "uniform"},
     "float64": {"dtype": "float64", "local": {"steps": 3, "batch_size": "full", "lr": 0.1, "clip": "linear"}},
 }
+SHARED = (71, 71, 72, 72)
+"""Samples of clients whose last minibatches of ten are short."""
+README: Mapping[str, Any] = {
+    "model": {"name": "mlp", "hidden": [64]},
+    "rounds": 60,
+    "cohort": {"size": 5},
+    "local": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+    "algorithm": {"name": "fedexp", "eps": 1.0e-3},
+    "evaluate": {"every": 1, "model": "last-two"},
+}
+"""The recipe that README.md begins with."""
 OF_EVERY_MPI = ("plain", "two-clients", "client-average", "float64")
 """Variants that call MPI differently: the usual, ranks without a client, another sum, longer words."""
 
@@ -91,6 +104,31 @@ def test_a_run_is_the_same_as_alone(method, variant, world, folder):
         changes["evaluate"] = {"model": "last-two", "batch_size": 7}
     recipe = small("run", algorithm={"name": method, **METHODS[method]}, **changes)
     check_same_as_alone(world, folder, recipe)
+
+
+def test_short_minibatches_that_two_clients_share(world, shared_tmp):
+    """Clients of 71, 71, 72 and 72 samples: their last minibatches of one and two are computed in pairs, or alone."""
+
+    def write() -> None:
+        federation = blobs(4, samples=150, features=30, classes=2)
+        federation["clients"] = [(x[:n], y[:n]) for (x, y), n in zip(federation["clients"], SHARED, strict=True)]
+        write_federation(shared_tmp / "pairs.h5", **federation, content="pairs")
+
+    world.on_root(write)
+    local = {"epochs": 2, "batch_size": 10, "lr": 0.05}
+    recipe = small("run", data=str(shared_tmp / "pairs.h5"), model={"name": "mlp", "hidden": [32]}, local=local)
+    check_same_as_alone(world, shared_tmp, {**recipe, "rounds": 10, "placement": "static"})
+
+
+@pytest.mark.deadline(120)
+def test_the_readmes_recipe_is_the_same_as_alone(world, shared_tmp):
+    """Its 36th round is the only one that draws both clients of 71 samples."""
+    digits = ["digits", "--clients", "20", "--partition", "dirichlet-client", "--alpha", "0.3"]
+    world.on_root(lambda: prepare.main([*digits, "-o", str(shared_tmp / "digits.h5")], standalone_mode=False))
+    for placement in ("static", "balanced"):
+        recipe = {**README, "data": str(shared_tmp / "digits.h5"), "placement": placement, "device": "cpu"}
+        folder = shared_tmp / placement
+        assert len(check_same_as_alone(world, folder, recipe)) == README["rounds"]
 
 
 def test_where_a_client_is_trained_changes_nothing(world, folder):

@@ -43,6 +43,34 @@ class EqualBatches(NamedTuple):
         return batches[self.first : self.last, : self.size]
 
 
+class Pair:
+    """Room for a single client as a stack of two equal ones, (2, …) each parameter.
+
+    torch takes another kernel for a stack of one than for larger ones, and the two may round differently
+    (docs/bits.md): so a client that is alone in a part of a stack is computed twice.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]):
+        self.parameters = [stack.new_empty(2, *stack.shape[1:]) for stack in parameters]
+        self.gradients = [torch.empty_like(stack) for stack in self.parameters]
+
+    def load(self, parameters: Sequence[Tensor]) -> None:
+        """Copy the parameters of one client, (1, …) each."""
+        for pair, own in zip(self.parameters, parameters, strict=True):
+            pair.copy_(own.expand_as(pair))
+
+    @staticmethod
+    def of(batch: Tensor) -> Tensor:
+        """Return a minibatch (1, B, …) twice, (2, B, …)."""
+        return batch.expand(2, *batch.shape[1:]).contiguous()
+
+    @staticmethod
+    def store(pairs: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+        """Copy the first of each pair to `out`, (1, …) each."""
+        for pair, own in zip(pairs, out, strict=True):
+            own.copy_(pair[:1])
+
+
 class Descent(Protocol):
     """Steps of stacked clients.
 
@@ -110,6 +138,7 @@ class FlatDescent:
         self._g = torch.zeros_like(self._y)
         self.parameters, self._gradients = (list(model.views(flat).values()) for flat in (self._y, self._g))
         self._optimizer = optimizer_for(section, self._y, arithmetic)
+        self._pair = None if alone or not isinstance(network, Perceptron) else Pair(self.parameters)
         on_cpu = model.vector.device.type == "cpu"
         self._at_a_time = max(1, CACHED_BYTES // model.vector.nbytes) if on_cpu else together
 
@@ -146,16 +175,26 @@ class FlatDescent:
         """Write each row's ∇f of its minibatch, taken where its tilt says; return the losses there."""
         parameters, gradients = ([stack[rows] for stack in s] for s in (self.parameters, self._gradients))
         if not self._elsewhere:
-            return self._network.gradients(parameters, x, y, gradients)
+            return self._plain_gradients(parameters, x, y, gradients)
         model, ascent, kept = self._y[rows], self._g[rows], self._y[rows].clone()
         if self._offsets is not None:
             model.add_(self._offsets[rows])
         if self._radii is not None:
-            self._network.gradients(parameters, x, y, gradients)
+            self._plain_gradients(parameters, x, y, gradients)
             model.add_(ascent * (self._radii[rows] / (torch.linalg.vector_norm(ascent, dim=1) + 1e-12)).unsqueeze(1))
-        losses = self._network.gradients(parameters, x, y, gradients)
+        losses = self._plain_gradients(parameters, x, y, gradients)
         model.copy_(kept)
         return losses
+
+    def _plain_gradients(self, parameters: list[Tensor], x: Tensor, y: Tensor, gradients: list[Tensor]) -> Tensor:
+        """Write each row's ∇f of its minibatch; return the losses."""
+        pair = self._pair
+        if pair is None or len(x) > 1:
+            return self._network.gradients(parameters, x, y, gradients)
+        pair.load(parameters)
+        losses = self._network.gradients(pair.parameters, pair.of(x), pair.of(y), pair.gradients)
+        pair.store(pair.gradients, gradients)
+        return losses[:1]
 
     def _step(self, rows: slice) -> None:
         """One step of the client optimizer; tilt, clip and decay as `SequentialSolver` has them."""
@@ -213,6 +252,7 @@ class FusedDescent:
             view.unsqueeze(0) if together == 1 else view.new_empty(together, *view.shape) for view in views
         ]
         self._layers: dict[tuple[int, int], list[Layer]] = {}
+        self._pair = None if together == 1 else Pair(self.parameters)
         self._scale, self._active = 1.0, 0
 
     def begin(
@@ -235,10 +275,7 @@ class FusedDescent:
             self._leave_out(of_step[-1].last)
             keep, scale = self._factors()
             for part in of_step:
-                layers = self._rows_of(part.first, part.last)
-                outputs[part][step] = self._network.descend(
-                    layers, part.of(x_step), part.of(y_step), keep, self._lr / scale, self._scale
-                )
+                outputs[part][step] = self._descend(part, part.of(x_step), part.of(y_step), keep, self._lr / scale)
             self._scale = scale
             for stack, constant in self._shifts(of_step[-1].last):
                 stack.sub_(constant, alpha=self._lr / scale)
@@ -248,6 +285,19 @@ class FusedDescent:
             targets = y[rows, steps, : part.size]
             of_part = self._network.losses(torch.stack(list(z.values()), 1).flatten(0, 1), targets.flatten(0, 1))
             losses[rows, steps] = of_part.view(-1, len(z))
+
+    def _descend(self, part: EqualBatches, x: Tensor, encoded: Tensor, keep: float, lr: float) -> Tensor:
+        """Take a step with the clients of a part; return z before it, (clients, B, C)."""
+        pair = self._pair
+        if pair is None or len(x) > 1:
+            layers = self._rows_of(part.first, part.last)
+            return self._network.descend(layers, x, encoded, keep, lr, self._scale)
+        own = [stack[part.first : part.last] for stack in self.parameters]
+        pair.load(own)
+        layers = self._network.layers(pair.parameters)
+        z = self._network.descend(layers, pair.of(x), pair.of(encoded), keep, lr, self._scale)
+        pair.store(pair.parameters, own)
+        return z[:1]
 
     def iterate(self, row: int) -> list[Tensor]:
         """Return a client's parameters; see `Descent`."""
