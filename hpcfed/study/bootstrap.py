@@ -36,12 +36,10 @@ from hpcfed.study.measures import StudyMetric
 if TYPE_CHECKING:
     from hpcfed.study.plan import Study
     from hpcfed.study.rows import StudyRow
-    from hpcfed.study.view import View
+    from hpcfed.study.view import Resampled, View
 
 Outputs = Mapping[int, torch.Tensor]
 """Site → output of a model on its test samples, (n, …)."""
-Resampled = dict[tuple[str, str], np.ndarray]
-"""Row and metric → values of each site, then of the mean of the sites, (N + 1, B); nan where undefined."""
 Weighted = Callable[[np.ndarray], np.ndarray]
 """How often each of n samples is there, (b, n) → values of a metric, (b,)."""
 Weigh = Callable[[torch.Tensor, torch.Tensor], Weighted]

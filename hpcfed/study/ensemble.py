@@ -21,9 +21,9 @@ from hpcfed.models.losses import ACCURACY, BatchMetric, metrics_for
 from hpcfed.setup import build_loss
 from hpcfed.study.arms import ALONE
 from hpcfed.study.federations import files_of
-from hpcfed.study.measured import GLOBAL, RunResult, Values
 from hpcfed.study.measures import LOSS
 from hpcfed.study.plan import DATA, Study
+from hpcfed.study.results import GLOBAL, RunResult, Values
 
 Functions = tuple[dict[str, BatchMetric], dict[str, WholeMetric]]
 """Functions of outputs and targets by name: those of a batch, and those of all samples at once."""

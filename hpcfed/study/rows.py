@@ -9,8 +9,8 @@ import numpy as np
 
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.study.arms import ALONE, ENSEMBLE, FEDERATED, PERSONALISED, Arm
-from hpcfed.study.measured import GLOBAL, TUNED, StudyResults
 from hpcfed.study.plan import Study
+from hpcfed.study.results import GLOBAL, TUNED, StudyResults
 
 
 @dataclass(frozen=True)

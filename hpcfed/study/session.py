@@ -12,8 +12,9 @@ from hpcfed.report.read import mixed_code
 from hpcfed.report.tables import Table
 from hpcfed.study.arms import ALONE, ENSEMBLE
 from hpcfed.study.folder import prepare, prepare_inner
-from hpcfed.study.measured import StudyResults, read_results
+from hpcfed.study.measured import read_results
 from hpcfed.study.plan import SWEEP, Study
+from hpcfed.study.results import StudyResults
 from hpcfed.study.rows import rows_of
 from hpcfed.study.tables import differences_table, results_table
 from hpcfed.study.tuning import TuningResult, choose

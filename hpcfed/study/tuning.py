@@ -26,7 +26,7 @@ from hpcfed.sweep.grid import Grid, Point, parse_grid, points
 
 if TYPE_CHECKING:
     from hpcfed.study.arms import Arm
-    from hpcfed.study.measured import RunResult
+    from hpcfed.study.results import RunResult
 
 OPTION = "--tune"
 COMMON = ("local.", "loss.", "model.")

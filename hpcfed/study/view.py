@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfed.report.paired import MeanEstimate
 from hpcfed.study.arms import ALONE
-from hpcfed.study.measured import StudyResults
 from hpcfed.study.measures import StudyMetric
 from hpcfed.study.plan import Study
+from hpcfed.study.results import StudyResults
 from hpcfed.study.rows import StudyRow, reference_of
 from hpcfed.study.statistics import corrected
 
-if TYPE_CHECKING:
-    from hpcfed.study.bootstrap import Resampled
-
 MEAN = "Mean of sites"
+Resampled = dict[tuple[str, str], np.ndarray]
+"""Row and metric → values of each site, then of the mean of the sites, (N + 1, B); nan where undefined."""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from hpcfed.report.tables import Table
 from hpcfed.study.cells import value_text
 from hpcfed.study.files import latex_of_table
 from hpcfed.study.folder import prepare
-from hpcfed.study.measured import RunResult, StudyResults
 from hpcfed.study.measures import StudyMetric, metrics_of
 from hpcfed.study.page import without_results, write_results
 from hpcfed.study.plan import Study
+from hpcfed.study.results import RunResult, StudyResults
 from hpcfed.study.rows import rows_of
 from hpcfed.study.session import run_study, write_study
 from hpcfed.study.tables import differences_table, results_table

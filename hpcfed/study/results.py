@@ -1,0 +1,68 @@
+"""Results of a study's runs on the sites' test samples: final values, curves, and matrices of counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+GLOBAL, TUNED = "global", "fine-tuned"
+Values = dict[str, Any]
+"""Metric → number, nested lists of counts, or None where it is undefined."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished run.
+
+    Attributes:
+        split, seed: of the run.
+        sites: site → its values after the last round, by model, ``global`` or ``fine-tuned``.
+        curves: (model, site, metric) → (round, value) of each evaluation.
+        whole: values on all test samples together.
+        skipped: sites whose updates some round left out (``on_bad_client: skip``).
+    """
+
+    split: int
+    seed: int
+    sites: Mapping[tuple[str, int], Values]
+    curves: Mapping[tuple[str, int, str], list[tuple[int, float]]] = field(default_factory=dict)
+    whole: Values = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """The finished runs of each arm, by its key, and how many there should be."""
+
+    runs: Mapping[str, Sequence[RunResult]]
+    planned: Mapping[str, int]
+
+    def values(self, arm: str, metric: str, site: int, splits: int, model: str = GLOBAL) -> list[float]:
+        """Return a metric on a site in each split, (J,), each a mean over seeds; nan where it is missing."""
+        return self._by_split(arm, splits, lambda run: run.sites.get((model, site), {}).get(metric))
+
+    def whole(self, arm: str, metric: str, splits: int) -> list[float]:
+        """Return a metric on all test samples together in each split, (J,), as `values` does."""
+        return self._by_split(arm, splits, lambda run: run.whole.get(metric))
+
+    def _by_split(self, arm: str, splits: int, value_of: Callable[[RunResult], Any]) -> list[float]:
+        found: list[list[float]] = [[] for _ in range(splits)]
+        for run in self.runs.get(arm, ()):
+            value = value_of(run)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found[run.split].append(float(value))
+        return [float(np.mean(values)) if values else math.nan for values in found]
+
+    def counts(self, arm: str, metric: str, model: str = GLOBAL, site: int | None = None) -> np.ndarray | None:
+        """Return a confusion matrix added up over runs and sites, or over one site, (C, C); None without any."""
+        found = [
+            np.array(values[metric])
+            for run in self.runs.get(arm, ())
+            for (which, place), values in run.sites.items()
+            if which == model and site in (None, place) and values.get(metric) is not None
+        ]
+        return np.sum(found, axis=0) if found else None
