@@ -23,9 +23,8 @@ from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.rng import Purpose
 from hpcfed.round_checks import LOWER, check_own, checked, client_label
-from hpcfed.run_folder.outcome import see_log
 from hpcfed.types import ClientInfo, RoundContext, State
-from hpcfed.user_code.blame import blamed
+from hpcfed.user_code.blame import blamed, see_log
 
 log = logging.getLogger("hpcfed")
 

@@ -28,7 +28,7 @@ from hpcfed.record import Recorder
 from hpcfed.remarks import remarks
 from hpcfed.round_checks import RanksDiffer, ranks_differ
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.run_folder.outcome import own_log, recorded_ending, see_log
+from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.setup import assemble
 from hpcfed.simulation import RoundResult, Simulation
@@ -36,7 +36,7 @@ from hpcfed.stopping import Stopping, due_after, has_own_scores, stopping_of
 from hpcfed.trail.certificate import write_certificate
 from hpcfed.trail.left_out import without_facts
 from hpcfed.types import Request
-from hpcfed.user_code.blame import blamed
+from hpcfed.user_code.blame import blamed, see_log
 from hpcfed.vendor.malloc import return_freed_memory
 
 log = logging.getLogger("hpcfed")

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
+from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, Stopped, visible
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.user_code.blame import blamed
-
-log = logging.getLogger("hpcfed")
+from hpcfed.user_code.blame import own_code_named
 
 ENDED_BY: dict[type[HpcfedError], str] = {Diverged: "diverged", Stopped: "stopped"}
 
@@ -53,32 +51,6 @@ def recorded_ending(folder: RunFolder, world: World) -> Iterator[Ending]:
             failing = suppress(EnvironmentFailure) if status == "failed" else nullcontext()
             with failing:  # a full disk must not hide the first error
                 folder.write("result.json", result | {"stopped": ending.stopped})
-
-
-@contextmanager
-def own_code_named(world: World | None = None) -> Iterator[None]:
-    """Turn an exception in user code into one line that names its place; the traceback goes to the log.
-
-    Raises:
-        InputError: the user's code raised.
-        EnvironmentFailure: it met a fault of the machine, such as a full disk.
-    """
-    try:
-        yield
-    except HpcfedError:
-        raise
-    except RAISED as error:  # the user's code may raise anything
-        failure = blamed(error, remedy=see_log(world))
-        if failure is None:
-            raise
-        if world is not None:
-            log.error("the user's code raised", exc_info=error)
-        raise failure from error
-
-
-def see_log(world: World | None) -> str:
-    """Return the remedy: where to find the rank's traceback."""
-    return "correct it there" if world is None else f"see the run folder's logs/rank-{world.rank}.log"
 
 
 class _Lines(logging.Formatter):

@@ -12,7 +12,7 @@ from hpcfed.ranks.devices import DeviceSlot, device_faults, take_device_slot
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.code import check_hosts
-from hpcfed.run_folder.outcome import own_code_named
+from hpcfed.user_code.blame import own_code_named
 from hpcfed.vendor.malloc import keep_freed_memory
 
 if TYPE_CHECKING:

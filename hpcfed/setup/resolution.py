@@ -13,8 +13,8 @@ from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, placed
 from hpcfed.models.images import image_shape
 from hpcfed.observers import check_observers
-from hpcfed.run_folder.outcome import own_code_named
 from hpcfed.types import Method
+from hpcfed.user_code.blame import own_code_named
 from hpcfed.vendor import onednn
 
 

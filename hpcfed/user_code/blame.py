@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import re
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from pydantic import PydanticUserError, ValidationError
 
-from hpcfed.errors import EnvironmentFailure, HpcfedError, InputError, did_you_mean, shown
+from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError, InputError, did_you_mean, shown
 from hpcfed.ranks.accelerators import is_fault
+from hpcfed.ranks.world import World
 from hpcfed.types import LocalMethod
 from hpcfed.user_code.modules import is_own
+
+log = logging.getLogger("hpcfed")
 
 FLAGS = ("client_scalars", *(name for name in vars(LocalMethod) if not name.startswith("_")))
 """Names that a rule's class may set, and its methods."""
@@ -115,3 +120,29 @@ def _is_of_the_machine(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and not isinstance(error, OF_THE_USER)):
         return True
     return isinstance(error, RuntimeError) and (any(words in str(error) for words in OF_THE_MACHINE) or is_fault(error))
+
+
+@contextmanager
+def own_code_named(world: World | None = None) -> Iterator[None]:
+    """Turn an exception in user code into one line that names its place; the traceback goes to the log.
+
+    Raises:
+        InputError: the user's code raised.
+        EnvironmentFailure: it met a fault of the machine, such as a full disk.
+    """
+    try:
+        yield
+    except HpcfedError:
+        raise
+    except RAISED as error:  # the user's code may raise anything
+        failure = blamed(error, remedy=see_log(world))
+        if failure is None:
+            raise
+        if world is not None:
+            log.error("the user's code raised", exc_info=error)
+        raise failure from error
+
+
+def see_log(world: World | None) -> str:
+    """Return the remedy: where to find the rank's traceback."""
+    return "correct it there" if world is None else f"see the run folder's logs/rank-{world.rank}.log"
