@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from data_prep.sources.files import DataSource
-from hpcfed import registry
+from hpcfed.config import registry
 
 SOURCES: dict[str, DataSource] = {
     **registry.tables("data_prep.sources", "SOURCES"),

@@ -8,7 +8,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcfed.errors import Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped
@@ -18,8 +23,8 @@ if TYPE_CHECKING:
     from data_prep.own import write_federation
     from hpcfed.algorithms._base import ClientRule, ServerRule
     from hpcfed.api import Result, run, run_seeds
-    from hpcfed.loaded import LoadedRun, load
-    from hpcfed.rewind.replay import Replay, replay
+    from hpcfed.lab.loaded import LoadedRun, load
+    from hpcfed.provenance.replay.replay import Replay, replay
 
 __all__ = [
     "ClientRule",
@@ -42,12 +47,12 @@ __all__ = [
 
 _MODULES = {
     "ClientRule": "hpcfed.algorithms._base",
-    "LoadedRun": "hpcfed.loaded",
-    "Replay": "hpcfed.rewind.replay",
+    "LoadedRun": "hpcfed.lab.loaded",
+    "Replay": "hpcfed.provenance.replay.replay",
     "Result": "hpcfed.api",
     "ServerRule": "hpcfed.algorithms._base",
-    "load": "hpcfed.loaded",
-    "replay": "hpcfed.rewind.replay",
+    "load": "hpcfed.lab.loaded",
+    "replay": "hpcfed.provenance.replay.replay",
     "run": "hpcfed.api",
     "run_seeds": "hpcfed.api",
     "write_federation": "data_prep.own",
@@ -63,3 +68,27 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__]
+
+
+_FORWARDED = {"hpcfed.loaded": "hpcfed.lab.loaded", "hpcfed.reproduce": "hpcfed.lab.reproduce"}
+"""Former → present names of modules that documented scripts import, or recipes in run folders name."""
+
+
+class _Forwarding(MetaPathFinder, Loader):
+    """Finder of modules by their former names, which are deprecated."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname.startswith((*_FORWARDED,)) else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        import warnings
+
+        former = next(name for name in _FORWARDED if module.__name__.startswith(name))
+        new = _FORWARDED[former] + module.__name__.removeprefix(former)
+        warnings.warn(f"{module.__name__} has moved: import {new}", DeprecationWarning, stacklevel=2)
+        sys.modules[module.__name__] = import_module(new)
+
+
+sys.meta_path.insert(0, _Forwarding())

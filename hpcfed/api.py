@@ -9,12 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcfed.assembly import build_model, resolve
 from hpcfed.config.factory import named_code
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.load import given_twice, load_recipe, load_recipes
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.modules import forget, outdated
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError, counted
+from hpcfed.ranks.platform.collector import uncollected
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World, connect
 from hpcfed.run_folder.code import CodeRecord
@@ -22,9 +25,6 @@ from hpcfed.run_folder.files import INITIAL, private_file
 from hpcfed.run_folder.folder import RunFolder, refuse_both
 from hpcfed.run_folder.progress import Reporter
 from hpcfed.run_folder.rounds import RECORD, read_rounds
-from hpcfed.setup import build_model, resolve
-from hpcfed.user_code.modules import forget, outdated
-from hpcfed.vendor.collector import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
@@ -137,8 +137,8 @@ def run_resolved(
             with uncollected():
                 from torch import enable_grad, inference_mode
 
+                from hpcfed.config.user_code.generators import generators_kept
                 from hpcfed.loop import train
-                from hpcfed.user_code.generators import generators_kept
 
             if code := named_code(recipe):
                 looked = ", ".join(map(str, recipe.python_path))
@@ -187,7 +187,7 @@ def trained_module(recipe: Recipe, weights: Path, client: int | None = None, *, 
     """
     import torch
 
-    from hpcfed.user_code.generators import generators_kept
+    from hpcfed.config.user_code.generators import generators_kept
 
     if recipe.model.factory is not None and not accept_code:
         _check_code(recipe, weights.parent)

@@ -16,15 +16,15 @@ from hpcfed.client.private_parts import private_part
 from hpcfed.client.solver import Task
 from hpcfed.client.state_transfer import Move, Moves
 from hpcfed.cohort import Cohort
+from hpcfed.config.user_code.blame import blamed, see_log
 from hpcfed.errors import RAISED, Diverged, EnvironmentFailure, HpcfedError, InputError
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import is_fault, is_full
 from hpcfed.ranks.devices import fault
 from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.checks import LOWER, check_own, checked, client_label
 from hpcfed.rng import Purpose
-from hpcfed.round_checks import LOWER, check_own, checked, client_label
 from hpcfed.types import ClientInfo, RoundContext, State
-from hpcfed.user_code.blame import blamed, see_log
 
 log = logging.getLogger("hpcfed")
 

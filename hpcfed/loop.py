@@ -10,34 +10,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hpcfed.checkpoint.keeper import Checkpoints
-from hpcfed.clock import ENDING_REQUESTS, Clock
+from hpcfed.assembly import assemble
+from hpcfed.assembly.left_out import without_facts
+from hpcfed.assembly.remarks import remarks
 from hpcfed.config.limits import seconds_of
 from hpcfed.config.recipe import Recipe
-from hpcfed.environment import environment
+from hpcfed.config.user_code.blame import blamed, see_log
 from hpcfed.errors import RAISED, EnvironmentFailure, HpcfedError
 from hpcfed.evaluation.evaluate import Evaluator
 from hpcfed.evaluation.per_client import ClientEvaluator, ClientScores
-from hpcfed.observers import Observers
 from hpcfed.parts import Parts
 from hpcfed.ranks.devices import DeviceSlot, device_faults
+from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.signals import catch_signals
 from hpcfed.ranks.watchdog import Watchdog
 from hpcfed.ranks.world import World
-from hpcfed.record import Recorder
-from hpcfed.remarks import remarks
-from hpcfed.round_checks import RanksDiffer, ranks_differ
+from hpcfed.reduce.checks import RanksDiffer, ranks_differ
+from hpcfed.run_folder.certificate import write_certificate
+from hpcfed.run_folder.checkpoint.keeper import Checkpoints
+from hpcfed.run_folder.clock import ENDING_REQUESTS, Clock
+from hpcfed.run_folder.environment import environment
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.observers import Observers
 from hpcfed.run_folder.outcome import own_log, recorded_ending
 from hpcfed.run_folder.progress import Reporter
-from hpcfed.setup import assemble
+from hpcfed.run_folder.recorder import Recorder
+from hpcfed.run_folder.stopping import Stopping, due_after, has_own_scores, stopping_of
 from hpcfed.simulation import RoundResult, Simulation
-from hpcfed.stopping import Stopping, due_after, has_own_scores, stopping_of
-from hpcfed.trail.certificate import write_certificate
-from hpcfed.trail.left_out import without_facts
 from hpcfed.types import Request
-from hpcfed.user_code.blame import blamed, see_log
-from hpcfed.vendor.malloc import return_freed_memory
 
 log = logging.getLogger("hpcfed")
 

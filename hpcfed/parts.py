@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import Arithmetic
+from hpcfed.arithmetic.operations import Arithmetic
 from hpcfed.client.private_parts import PrivateParts
 from hpcfed.client.solver import Engine, SequentialSolver, Stepping
 from hpcfed.client.state_store import ClientStates
@@ -24,7 +24,7 @@ from hpcfed.types import Method, State
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run, as `hpcfed.setup` builds them from a recipe on every rank."""
+    """The parts of a run, as `hpcfed.assembly` builds them from a recipe on every rank."""
 
     method: Method
     federation: Federation

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcfed.algorithms._blocks import server_step
 from hpcfed.algorithms._evaluated import LAST_ROUND, evaluated_model
-from hpcfed.bits.sums import squared_norm
+from hpcfed.arithmetic.sums import squared_norm
 from hpcfed.client.averaged_buffers import AveragedBuffers
 from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors, skip_correction
 from hpcfed.cohort import Cohort
@@ -23,14 +23,14 @@ from hpcfed.errors import Diverged
 from hpcfed.local_round import RoundPlan, Training
 from hpcfed.parts import Parts
 from hpcfed.ranks.accelerators import upload
+from hpcfed.ranks.platform.malloc import return_freed_memory
 from hpcfed.ranks.world import PATIENCE
 from hpcfed.reduce.buffer import RoundBuffer
+from hpcfed.reduce.checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums
 from hpcfed.reduce.slots import DONE, SKIPPED, Sums
 from hpcfed.reduce.units import Magnitudes, Units, counts_of, exact_terms, suffice, units_for
 from hpcfed.rng import Purpose
-from hpcfed.round_checks import LOWER, check_range, check_repeated, check_same, check_step, check_sums
 from hpcfed.types import DELTA, Means, Request, RoundContext, ServerUpdate, State
-from hpcfed.vendor.malloc import return_freed_memory
 
 
 @dataclass(frozen=True)

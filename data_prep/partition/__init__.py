@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hpcfed import registry
+from hpcfed.config import registry
 
 Scheme = Callable[..., np.ndarray]
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpcfed import registry
+from hpcfed.config import registry
 from hpcfed.config.factory import made
 from hpcfed.config.hints import for_method
 from hpcfed.config.load import validated
@@ -78,7 +78,7 @@ def titles() -> Mapping[str, str]:
 
 @cache
 def references() -> Mapping[str, tuple[str, ...]]:
-    """Keys of methods' papers in ``hpcfed/cite/references.bib``: each file's ``REFERENCES``."""
+    """Keys of methods' papers in ``hpcfed/lab/cite/references.bib``: each file's ``REFERENCES``."""
     return {name: _module(name).REFERENCES for name in names()}
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfed.algorithms._blocks import elementwise
-from hpcfed.bits.elementary import power, sqrt
+from hpcfed.arithmetic.elementary import power, sqrt
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:

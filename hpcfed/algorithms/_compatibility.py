@@ -8,9 +8,9 @@ from difflib import get_close_matches
 
 from hpcfed.algorithms._base import ClientRule
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.blame import defined_at
 from hpcfed.errors import InputError, shown
 from hpcfed.types import DELTA, RESERVED, UPGRADE, LocalMethod, Method, Normalization, ServerMethod
-from hpcfed.user_code.blame import defined_at
 
 RENAMED = {"strength": "prox_mu", "uses_displacement": "uses_effective_steps"}
 """Names of a local part in release 0.1 → their names now."""

@@ -25,7 +25,7 @@ from pydantic import Field
 
 from hpcfed.algorithms._blocks import elementwise
 from hpcfed.algorithms.fedavg import Plain
-from hpcfed.bits.elementary import power
+from hpcfed.arithmetic.elementary import power
 from hpcfed.types import Means, Part, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:

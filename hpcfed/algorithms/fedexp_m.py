@@ -21,7 +21,7 @@ from pydantic import Field
 
 from hpcfed.algorithms.fedavg import Plain
 from hpcfed.algorithms.fedexp import Epsilon
-from hpcfed.bits.sums import squared_norm
+from hpcfed.arithmetic.sums import squared_norm
 from hpcfed.types import Means, RoundContext, ServerUpdate, State
 
 if TYPE_CHECKING:

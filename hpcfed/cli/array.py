@@ -13,8 +13,8 @@ from hpcfed.cli.submit import TIME, F, job_options
 
 if TYPE_CHECKING:
     from hpcfed.cli.submit import JobFacts
-    from hpcfed.sweep.plan import Plan
-    from hpcfed.sweep.run import Redo
+    from hpcfed.lab.sweep.plan import Plan
+    from hpcfed.lab.sweep.run import Redo
 
 ARRAY = click.option(
     "--array", type=click.IntRange(1), metavar="N", help="Submit to SLURM as N jobs that share the runs."
@@ -72,8 +72,8 @@ def submit_array(
         job: the other options of the command line.
     """
     from hpcfed.cli.submit import submit_job
-    from hpcfed.sweep.claims import Claims
-    from hpcfed.sweep.run import is_decided, prepare
+    from hpcfed.lab.sweep.claims import Claims
+    from hpcfed.lab.sweep.run import is_decided, prepare
 
     def is_done() -> bool:
         planned = plan()

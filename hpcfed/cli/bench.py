@@ -16,7 +16,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpcfed.tools.bench.timing import Timing
+    from hpcfed.lab.bench.timing import Timing
 
 WORKLOADS = ("mlp", "mlp-100", "cnn", "logistic", "logistic-200")
 PAPERS = ("fedexp", "resnet18", "lstm", "lstm256")
@@ -102,10 +102,10 @@ def rounds_command(
     Sampling, data, reduction, server step and record are included, evaluation and start-up are not.
     """
     from hpcfed.errors import InputError, nearest
-    from hpcfed.tools.bench import tables
-    from hpcfed.tools.bench.timing import bare, in_turn, ours, ours_apart, own
-    from hpcfed.tools.bench.workloads import WORKLOADS as KNOWN
-    from hpcfed.tools.bench.workloads import write_workload
+    from hpcfed.lab.bench import tables
+    from hpcfed.lab.bench.timing import bare, in_turn, ours, ours_apart, own
+    from hpcfed.lab.bench.workloads import WORKLOADS as KNOWN
+    from hpcfed.lab.bench.workloads import write_workload
 
     results = {}
     for name in workloads or WORKLOADS:
@@ -156,8 +156,8 @@ def calibrate_command(
     Left at `auto`, both follow a rule by model and processor. The choice is part of the recipe, since a result's last
     bits depend on it.
     """
-    from hpcfed.tools.bench import tables
-    from hpcfed.tools.bench.calibration import calibrate
+    from hpcfed.lab.bench import tables
+    from hpcfed.lab.bench.calibration import calibrate
 
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
         found = calibrate(recipe, overrides, Path(scratch), rounds, warm_up, repeats, ranks, _print)
@@ -174,10 +174,10 @@ def calibrate_command(
 @json_file
 def start_command(repeats: int, ranks: tuple[int, ...], json_file: Path | None) -> None:
     """Time a run of one small round, from start to end, beside importing torch and MPI."""
-    from hpcfed.tools.bench import tables
-    from hpcfed.tools.bench.startup import contenders
-    from hpcfed.tools.bench.timing import in_turn
-    from hpcfed.tools.bench.workloads import write_workload
+    from hpcfed.lab.bench import tables
+    from hpcfed.lab.bench.startup import contenders
+    from hpcfed.lab.bench.timing import in_turn
+    from hpcfed.lab.bench.workloads import write_workload
 
     results = []
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
@@ -199,9 +199,9 @@ def clients_command(repeats: int, rounds: int, warm_up: int, json_file: Path | N
 
     Needs 400 MB in $TMPDIR for the federation.
     """
-    from hpcfed.tools.bench import tables
-    from hpcfed.tools.bench.clients import contenders
-    from hpcfed.tools.bench.timing import in_turn
+    from hpcfed.lab.bench import tables
+    from hpcfed.lab.bench.clients import contenders
+    from hpcfed.lab.bench.timing import in_turn
 
     with tempfile.TemporaryDirectory(prefix="hpcfed-bench-") as scratch:
         timings = in_turn(contenders(Path(scratch), (1_000, 1_000_000), rounds, warm_up), repeats, _print)
@@ -222,10 +222,10 @@ def reduce_command(repeats: int, entries: tuple[int, ...], json_file: Path | Non
     floor is what mere copies in their places take, one after another. The ratios are of the whole.
     """
     from hpcfed.errors import InputError
+    from hpcfed.lab.bench import tables
+    from hpcfed.lab.bench.reduction import measure
+    from hpcfed.ranks.platform.malloc import keep_freed_memory
     from hpcfed.ranks.world import connect
-    from hpcfed.tools.bench import tables
-    from hpcfed.tools.bench.reduction import measure
-    from hpcfed.vendor.malloc import keep_freed_memory
 
     world = connect()
     if world.size == 1:
@@ -258,6 +258,6 @@ def _keep(path: Path | None, what: str, results: Any) -> None:
     if path is None:
         return
     from hpcfed.io.atomic import write_whole
-    from hpcfed.tools.bench.machine import describe
+    from hpcfed.lab.bench.machine import describe
 
     write_whole(path, json.dumps({"machine": describe(), what: results}, indent=1) + "\n")

@@ -20,7 +20,7 @@ def command(run: Path, key: Path | None) -> None:
     The signature, certificate.json.sig, is made by ssh-keygen, without a network. A run of an earlier version gets its
     certificate here.
     """
-    from hpcfed.trail.certify import certify
+    from hpcfed.provenance.certify import certify
 
     for line in certify(run, key):
         click.echo(line)

@@ -11,6 +11,6 @@ import click
 @click.argument("run", type=click.Path(path_type=Path))
 def command(run: Path) -> None:
     """Print BibTeX for exactly what RUN used: method, guess, data set, partition, model, and hpcfed itself."""
-    from hpcfed.cite import bibtex
+    from hpcfed.lab.cite import bibtex
 
     click.echo(bibtex(run))

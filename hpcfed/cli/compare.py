@@ -17,6 +17,6 @@ def command(runs: tuple[Path, Path], data: Path | None, code: Path | None) -> in
     It prints the difference of their recipes, environments and code before. Exit code 0: the same model, bit for bit,
     in all rounds that both have; 1: they part; 2: that cannot be said.
     """
-    from hpcfed.rewind.compare import compare
+    from hpcfed.provenance.compare import compare
 
     return compare(runs, data, code, click.echo)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hpcfed.whatif.coalitions import Coalitions
+    from hpcfed.lab.whatif.coalitions import Coalitions
 
 
 @click.command("contributions")
@@ -58,10 +58,10 @@ def command(
     Groups of ranks take subsets until none is left. After a stop or a kill the same command goes on; when all is done,
     it only reports: contributions.csv, values.csv, and contributions.html, what each client brings and takes.
     """
+    from hpcfed.lab.sweep.grid import parse_seeds
+    from hpcfed.lab.sweep.run import Redo
+    from hpcfed.lab.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
     from hpcfed.ranks.world import connect
-    from hpcfed.sweep.grid import parse_seeds
-    from hpcfed.sweep.run import Redo
-    from hpcfed.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
 
     def plan_it() -> Coalitions:
         drawn = parse_seeds(seeds) if seeds else []
@@ -88,8 +88,8 @@ def _report(coalitions: Coalitions, stopped: bool) -> None:
 
     from hpcfed.errors import Stopped, counted
     from hpcfed.io.console import Console
-    from hpcfed.whatif.coalitions import num_left
-    from hpcfed.whatif.values import contributed, table, write_contributions
+    from hpcfed.lab.whatif.coalitions import num_left
+    from hpcfed.lab.whatif.values import contributed, table, write_contributions
 
     if stopped:
         raise Stopped(f"{coalitions.plan.folder} stopped", remedy="the same command goes on from there")

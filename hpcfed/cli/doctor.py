@@ -18,8 +18,8 @@ def command(as_json: bool, no_probe: bool) -> None:
 
     Start it as you start runs, alone or under mpirun -n P or srun: one report covers all ranks.
     """
-    from hpcfed.doctor.facts import gather
-    from hpcfed.doctor.findings import find
+    from hpcfed.cluster.doctor.facts import gather
+    from hpcfed.cluster.doctor.findings import find
     from hpcfed.io.console import Console
     from hpcfed.ranks.world import connect
 
@@ -32,7 +32,7 @@ def command(as_json: bool, no_probe: bool) -> None:
         click.echo(json.dumps({**asdict(facts), "findings": [asdict(finding) for finding in findings]}, indent=1))
         return
 
-    from hpcfed.doctor.page import show
+    from hpcfed.cluster.doctor.page import show
 
     # Open MPI's mpirun hands rank 0 a pseudo-terminal even if its output goes to a file.
     terminal = False if facts.launcher else None

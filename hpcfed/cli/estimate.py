@@ -12,7 +12,7 @@ import click
 from hpcfed.cli.options import MOST_RANKS, RANKS, Finite
 
 if TYPE_CHECKING:
-    from hpcfed.tools.estimate import Estimate
+    from hpcfed.cluster.estimate import Estimate
 
 
 @click.command("estimate")
@@ -42,12 +42,12 @@ def command(
 def _estimate(
     recipe: str, overrides: tuple[str, ...], ranks: int, gpus: int | None, allreduce: float, *, as_json: bool
 ) -> None:
+    from hpcfed.assembly import resolve
     from hpcfed.config.load import load_recipes
-    from hpcfed.setup import resolve
 
     runs = [resolve(run) for run in load_recipes(recipe, overrides)]
 
-    from hpcfed.tools.estimate import estimate
+    from hpcfed.cluster.estimate import estimate
 
     costs = estimate(runs[0], ranks=ranks, seeds=len(runs), gpus=gpus, allreduce=allreduce)
     if as_json:

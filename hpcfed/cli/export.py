@@ -33,7 +33,7 @@ def command(
     The card (.md) has data, sites with sizes and metrics, method, recipe, digests, certificate and references. The
     preparation (.input.json) has the features in their order, categories, fill values, means and deviations, classes.
     """
-    from hpcfed.export import export
+    from hpcfed.lab.export import export
 
     for path in export(run, kind, output, site, data=data, accept_code=accept_code, overwrite=overwrite):
         click.echo(f"wrote {path}")

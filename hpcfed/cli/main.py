@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hpcfed import registry
+from hpcfed.config import registry
 from hpcfed.errors import EnvironmentFailure, HpcfedError, nearest, visible
 from hpcfed.ranks.early import end_noting, ignore_signals, note_signals
 from hpcfed.ranks.threads import NO_MORE, no_more_threads
@@ -162,7 +162,7 @@ def _of_usage(error: click.UsageError) -> str:
 
 def _of_exit(ending: BaseException) -> tuple[int, str]:
     """Return exit code and message of a process that was to end: by code of the user's it is an error."""
-    from hpcfed.user_code.blame import blamed
+    from hpcfed.config.user_code.blame import blamed
 
     if isinstance(ending, KeyboardInterrupt):
         return 130, "hpcfed: interrupted"

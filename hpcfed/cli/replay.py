@@ -21,8 +21,8 @@ def command(run: Path, number: int, client: str, data: Path | None, code: Path |
     recorded one. From Python: hpcfed.replay(run, round, client).
     """
     from hpcfed.io.console import Console
-    from hpcfed.rewind.replay import replay
-    from hpcfed.rewind.show import check_picture, draw, lines, table
+    from hpcfed.provenance.replay.replay import replay
+    from hpcfed.provenance.replay.show import check_picture, draw, lines, table
 
     check_picture(picture)
     found = replay(run, number, client, data=data, code=code, say=click.echo)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hpcfed.report.tables import Table
+    from hpcfed.lab.report.tables import Table
 
 
 @click.command()
@@ -56,8 +56,8 @@ def command(
     RUN is the output folder of a run, of a sweep, or a folder of such folders. Runs that differ only in their seed are
     averaged; each is labelled by its method, or by its `name` if names distinguish the runs.
     """
-    from hpcfed.report import compare, write_comparison
-    from hpcfed.report.page import left_out, warnings
+    from hpcfed.lab.report import compare, write_comparison
+    from hpcfed.lab.report.page import left_out, warnings
 
     comparison = compare(runs, targets, window, baseline, metric)
     page = write_comparison(comparison, output, figures=not page_only)

@@ -16,10 +16,10 @@ from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_
 
 if TYPE_CHECKING:
     from hpcfed.errors import InputError
+    from hpcfed.lab.reproduce.experiment import Experiment
+    from hpcfed.lab.reproduce.inputs import Places
+    from hpcfed.lab.reproduce.session import ReproduceSession
     from hpcfed.ranks.signals import Signals
-    from hpcfed.reproduce.experiment import Experiment
-    from hpcfed.reproduce.inputs import Places
-    from hpcfed.reproduce.session import ReproduceSession
 
 
 @click.command("reproduce")
@@ -73,7 +73,7 @@ def command(
     on, and several jobs may share one experiment. With --array the data are prepared here, and N SLURM jobs share the
     runs, each of the size that the options listed after it set.
     """
-    from hpcfed.reproduce.inputs import Places
+    from hpcfed.lab.reproduce.inputs import Places
 
     places = Places(output.absolute(), raw)
     if listed:
@@ -90,10 +90,10 @@ def command(
         raise click.UsageError(f"{what} does not go with --array", click.get_current_context())
     if ranks is not None and not table:
         _start(ranks)
+    from hpcfed.lab.reproduce.session import ReproduceSession
+    from hpcfed.lab.sweep.run import Redo
     from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
-    from hpcfed.reproduce.session import ReproduceSession
-    from hpcfed.sweep.run import Redo
 
     redo = Redo(retry, fresh, accept_code)
     session = ReproduceSession(connect(), places, scale, rounds, to_targets, methods, groups, redo)
@@ -141,8 +141,8 @@ def _run_each(session: ReproduceSession, present: Sequence[Experiment], name: st
 
 
 def _list(places: Places, name: str | None) -> None:
-    from hpcfed.reproduce.catalogue import experiments, find
-    from hpcfed.reproduce.inputs import lacking
+    from hpcfed.lab.reproduce.catalogue import experiments, find
+    from hpcfed.lab.reproduce.inputs import lacking
 
     listed = [one for one in experiments().values() if name in (None, one.paper)]
     for one in listed or find(str(name)):
@@ -169,8 +169,8 @@ def _chosen(
         InputError: a name is unknown, or there is no small variant.
     """
     from hpcfed.errors import InputError
-    from hpcfed.reproduce.catalogue import find
-    from hpcfed.reproduce.inputs import lacking
+    from hpcfed.lab.reproduce.catalogue import find
+    from hpcfed.lab.reproduce.inputs import lacking
 
     found = find(name, scale, images=lambda variant: not lacking(variant, places))
     if cases and any(one.measure.kind == "sites" for one in found):

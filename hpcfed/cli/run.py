@@ -19,7 +19,7 @@ def command(recipe: str, overrides: tuple[str, ...], fresh: bool, accept_code: b
     Alone it uses one core or GPU; under mpirun -n P or srun it uses P, with the same result.
     """
     from hpcfed.errors import Stopped
-    from hpcfed.vendor.collector import uncollected
+    from hpcfed.ranks.platform.collector import uncollected
 
     with uncollected():
         from hpcfed.api import run_seeds

@@ -17,8 +17,8 @@ from hpcfed.cli.submit import TIME, job_options
 
 if TYPE_CHECKING:
     from hpcfed.config.recipe import Recipe
-    from hpcfed.scaling.measure import RankTimes
-    from hpcfed.scaling.network import Network
+    from hpcfed.lab.scaling.measure import RankTimes
+    from hpcfed.lab.scaling.network import Network
 
 OVERSUBSCRIBED, LEAST = 4, 8
 """Ranks a core that may be measured here, and the number of ranks that always may."""
@@ -76,11 +76,11 @@ def command(
     The output folder gets scaling.json, scaling.png and scaling.pdf, and the measurements, which later calls reuse.
     Each number of ranks also trains smaller cohorts, to fit the model and to test it. Nothing is evaluated.
     """
+    from hpcfed.assembly import resolve
     from hpcfed.config.load import load_recipe
     from hpcfed.errors import InputError
-    from hpcfed.scaling.measure import measure_here
-    from hpcfed.scaling.network import parse_network
-    from hpcfed.setup import resolve
+    from hpcfed.lab.scaling.measure import measure_here
+    from hpcfed.lab.scaling.network import parse_network
 
     other = parse_network(network) if network else None
     loaded = load_recipe(recipe, overrides)
@@ -118,7 +118,7 @@ def command(
 def _checked(recipe: Recipe, mode: str, ranks: Sequence[int]) -> Any:
     """Return the clients' sizes, (N,), after making sure that every measurement can be made."""
     from hpcfed.data.federation import Federation
-    from hpcfed.scaling.plan import settings
+    from hpcfed.lab.scaling.plan import settings
 
     with Federation.open(recipe.data) as federation:
         for count in ranks:
@@ -133,7 +133,7 @@ def _found(recipe: Recipe, mode: str, rounds: int, folder: Path, ranks: Sequence
         InputError: one is of another recipe, mode or number of rounds.
     """
     from hpcfed.errors import InputError
-    from hpcfed.scaling.measure import identity, path_of, read
+    from hpcfed.lab.scaling.measure import identity, path_of, read
 
     found, asked = {}, (identity(recipe), mode, rounds)
     for count in ranks:
@@ -169,8 +169,8 @@ def _measure(words: Sequence[str], count: int, folder: Path) -> None:
         EnvironmentFailure: they failed otherwise, or left no measurement.
     """
     from hpcfed.errors import EnvironmentFailure
-    from hpcfed.scaling.measure import path_of
-    from hpcfed.tools.bench.timing import mpirun, run_to_end
+    from hpcfed.lab.bench.timing import mpirun, run_to_end
+    from hpcfed.lab.scaling.measure import path_of
 
     launch = [mpirun(), "-n", str(count)] if count > 1 else []
     name = f"{count} rank{'s' if count > 1 else ''}"
@@ -210,7 +210,7 @@ def _size(
 def _submit(recipe: Recipe, folder: Path, count: int, words: Sequence[str], **job: Any) -> None:
     """Submit the measurement on `count` ranks."""
     from hpcfed.cli.submit import submit_job
-    from hpcfed.scaling.measure import path_of
+    from hpcfed.lab.scaling.measure import path_of
 
     is_done: Callable[[], bool] = path_of(folder, count).exists
     submit_job(recipe, folder / f"ranks-{count}", words, is_done, chain=1, **job)  # an interrupted one is not requeued
@@ -230,9 +230,9 @@ def _report(
     """Print the study, and write it beside the measurements."""
     from hpcfed.io.atomic import write_whole
     from hpcfed.io.console import Console
-    from hpcfed.scaling.figure import draw
-    from hpcfed.scaling.result import study
-    from hpcfed.scaling.tables import shown
+    from hpcfed.lab.scaling.figure import draw
+    from hpcfed.lab.scaling.result import study
+    from hpcfed.lab.scaling.tables import shown
 
     result = study(recipe, mode, measured, sizes, predict, cohort, clients, network)
     Console(width=140).print(shown(result))

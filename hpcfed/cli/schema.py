@@ -58,7 +58,7 @@ def of_recipe() -> Schema:
 
 def of_experiment() -> Schema:
     """Return the schema of an experiment's file."""
-    from hpcfed.reproduce.experiment import Experiment
+    from hpcfed.lab.reproduce.experiment import Experiment
 
     schema = Experiment.model_json_schema(ref_template=REFERENCE)
     schema["required"] = [key for key in schema["required"] if key != "name"]

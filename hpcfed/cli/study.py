@@ -13,9 +13,9 @@ import click
 from hpcfed.cli.array import ArrayJobFacts, array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
+    from hpcfed.lab.study.plan import Study
+    from hpcfed.lab.sweep.plan import Plan
     from hpcfed.ranks.signals import Signals
-    from hpcfed.study.plan import Study
-    from hpcfed.sweep.plan import Plan
 
 
 @click.command("study")
@@ -83,14 +83,14 @@ def command(
     splits are written here, and N SLURM jobs share the runs, each of the size that the options listed after it set.
     """
     from hpcfed.errors import Stopped
+    from hpcfed.lab.study.options import StudyOptions
+    from hpcfed.lab.study.plan import read_study
+    from hpcfed.lab.study.session import next_runs, run_study
+    from hpcfed.lab.sweep.failures import endings, raise_if_failed
+    from hpcfed.lab.sweep.grid import parse_seeds
+    from hpcfed.lab.sweep.run import Redo
     from hpcfed.ranks.signals import catch_signals
     from hpcfed.ranks.world import connect
-    from hpcfed.study.options import StudyOptions
-    from hpcfed.study.plan import read_study
-    from hpcfed.study.session import next_runs, run_study
-    from hpcfed.sweep.failures import endings, raise_if_failed
-    from hpcfed.sweep.grid import parse_seeds
-    from hpcfed.sweep.run import Redo
 
     def read() -> Study:
         chosen = parse_seeds(seeds) if seeds else []
@@ -135,9 +135,9 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
         Stopped: a signal has stopped the resampling.
     """
     from hpcfed.cli.report import print_table
-    from hpcfed.study.page import without_results
-    from hpcfed.study.plan import FIGURES, PAGE, TABLES
-    from hpcfed.study.session import main_tables, remarks_on_code, write_intervals, write_study
+    from hpcfed.lab.study.page import without_results
+    from hpcfed.lab.study.plan import FIGURES, PAGE, TABLES
+    from hpcfed.lab.study.session import main_tables, remarks_on_code, write_intervals, write_study
 
     words, remarks = sys.argv[2:], [*remarks, *remarks_on_code(plan)]
     view, complete = write_study(study, plan, words, remarks)
@@ -151,7 +151,7 @@ def _report(study: Study, plan: Plan, remarks: Sequence[str], caught: Signals, *
         if (study.folder / name).exists():
             click.echo(study.folder / name)
     if study.options.bootstrap and complete:
-        from hpcfed.study.bootstrap import ResampleProgress
+        from hpcfed.lab.study.bootstrap import ResampleProgress
 
         progress = ResampleProgress(study.folder.name, not quiet, lambda: caught.name is not None)
         write_intervals(view, words, remarks, progress)

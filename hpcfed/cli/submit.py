@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from hpcfed.submit.script import Job
-    from hpcfed.submit.site import Site
+    from hpcfed.cluster.submit.script import Job
+    from hpcfed.cluster.submit.site import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIME = "Limit of each job, as sbatch takes it: 4:00:00, or 2-12 for days-hours."
@@ -71,9 +71,9 @@ def command(
     The job stops itself before its time limit, goes back into the queue, and goes on where it stopped until the run is
     done. Repeated while a job waits or runs, the command names that job and submits no other.
     """
+    from hpcfed.assembly import resolve
     from hpcfed.config.load import load_recipes
     from hpcfed.run_folder.folder import RunFolder, refuse_both
-    from hpcfed.setup import resolve
 
     runs = [resolve(run) for run in load_recipes(recipe, overrides)]
     first = runs[0]
@@ -125,13 +125,13 @@ def submit_job(
         output: the folder that the command fills.
         words: the command, as ``hpcfed`` takes it; the second is the recipe's absolute path, or an experiment's name.
         is_done: whether there is nothing to do.
-        make_room: see `hpcfed.submit.queue.submit`.
+        make_room: see `hpcfed.cluster.submit.queue.submit`.
         chain, array: number of jobs, one after another or all at once.
         Others: the options of the command line.
     """
+    from hpcfed.cluster.submit.script import Job, doubt_of, render
+    from hpcfed.cluster.submit.site import read_site
     from hpcfed.errors import InputError
-    from hpcfed.submit.script import Job, doubt_of, render
-    from hpcfed.submit.site import read_site
 
     cluster = read_site(Path(site) if site else None)
     options = _options({"account": account, "partition": partition, "gpus-per-node": gpus_per_node}, more)
@@ -169,7 +169,7 @@ def _submit(
     job: Job, text: str, doubt: str, is_done: Callable[[], bool], make_room: Callable[[], bool] | None, chain: int
 ) -> None:
     """Submit a job with its script's `text`, unless it waits or runs already, or there is nothing to do."""
-    from hpcfed.submit.queue import jobs_named, submit
+    from hpcfed.cluster.submit.queue import jobs_named, submit
 
     queued = jobs_named(job.label) if job.array is not None else []
     finished = f"{job.name}: finished already, see {job.output}"
@@ -206,7 +206,7 @@ def options_of(site: str | None, gpus_per_node: int | None, more: Sequence[str])
     Raises:
         InputError: the site file cannot be read.
     """
-    from hpcfed.submit.site import read_site
+    from hpcfed.cluster.submit.site import read_site
 
     return {**read_site(Path(site) if site else None).options, **_options({"gpus-per-node": gpus_per_node}, more)}
 

@@ -11,8 +11,8 @@ import click
 from hpcfed.cli.array import array_options, is_asked_for, submit_array
 
 if TYPE_CHECKING:
-    from hpcfed.sweep.plan import Plan
-    from hpcfed.sweep.select import Rule
+    from hpcfed.lab.sweep.plan import Plan
+    from hpcfed.lab.sweep.select import Rule
 
 
 @click.command("sweep")
@@ -58,12 +58,12 @@ def command(
     Groups of ranks take runs until none is left. After a stop or a kill the same command goes on; when all is done, it
     only reports. With --array, N SLURM jobs share the runs, each of the size that the options listed after it set.
     """
+    from hpcfed.lab.sweep.grid import parse_grids, parse_seeds
+    from hpcfed.lab.sweep.plan import make_plan
+    from hpcfed.lab.sweep.run import Redo, run_sweep
+    from hpcfed.lab.sweep.select import parse_rule
+    from hpcfed.lab.sweep.table import check_parquet
     from hpcfed.ranks.world import connect
-    from hpcfed.sweep.grid import parse_grids, parse_seeds
-    from hpcfed.sweep.plan import make_plan
-    from hpcfed.sweep.run import Redo, run_sweep
-    from hpcfed.sweep.select import parse_rule
-    from hpcfed.sweep.table import check_parquet
 
     def plan_it() -> tuple[Plan, Rule | None]:
         plan = make_plan(recipe, overrides, parse_grids(grids), parse_seeds(seeds) if seeds else [], output)
@@ -98,8 +98,8 @@ def _report(plan: Plan, rule: Rule | None, stopped: bool, parquet: bool) -> None
 
     from hpcfed.errors import Stopped
     from hpcfed.io.console import Console
-    from hpcfed.sweep.claims import DECIDED
-    from hpcfed.sweep.report import report_sweep
+    from hpcfed.lab.sweep.claims import DECIDED
+    from hpcfed.lab.sweep.report import report_sweep
 
     outcome = report_sweep(plan, rule, parquet=parquet)
     head, rows = outcome.table

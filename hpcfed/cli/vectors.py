@@ -21,8 +21,8 @@ def command(file: Path, check: bool) -> int:
 
     from hpcfed.errors import EnvironmentFailure
     from hpcfed.io.atomic import write_whole
-    from hpcfed.vectors.check import agreements
-    from hpcfed.vectors.trajectory import vectors
+    from hpcfed.provenance.vectors.check import agreements
+    from hpcfed.provenance.vectors.trajectory import vectors
 
     if not check:
         content = vectors()

@@ -48,8 +48,8 @@ def command(
     """
     import secrets
 
+    from hpcfed.provenance.verify.verify import Verification, check_count, verify
     from hpcfed.ranks.world import connect
-    from hpcfed.verify.verify import Verification, check_count, verify
 
     world = connect()
     check_count(rounds)

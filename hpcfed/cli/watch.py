@@ -13,7 +13,7 @@ from hpcfed.run_folder.progress import QUIET_SECONDS
 
 if TYPE_CHECKING:
     from hpcfed.io.console import Console
-    from hpcfed.watch.follow import Watch
+    from hpcfed.lab.watch.follow import Watch
 
 
 @click.command()
@@ -34,7 +34,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
     line a run, at most every ten seconds.
     """
     from hpcfed.io.console import Console
-    from hpcfed.watch.follow import Watch
+    from hpcfed.lab.watch.follow import Watch
 
     watch = Watch(runs)
     console = Console(highlight=False, markup=False)
@@ -51,7 +51,7 @@ def command(runs: tuple[Path, ...], once: bool, every: float) -> None:
 
 def _wait(watch: Watch, every: float) -> None:
     """Wait until a folder holds a run; print the awaited folders once."""
-    from hpcfed.watch.follow import is_awaited
+    from hpcfed.lab.watch.follow import is_awaited
 
     if awaited := [str(folder) for folder in watch.folders if is_awaited(folder)]:
         click.echo(f"waiting for a run in {', '.join(awaited)}; Ctrl-C leaves")
@@ -62,7 +62,7 @@ def _wait(watch: Watch, every: float) -> None:
 def _draw(watch: Watch, console: Console, *, once: bool, every: float) -> None:
     from rich.live import Live
 
-    from hpcfed.watch.view import view
+    from hpcfed.lab.watch.view import view
 
     watch.look(waits=not once)
     if once:
@@ -77,7 +77,7 @@ def _draw(watch: Watch, console: Console, *, once: bool, every: float) -> None:
 
 def _follow(watch: Watch, *, once: bool, every: float) -> None:
     """Print a line per run: at once when its status changes, else at most every ten seconds if rounds were added."""
-    from hpcfed.watch.view import plain
+    from hpcfed.lab.watch.view import plain
 
     printed: dict[Path, tuple[int, str, float]] = {}
     while True:

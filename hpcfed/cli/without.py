@@ -41,8 +41,8 @@ def command(
     The others keep their numbers, the initial model and their random streams; weights and N are theirs alone. It
     begins from the last kept state before the first round that is another. After a kill the same command goes on.
     """
+    from hpcfed.lab.whatif.without import WithoutRequest, run_without
     from hpcfed.ranks.world import connect
-    from hpcfed.whatif.without import WithoutRequest, run_without
 
     request = WithoutRequest(run, clients, cohorts, evaluate, output, data, code)
     run_without(request, connect(), lambda text: None if quiet else click.echo(text), quiet=quiet)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from hpcfed.bits.elementary import power
+from hpcfed.arithmetic.elementary import power
 
 
 @lru_cache(maxsize=1 << 14)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import StackedNetwork, Vectorized, perceptron_of
 from hpcfed.client.batched.matmul import OneDNN, matmul_for
 from hpcfed.client.batched.portable import PortableNetwork

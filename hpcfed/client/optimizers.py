@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.effective_steps import guess_factor
 from hpcfed.config.recipe import Local
 

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.client.solver import SequentialSolver, StepCallback, Task, start_of
+from hpcfed.config.user_code.blame import defined_at
+from hpcfed.config.user_code.lent import WriteDetector
 from hpcfed.data.cache import Samples
 from hpcfed.errors import InputError
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import Loss
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import LocalResult, State
-from hpcfed.user_code.blame import defined_at
-from hpcfed.user_code.lent import WriteDetector
 
 
 class StepContext:

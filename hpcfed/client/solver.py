@@ -22,12 +22,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.bits.elementary import power
+from hpcfed.arithmetic.elementary import power
 from hpcfed.client.augment import augmented
 from hpcfed.client.effective_steps import effective_steps
 from hpcfed.client.optimizers import optimizer_for
 from hpcfed.client.precision import computing
 from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import minibatches
 from hpcfed.data.cache import Samples
 from hpcfed.models.flat import FlatModel
@@ -35,7 +36,6 @@ from hpcfed.models.losses import Loss
 from hpcfed.ranks.accelerators import accelerator
 from hpcfed.rng import Purpose, stream
 from hpcfed.types import ClientInfo, LocalResult, State, Tilt
-from hpcfed.user_code.generators import seed_generators
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""The recipe: its schema (`hpcfed.config.recipe`) and how it is read (`hpcfed.config.load`)."""
+"""The recipe: its schema (`hpcfed.config.recipe`), how it is read (`hpcfed.config.load`), and user code."""

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
+from hpcfed.config.user_code.blame import defined_at, described, place_of, refusal
+from hpcfed.config.user_code.modules import search
 from hpcfed.errors import RAISED, InputError, did_you_mean, nearest, shown
-from hpcfed.user_code.blame import defined_at, described, place_of, refusal
-from hpcfed.user_code.modules import search
 
 STEP = ("parameters", "batch", "context")
 """Arguments of a local step, by position."""

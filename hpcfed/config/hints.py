@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hpcfed import registry
+from hpcfed.config import registry
 from hpcfed.config.elsewhere import KEYS, METHODS, VALUES, letters_of
 from hpcfed.config.metrics import BUILT_IN, DIRECTIONS
 from hpcfed.errors import did_you_mean, nearest

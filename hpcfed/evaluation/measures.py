@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.cache import Samples
 from hpcfed.evaluation.metrics import WholeMetric
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import ACCURACY, RIGHT, BatchMetric, Loss
 from hpcfed.rng import Purpose
-from hpcfed.user_code.generators import seed_generators
 
 Value = float | list[Any] | None
 """A metric's value: a number, a matrix as nested lists, None where it is undefined."""

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from hpcfed.config.factory import imported
 from hpcfed.config.metrics import BUILT_IN, Metric, OwnMetric, is_matrix
+from hpcfed.config.user_code.blame import blamed
 from hpcfed.errors import RAISED, InputError
-from hpcfed.user_code.blame import blamed
 
 BINS = 15
 """Bins of the calibration error."""

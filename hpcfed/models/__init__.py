@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpcfed import registry
+from hpcfed.config import registry
 from hpcfed.config.hints import LIKELY
 from hpcfed.config.load import validated
 from hpcfed.config.recipe import Model

@@ -1,4 +1,4 @@
-"""Linear models and their losses in portable arithmetic (`hpcfed.bits`): the same bits on every machine.
+"""Linear models and their losses in portable arithmetic (`hpcfed.arithmetic`): the same bits on every machine.
 
 Losses are computed in float64, with classes or outputs as the first axis, so that their sums are of whole arrays.
 """
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.bits.elementary import exp, log, log1p
-from hpcfed.bits.sums import contracted, sum_over_first
+from hpcfed.arithmetic.elementary import exp, log, log1p
+from hpcfed.arithmetic.sums import contracted, sum_over_first
 from hpcfed.models.losses import Loss
 from hpcfed.models.modules import FlatLinear
 

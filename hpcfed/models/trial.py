@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcfed.config.user_code.blame import place_of
 from hpcfed.errors import RAISED, InputError
 from hpcfed.models.losses import Each, Loss
-from hpcfed.user_code.blame import place_of
 
 
 def try_own(loss: Loss, metrics: Mapping[str, Callable[[Tensor, Tensor], Any]], output: Tensor, target: Tensor) -> None:

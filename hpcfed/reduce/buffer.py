@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.errors import HpcfedError
 from hpcfed.ranks.accelerators import is_fault
 from hpcfed.ranks.devices import fault

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.ranks.accelerators import upload
 from hpcfed.reduce.rows import Number, Numbers, Rows, Words
 from hpcfed.reduce.units import RANGE, ROUNDABLE, Units

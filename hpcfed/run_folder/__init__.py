@@ -1,1 +1,1 @@
-"""The run folder: whether a run may start in it, its record, its user code, its end, and progress on the terminal."""
+"""The run folder: whether a run may start in it, its record, checkpoints, code, certificate and end; observers."""

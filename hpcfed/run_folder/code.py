@@ -21,11 +21,11 @@ from pydantic import BaseModel, ConfigDict
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import parse_json, read_text
 from hpcfed.ranks.world import World
-from hpcfed.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
 
 CODE_FILE, ACCEPTED_CODE_FILE = "code.json", "accepted-code.json"
 FRESH = "choose another output, or --fresh (fresh=True), which starts anew and keeps that run under previous-1"

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from hpcfed import algorithms, models
 from hpcfed.algorithms.fednova import PerStep
-from hpcfed.bits.arithmetic import PORTABLE
-from hpcfed.bits.elementary import sqrt
-from hpcfed.bits.sums import squared_norm
+from hpcfed.arithmetic.elementary import sqrt
+from hpcfed.arithmetic.operations import PORTABLE
+from hpcfed.arithmetic.sums import squared_norm
 from hpcfed.client.batched.gradients import perceptron_of
 from hpcfed.client.batched.matmul import matmul_for
 from hpcfed.client.batched.portable import PortableNetwork
@@ -47,9 +47,9 @@ from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import LOSSES
 from hpcfed.models.portable import portable_loss
 from hpcfed.ranks.cpu import cpu_model
+from hpcfed.ranks.platform import onednn
 from hpcfed.reduce.exact import ExactSum
 from hpcfed.types import Means, RoundContext, Tilt
-from hpcfed.vendor import onednn
 
 NO_FMA = "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX2_Usable,-FMA_Usable"
 OLDEST = {

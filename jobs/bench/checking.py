@@ -18,8 +18,8 @@ from typing import Any
 from mpi4py import MPI
 
 import hpcfed
+from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World, world_over
-from hpcfed.verify.verify import Verification, verify
 from tests.mpi.recipes import METHODS, small, write_small
 
 ROUNDS = 8

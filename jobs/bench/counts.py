@@ -21,13 +21,13 @@ from pathlib import Path
 import h5py
 import torch
 
+from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
+from hpcfed.lab.bench.workloads import WORKLOADS, write_files
 from hpcfed.ranks.accelerators import ACCELERATORS, Accelerator
 from hpcfed.ranks.world import World
-from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
-from hpcfed.tools.bench.workloads import WORKLOADS, write_files
 from jobs.bench import bare
 from tests.device.strict import KIND, STUB, Counts, register
 

@@ -4,7 +4,7 @@
     python jobs/bench/first_calls.py --processes 20000
 
 Each process computes a function of MKL's over one vector, half of it in each of two threads, as torch does, and then
-once more. Where the two differ the first was wrong (hpcfed/bits/first_calls.py). Needs a torch with MKL, and Linux.
+once more. Where the two differ the first was wrong (hpcfed/arithmetic/first_calls.py). Needs MKL, and Linux.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hpcfed.bits.first_calls import make_first_calls
+from hpcfed.arithmetic.first_calls import make_first_calls
 
 ROWS = {"vmsSqrt": ("√", np.float32), "vmdSqrt": ("√", np.float64), "vmsExp": ("exp", np.float32)}
 """By the function's name in MKL: what it computes, and of which numbers."""

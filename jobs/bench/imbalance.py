@@ -18,10 +18,10 @@ import numpy as np
 
 from data_prep.dataset import Dataset
 from data_prep.write import write
+from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.parts import Parts
 from hpcfed.ranks.world import World, connect
-from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
 
 CLIENTS, COHORT, SIGMA, MEAN, FEATURES, CLASSES, WARM_UP = 1000, 200, 1.0, 60, 64, 10, 5

@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from hpcfed.tools.bench.workloads import write_workload
+from hpcfed.lab.bench.workloads import write_workload
 
 HERE = Path(__file__).resolve().parents[2]
 ROUNDS = {"mlp": (60, 40), "cnn": (15, 5), "logistic": (320, 80), "logistic-200": (100, 30)}

@@ -16,10 +16,9 @@ from hpcfed.cli.bench import PAPERS, _named, command
 from hpcfed.cli.bench import WORKLOADS as OFFERED
 from hpcfed.config.recipe import Model
 from hpcfed.errors import EnvironmentFailure, InputError
-from hpcfed.models import spec
-from hpcfed.tools.bench.calibration import Calibration
-from hpcfed.tools.bench.phases import PHASES, phases_of
-from hpcfed.tools.bench.timing import (
+from hpcfed.lab.bench.calibration import Calibration
+from hpcfed.lab.bench.phases import PHASES, phases_of
+from hpcfed.lab.bench.timing import (
     BARE,
     SIDE_BY_SIDE,
     FinishedProcess,
@@ -32,7 +31,8 @@ from hpcfed.tools.bench.timing import (
     own,
     run_to_end,
 )
-from hpcfed.tools.bench.workloads import WORKLOADS
+from hpcfed.lab.bench.workloads import WORKLOADS
+from hpcfed.models import spec
 from tests.launch import launch
 
 SECONDS = {"local": 0.5, "convert": 0.1, "wait": 0.05, "reduce": 0.2, "server": 0.1, "evaluate": 0.0, "total": 0.9}

@@ -12,8 +12,8 @@ import pytest
 
 import hpcfed
 from hpcfed.config.load import load_recipe
+from hpcfed.run_folder.certificate import certificate_of, faults
 from hpcfed.run_folder.cut import cut
-from hpcfed.trail.certificate import certificate_of, faults
 
 pytestmark = pytest.mark.one_mpi
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpcfed.doctor.facts import Facts, Gpu, Rank
-from hpcfed.doctor.findings import find
-from hpcfed.doctor.folders import Folder
-from hpcfed.doctor.launch import LauncherJob, Mpi, abi_of, find_job, find_launcher, vendor_of
-from hpcfed.doctor.probe import Rates
+from hpcfed.cluster.doctor.facts import Facts, Gpu, Rank
+from hpcfed.cluster.doctor.findings import find
+from hpcfed.cluster.doctor.folders import Folder
+from hpcfed.cluster.doctor.launch import LauncherJob, Mpi, abi_of, find_job, find_launcher, vendor_of
+from hpcfed.cluster.doctor.probe import Rates
 
 pytestmark = pytest.mark.one_mpi
 GIB = 2**30

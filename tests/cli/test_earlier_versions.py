@@ -13,12 +13,12 @@ import pytest
 
 import hpcfed
 from hpcfed.algorithms.fedavg import ServerStep
+from hpcfed.assembly import resolve
 from hpcfed.config.load import dump_yaml, load_recipe, to_plain
 from hpcfed.errors import InputError
+from hpcfed.run_folder.certificate import CertifiedRounds, faults, read_certificate
 from hpcfed.run_folder.identity import WITHOUT_EFFECT, differences, identities, identity
 from hpcfed.run_folder.rounds import iterate_rounds
-from hpcfed.setup import resolve
-from hpcfed.trail.certificate import CertifiedRounds, faults, read_certificate
 from tests.mpi.recipes import write_small
 
 pytestmark = [pytest.mark.serial, pytest.mark.one_mpi]

@@ -159,7 +159,7 @@ def test_a_later_version_adds_a_format_to_a_card(folder, capfd, monkeypatch):
     assert exported(capfd)[0] == 0
     first = f"Trained by federated learning on 2 sites for 3 rounds, without Zürich, with hpcfed {hpcfed.__version__}."
     assert first in Path("three.md").read_text().splitlines()
-    monkeypatch.setattr(sys.modules["hpcfed.export.card"], "__version__", "9.9")
+    monkeypatch.setattr(sys.modules["hpcfed.lab.export.card"], "__version__", "9.9")
     assert exported(capfd, "--format", "state_dict")[0] == 0
     card = Path("three.md").read_text()
     assert first in card.splitlines()

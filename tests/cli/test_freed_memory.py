@@ -10,7 +10,7 @@ from tests.launch import launch
 
 PROGRAM = """
 import ctypes, sys
-from hpcfed.vendor.malloc import keep_freed_memory
+from hpcfed.ranks.platform.malloc import keep_freed_memory
 
 class Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]

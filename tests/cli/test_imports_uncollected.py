@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from hpcfed.vendor.collector import uncollected
+from hpcfed.ranks.platform.collector import uncollected
 
 
 def test_what_is_made_meanwhile_counts_as_old() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import torch
 import hpcfed
 from data_prep.catalogue import SOURCES
 from data_prep.partition import SCHEMES
-from hpcfed import algorithms, cite
+from hpcfed import algorithms
 from hpcfed.errors import InputError
+from hpcfed.lab import cite
 from hpcfed.models import named
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_small
@@ -80,6 +82,13 @@ def test_the_module_is_the_trained_one(finished):
     assert not run.module.training
     evaluated = zip(run.evaluated.parameters(), run.module.parameters(), strict=True)
     assert not all(torch.equal(ours, theirs) for ours, theirs in evaluated)
+
+
+def test_the_former_name_of_a_documented_module_still_works_and_names_the_new_one(monkeypatch):
+    monkeypatch.delitem(sys.modules, "hpcfed.loaded", raising=False)
+    with pytest.warns(DeprecationWarning, match=r"hpcfed\.loaded has moved: import hpcfed\.lab\.loaded"):
+        former = import_module("hpcfed.loaded")
+    assert former.load is hpcfed.load
 
 
 def test_without_pandas_one_line_says_so(finished, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hpcfed
-from hpcfed.cite import bibtex
+from hpcfed.lab.cite import bibtex
 from tests.mpi.recipes import write_recipe, write_small
 
 pytestmark = pytest.mark.one_mpi

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import hpcfed
+from hpcfed.assembly import resolve
 from hpcfed.cli.main import main
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
-from hpcfed.setup import resolve
-from hpcfed.trail.differences import of_environments
+from hpcfed.provenance.differences import of_environments
 from tests.cli.portable_runs import RUNS, digests
 from tests.launch import ROOT
 from tests.mpi.recipes import small, write_recipe, write_small

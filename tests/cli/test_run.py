@@ -13,14 +13,14 @@ from ruamel.yaml import YAML
 from safetensors.numpy import load_file
 
 import hpcfed
+from hpcfed.assembly import assemble, resolve
+from hpcfed.assembly.remarks import remarks
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe
 from hpcfed.config.metrics import CLIENT_COLUMNS
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
-from hpcfed.remarks import remarks
-from hpcfed.setup import assemble, resolve
 from tests.federations import blobs, write_federation
 from tests.launch import ROOT, Completed, launch, own_lines
 from tests.mpi.recipes import small, write_recipe, write_small

@@ -17,18 +17,18 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from hpcfed.assembly import resolve
 from hpcfed.cli.scale import _measure, command
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.lab.scaling.figure import draw
+from hpcfed.lab.scaling.measure import RankTimes, Sample, measure_here, read
+from hpcfed.lab.scaling.model import CostModel, bytes_of, fit, held_out_errors, network_of
+from hpcfed.lab.scaling.network import Network, parse_network
+from hpcfed.lab.scaling.plan import Load, StudySetting, load, settings
+from hpcfed.lab.scaling.result import TOLERATED, study
+from hpcfed.lab.scaling.tables import shown
 from hpcfed.ranks.world import World
-from hpcfed.scaling.figure import draw
-from hpcfed.scaling.measure import RankTimes, Sample, measure_here, read
-from hpcfed.scaling.model import CostModel, bytes_of, fit, held_out_errors, network_of
-from hpcfed.scaling.network import Network, parse_network
-from hpcfed.scaling.plan import Load, StudySetting, load, settings
-from hpcfed.scaling.result import TOLERATED, study
-from hpcfed.scaling.tables import shown
-from hpcfed.setup import resolve
 from tests.launch import HPCFED, HUNG, launch
 from tests.mpi.recipes import small
 

@@ -18,11 +18,11 @@ from hpcfed.cli.scale import command as scale
 from hpcfed.cli.study import command as study
 from hpcfed.cli.submit import command
 from hpcfed.cli.sweep import command as sweep
-from hpcfed.doctor.launch import Mpi
+from hpcfed.cluster.doctor.launch import Mpi
 from hpcfed.errors import InputError
 from tests.launch import ROOT, launcher
 
-COMMON = (ROOT / "hpcfed" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
+COMMON = (ROOT / "hpcfed" / "cluster" / "submit" / "step.sh.j2").read_text(encoding="utf-8")
 SCRIPTS = sorted((ROOT / "jobs" / "slurm").glob("*.sbatch"))
 JOB = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "1"}
 """Variables of a script that is started without SLURM."""
@@ -129,7 +129,7 @@ def test_scale_has_its_nodes_to_itself_unless_an_option_says_otherwise(options: 
 
 def test_a_doubt_is_said_once(folder: Path, site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site_file.write_text("")
-    monkeypatch.setattr("hpcfed.submit.script._mpi", lambda: Mpi("MPI of nobody", None, None, None))
+    monkeypatch.setattr("hpcfed.cluster.submit.script._mpi", lambda: Mpi("MPI of nobody", None, None, None))
     asked = ["recipe.yaml", "--time", "10"]
     many = CliRunner().invoke(scale, [*asked, "--slurm", "--dry-run", "--ranks", "1,2,4"])
     assert many.stderr.count("MPI of nobody is the MPI here, so the script leaves the PMI to srun") == 1

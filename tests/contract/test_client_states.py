@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.assembly import assemble, resolve
 from hpcfed.client.state_store import ClientStates
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.ranks.world import World
-from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
 from tests.federations import write_federation
 from tests.mpi.recipes import small, write_small

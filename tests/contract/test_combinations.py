@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 
 import hpcfed
 from hpcfed.algorithms import choices, examples, names, parts_of
+from hpcfed.assembly import resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError
-from hpcfed.setup import resolve
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import check_same_as_alone, folder  # noqa: F401  (a fixture)
 

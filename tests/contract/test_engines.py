@@ -20,8 +20,8 @@ from hpcfed.errors import InputError
 from hpcfed.models import spec
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import loss_for
+from hpcfed.ranks.platform import onednn
 from hpcfed.types import Tilt
-from hpcfed.vendor import onednn
 
 MODELS = {
     "logistic": ({"name": "logistic"}, (60,), 5),

@@ -3,56 +3,59 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from hpcfed import registry
 from hpcfed.algorithms import names
+from hpcfed.config import registry
 from tests.launch import ROOT, launch
 
 LEVELS = (
-    {"bits", "errors", "registry", "rng", "version"},
+    {"arithmetic", "errors", "rng", "version"},
     {"types"},
     {"io"},
     {"ranks"},
-    {"environment", "user_code"},
     {"config"},
-    {"algorithms", "cohort", "data", "models", "reduce", "vendor"},
-    {"client", "round_checks", "run_folder"},
-    {"observers", "parts", "report"},
-    {"cite", "evaluation", "local_round", "watch"},
-    {"setup", "simulation", "stopping"},
-    {"checkpoint", "record"},
-    {"clock", "doctor", "tools", "trail"},
-    {"remarks"},
-    {"loop", "rewind", "vectors"},
-    {"api", "submit", "sweep", "verify"},
-    {"loaded"},
-    {"export"},
-    {"reproduce", "scaling", "study", "whatif"},
+    {"algorithms", "cohort", "data", "models"},
+    {"reduce"},
+    {"client"},
+    {"parts"},
+    {"evaluation", "local_round"},
+    {"simulation"},
+    {"run_folder"},
+    {"assembly"},
+    {"cluster", "loop"},
+    {"api", "provenance"},
+    {"lab"},
     {"cli"},
     {"__main__"},
 )
 """Parts of the package, lowest first: a part imports from lower levels and from itself."""
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
+MOST_ENTRIES = 26
+"""At the root of the package, beside its face and `__main__`."""
 
 ONLY = {
-    "bits": set(),
-    "types": {"bits", "errors", "rng"},
+    "arithmetic": set(),
+    "types": {"arithmetic", "errors", "rng"},
     "rng": set(),
     "io": {"errors"},
-    "user_code": {"errors", "io", "ranks", "rng", "types"},
-    "config": {"errors", "io", "registry", "user_code"},
-    "reduce": {"bits", "errors", "types", "ranks"},
-    "algorithms": {"bits", "types", "config", "errors", "registry", "user_code"},
-    "report": {"algorithms", "config", "errors", "io", "run_folder", "version"},
-    "watch": {"errors", "io", "report", "run_folder"},
+    "config": {"errors", "io"},
+    "config.user_code": {"errors", "io", "ranks", "rng", "types"},
+    "reduce": {"arithmetic", "errors", "types", "ranks"},
+    "reduce.checks": {"cohort", "data", "errors", "ranks", "reduce", "types"},
+    "algorithms": {"arithmetic", "types", "config", "errors"},
+    "lab.report": {"algorithms", "config", "errors", "io", "run_folder", "version"},
+    "lab.watch": {"errors", "io", "lab.report", "run_folder"},
 }
-"""Where the design allows less than the levels do."""
-OF_DATA_PREP = {"data", "errors", "io", "registry"}
+"""Where the design allows less than the levels do: modules by the beginning of their names, the longest that fits."""
+OF_DATA_PREP = ("data", "errors", "io", "config.registry")
 """What of hpcfed the preparation of data may use."""
+USERS_OF_LAB = {"__init__", "api", "cli", "lab"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -78,8 +81,20 @@ def part(path: Path) -> str:
     return path.relative_to(ROOT / "hpcfed").with_suffix("").parts[0]
 
 
-def test_every_part_has_a_level():
-    assert {part(path) for path in files("hpcfed")} - {"__init__"} <= set(LEVEL)
+def module(path: Path) -> str:
+    """A file's dotted name inside the package."""
+    return ".".join(path.relative_to(ROOT / "hpcfed").with_suffix("").parts).removesuffix(".__init__")
+
+
+def is_in(name: str, places: Iterable[str]) -> bool:
+    """Whether a dotted name inside the package is one of these modules and packages, or lies in one."""
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
+
+
+def test_every_part_has_a_level_and_few_lie_at_the_root():
+    parts = {part(path) for path in files("hpcfed")} - {"__init__"}
+    assert parts <= set(LEVEL)
+    assert len(parts - {"__main__"}) <= MOST_ENTRIES
 
 
 @pytest.mark.parametrize("path", files("hpcfed"), ids=lambda path: str(path.relative_to(ROOT)))
@@ -89,7 +104,35 @@ def test_imports_point_downwards(path):
         return
     above = {other for other in parts_of_hpcfed(path) - {own} if LEVEL.get(other, -1) >= LEVEL[own]}
     assert not above
-    assert parts_of_hpcfed(path) - {own} <= ONLY.get(own, set(LEVEL))
+    limited = max((place for place in ONLY if is_in(module(path), [place])), key=len, default=None)
+    if limited is not None:
+        used = {name.removeprefix("hpcfed.") for name in imports(path) if name.startswith("hpcfed.")}
+        assert not [name for name in used if not is_in(name, ONLY[limited] | {limited})]
+
+
+def test_the_engine_does_not_use_the_laboratory():
+    users = {part(path) for path in files("hpcfed") if "lab" in parts_of_hpcfed(path)}
+    assert users <= USERS_OF_LAB
+
+
+def test_no_folder_has_entries_that_import_each_other_in_a_circle():
+    """At every depth: modules and folders of one folder can be ordered so that each imports only earlier ones."""
+    known = {module(path) for path in files("hpcfed")}
+    uses: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in files("hpcfed"):
+        own = module(path).split(".")
+        for name in imports(path):
+            other = name.removeprefix("hpcfed.")
+            other = other if other in known else other.rpartition(".")[0]
+            if name.startswith("hpcfed.") and other in known and own != ["__init__"]:
+                shared = next((k for k, (a, b) in enumerate(zip(own, other.split("."), strict=False)) if a != b), None)
+                if shared is not None:
+                    uses[".".join(own[:shared])][own[shared]].add(other.split(".")[shared])
+    for folder, graph in uses.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as circle:
+            pytest.fail(f"hpcfed.{folder}: {' → '.join(circle.args[1])}")
 
 
 def test_one_module_imports_mpi4py():
@@ -99,7 +142,8 @@ def test_one_module_imports_mpi4py():
 
 def test_data_prep_uses_little_of_hpcfed_and_no_torch():
     for path in files("data_prep"):
-        assert parts_of_hpcfed(path) <= OF_DATA_PREP, path
+        used = {name.removeprefix("hpcfed.") for name in imports(path) if name.startswith("hpcfed.")}
+        assert not [name for name in used if not is_in(name, OF_DATA_PREP)], path
         assert not [name for name in imports(path) if name.split(".")[0] == "torch"], path
 
 
@@ -108,15 +152,15 @@ FAST = (
     "hpcfed.api",
     "hpcfed.cli.main",
     "hpcfed.config.load",
-    "hpcfed.setup",
+    "hpcfed.assembly",
     "hpcfed.run_folder.folder",
     "hpcfed.ranks.world",
     *(f"hpcfed.models.architectures.{name}" for name in registry.names("hpcfed.models.architectures")),
-    "hpcfed.report.comparison",
-    "hpcfed.watch.view",
-    "hpcfed.cite",
-    "hpcfed.loaded",
-    "hpcfed.sweep.report",
+    "hpcfed.lab.report.comparison",
+    "hpcfed.lab.watch.view",
+    "hpcfed.lab.cite",
+    "hpcfed.lab.loaded",
+    "hpcfed.lab.sweep.report",
     *(f"hpcfed.algorithms.{name.replace('-', '_')}" for name in names()),
 )
 """What is imported before a recipe has been checked, or where nothing is trained."""

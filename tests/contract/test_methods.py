@@ -19,8 +19,8 @@ import hpcfed
 from hpcfed.algorithms import build, names
 from hpcfed.algorithms._blocks import BLOCK, elementwise, server_step
 from hpcfed.algorithms._evaluated import evaluated_model, with_step_average
-from hpcfed.cite import references
 from hpcfed.config.recipe import Algorithm
+from hpcfed.lab.cite import references
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.types import ClientInfo, LocalResult, Means, Method, RoundContext, ServerUpdate, State

@@ -16,8 +16,8 @@ import pytest
 
 import hpcfed
 from hpcfed import algorithms
+from hpcfed.lab.report.group import method_name
 from hpcfed.ranks.world import World
-from hpcfed.report.group import method_name
 from tests.contract import glooworld
 from tests.mpi.recipes import small, write_small
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import hpcfed
 from hpcfed.errors import EnvironmentFailure
+from hpcfed.lab.report.group import method_of
+from hpcfed.lab.report.read import read_run
 from hpcfed.ranks.world import World
-from hpcfed.report.group import method_of
-from hpcfed.report.read import read_run
 from tests.contract.test_add_a_method import block
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import hpcfed
-from hpcfed.checkpoint.layout import Manifest, StoppingState
 from hpcfed.config.limits import Stop
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.config.metrics import WITH_ACCURACY, a_metric, check_stop
 from hpcfed.errors import InputError, Stopped
 from hpcfed.models.losses import ACCURACY
-from hpcfed.stopping import Stopping
+from hpcfed.run_folder.checkpoint.layout import Manifest, StoppingState
+from hpcfed.run_folder.stopping import Stopping
 from tests.mpi.recipes import small, write_small
 from tests.mpi.test_same_result import left_by
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.models.flat import FlatModel
-from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
 from jobs.bench import counts as bench
 from tests.device.strict import KIND, Counts, Stub

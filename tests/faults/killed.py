@@ -63,8 +63,8 @@ def serve() -> None:
         importlib.import_module(f"hpcfed.cli.{name}")
     for name in (
         "hpcfed.loop",
-        "hpcfed.sweep.run",
-        "hpcfed.report",
+        "hpcfed.lab.sweep.run",
+        "hpcfed.lab.report",
         "matplotlib.backends.backend_agg",
         "matplotlib.backends.backend_pdf",
     ):

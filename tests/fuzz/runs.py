@@ -12,17 +12,17 @@ import numpy as np
 from rich.console import Console
 
 import hpcfed
-from hpcfed.checkpoint.layout import _digest
-from hpcfed.cite import bibtex
 from hpcfed.cli.report import print_table
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import InputError, Stopped
-from hpcfed.report import compare, write_comparison
-from hpcfed.report.read import read_code
+from hpcfed.lab.cite import bibtex
+from hpcfed.lab.report import compare, write_comparison
+from hpcfed.lab.report.read import read_code
+from hpcfed.lab.sweep.claims import Claims, RunState
+from hpcfed.lab.watch.follow import Watch
+from hpcfed.lab.watch.view import plain, view
+from hpcfed.run_folder.checkpoint.layout import _digest
 from hpcfed.run_folder.folder import RunFolder
-from hpcfed.sweep.claims import Claims, RunState
-from hpcfed.watch.follow import Watch
-from hpcfed.watch.view import plain, view
 from tests.fuzz.mutations import mutated
 from tests.mpi.recipes import small, write_small
 

@@ -15,6 +15,8 @@ import numpy as np
 from ruamel.yaml import YAML
 
 import hpcfed
+from hpcfed.assembly import resolve
+from hpcfed.cluster.submit.site import Site, read_site
 from hpcfed.cohort import Cohorts
 from hpcfed.config.load import dump_yaml, load_recipe, load_recipes, to_plain
 from hpcfed.data.federation import Federation
@@ -22,8 +24,6 @@ from hpcfed.errors import Diverged, EnvironmentFailure
 from hpcfed.io.text import parse_json, parse_yaml
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identity
-from hpcfed.setup import resolve
-from hpcfed.submit.site import Site, read_site
 from tests.mpi.recipes import small, write_recipe, write_small
 
 MOST_WORK = 200

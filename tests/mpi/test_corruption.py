@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hpcfed.assembly import assemble, resolve
 from hpcfed.config.load import load_recipe
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.ranks.world import World
-from hpcfed.setup import assemble, resolve
 from hpcfed.simulation import Simulation
 from tests.mpi.recipes import METHODS, small, write_small
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.lab.bench.reduction import measure
+from hpcfed.lab.scaling.measure import measure_here, read
 from hpcfed.reduce import memory
 from hpcfed.reduce.slots import RANK_SLOT, client_slot
-from hpcfed.scaling.measure import measure_here, read
-from hpcfed.tools.bench.reduction import measure
 from tests.mpi.recipes import write_recipe, write_small
 
 

@@ -20,7 +20,7 @@ import hpcfed
 from hpcfed.data.federation import Federation
 from hpcfed.errors import Diverged, InputError
 from hpcfed.ranks.world import World
-from hpcfed.trail.certificate import faults, read_certificate
+from hpcfed.run_folder.certificate import faults, read_certificate
 from tests.federations import blobs, write_federation
 from tests.mpi.nets import ResNet18, mlp
 from tests.mpi.recipes import METHODS, small

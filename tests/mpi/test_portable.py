@@ -7,9 +7,9 @@ import json
 import pytest
 
 import hpcfed
+from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
-from hpcfed.trail.certificate import read_certificate
-from hpcfed.verify.verify import Verification, verify
+from hpcfed.run_folder.certificate import read_certificate
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]

@@ -11,7 +11,7 @@ import torch
 
 import hpcfed
 from hpcfed.errors import InputError
-from hpcfed.rewind.show import lines, table
+from hpcfed.provenance.replay.show import lines, table
 from tests.mpi.recipes import METHODS, ORDERED, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]

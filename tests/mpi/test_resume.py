@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 
 import hpcfed
-from hpcfed.checkpoint.layout import _digest
 from hpcfed.config.limits import Stop
 from hpcfed.config.load import load_recipe
 from hpcfed.data.content import content_hash
 from hpcfed.errors import Busy, EnvironmentFailure, InputError, Stopped
+from hpcfed.lab.report.read import read_run
+from hpcfed.lab.sweep.select import read_numbers
 from hpcfed.ranks.world import World
-from hpcfed.report.read import read_run
+from hpcfed.run_folder.checkpoint.layout import _digest
 from hpcfed.run_folder.files import LOCK, unusable
 from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.stopping import TimeLeft
 from hpcfed.simulation import Simulation
-from hpcfed.stopping import TimeLeft
-from hpcfed.sweep.select import read_numbers
 from tests.mpi.recipes import METHODS, small, write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 
@@ -383,7 +383,7 @@ def test_a_checkpoint_that_lacks_what_is_evaluated_is_refused(variant, world, fo
 
 
 def test_a_checkpoint_of_another_version_is_refused(world, folder):
-    from hpcfed.checkpoint.layout import Manifest
+    from hpcfed.run_folder.checkpoint.layout import Manifest
 
     run = stopped(of("fedexp-m"), world)
     path = run / "checkpoints" / "round-00000004.json"
@@ -398,7 +398,7 @@ def test_a_checkpoint_of_another_version_is_refused(world, folder):
 
 def test_a_checkpoint_of_layout_2_is_gone_on_with(world, folder):
     """Its records of clients lie on a boundary of 4 KiB each, in one section."""
-    from hpcfed.checkpoint.layout import Manifest
+    from hpcfed.run_folder.checkpoint.layout import Manifest
 
     whole = left_by(hpcfed.run(of("scaffold", output="whole"), world=world, quiet=True))
     run = stopped(of("scaffold"), world)

@@ -6,10 +6,10 @@ import pytest
 
 import hpcfed
 from hpcfed.errors import InputError
+from hpcfed.lab.sweep.grid import parse_grids
+from hpcfed.lab.sweep.plan import make_plan
+from hpcfed.lab.sweep.run import run_sweep
 from hpcfed.ranks.world import World
-from hpcfed.sweep.grid import parse_grids
-from hpcfed.sweep.plan import make_plan
-from hpcfed.sweep.run import run_sweep
 from tests.mpi.recipes import write_recipe, write_small
 from tests.mpi.test_same_result import left_by
 from tests.sweep.conftest import endings

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import hpcfed
-from hpcfed.checkpoint.writer import remove_all_but, round_of
 from hpcfed.config.limits import Checkpoint
 from hpcfed.errors import InputError
 from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.update_hash import hash_of_update
+from hpcfed.run_folder.certificate import faults, read_certificate
+from hpcfed.run_folder.checkpoint.writer import remove_all_but, round_of
 from hpcfed.run_folder.update_hashes import read_update_hashes
-from hpcfed.trail.certificate import faults, read_certificate
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]
@@ -121,7 +121,7 @@ def test_a_run_whose_bits_depend_on_its_ranks_says_so_in_its_certificate(world, 
 
 
 def test_a_manifest_has_the_sha256_of_its_state(world, folder):
-    from hpcfed.trail.certificate import sha256_of
+    from hpcfed.run_folder.certificate import sha256_of
 
     result = hpcfed.run(of("scaffold", checkpoint={"every": 2}, output="run"), world=world, quiet=True)
     world.gather(None)

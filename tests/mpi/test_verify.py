@@ -14,9 +14,9 @@ import pytest
 import hpcfed
 from hpcfed.data.content import content_hash
 from hpcfed.errors import InputError
+from hpcfed.provenance.verify.spot_check import drawn
+from hpcfed.provenance.verify.verify import Verification, verify
 from hpcfed.ranks.world import World
-from hpcfed.verify.draw import drawn
-from hpcfed.verify.verify import Verification, verify
 from tests.mpi.recipes import METHODS, small, write_small
 
 pytestmark = [pytest.mark.one_mpi, pytest.mark.thinned]

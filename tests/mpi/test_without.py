@@ -18,8 +18,8 @@ from hpcfed import algorithms
 from hpcfed.config.load import load_recipe
 from hpcfed.config.recipe import Algorithm
 from hpcfed.errors import InputError
-from hpcfed.trail.certificate import VARYING_COLUMNS
-from hpcfed.whatif.without import WithoutRequest, run_without
+from hpcfed.lab.whatif.without import WithoutRequest, run_without
+from hpcfed.run_folder.certificate import VARYING_COLUMNS
 from tests.federations import blobs, write_federation
 from tests.mpi.recipes import METHODS, small, write_small
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from hpcfed.scaling.measure import RankTimes, read
-from hpcfed.scaling.model import CostModel, TestedPrediction, bytes_of, fit, held_out_errors
-from hpcfed.scaling.network import parse_network
-from hpcfed.tools.bench.workloads import WORKLOADS, write_workload
+from hpcfed.lab.bench.workloads import WORKLOADS, write_workload
+from hpcfed.lab.scaling.measure import RankTimes, read
+from hpcfed.lab.scaling.model import CostModel, TestedPrediction, bytes_of, fit, held_out_errors
+from hpcfed.lab.scaling.network import parse_network
 from tests.network.conftest import succeeded
 from tests.network.hosts import Hosts, hosts
 

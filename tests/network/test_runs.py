@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcfed.scaling.network import parse_network
+from hpcfed.lab.scaling.network import parse_network
 from tests.launch import launcher
 from tests.network.conftest import Place, hpcfed_run, succeeded
 from tests.network.hosts import Hosts

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import hpcfed
-from hpcfed.bits.first_calls import FUNCTIONS
+from hpcfed.arithmetic.first_calls import FUNCTIONS
 from hpcfed.ranks.world import World
 from tests.mpi.recipes import small, write_small
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hpcfed import models
+from hpcfed.assembly.model import check_memory
 from hpcfed.client.augment import augmented
 from hpcfed.config.recipe import Augment, LossSection, Model
 from hpcfed.data.federation import Federation
@@ -21,7 +22,6 @@ from hpcfed.evaluation.metrics import whole_metrics
 from hpcfed.models.flat import FlatModel
 from hpcfed.models.losses import classes_right, cross_entropy, labels_right, loss_for
 from hpcfed.rng import Purpose, stream
-from hpcfed.setup.model import check_memory
 from tests.federations import write_federation
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfed.bits.arithmetic import LIBRARIES, PORTABLE
-from hpcfed.bits.elementary import exp, log, log1p, power, sqrt
-from hpcfed.bits.sums import BLOCK, contracted, squared_norm, sum_over_first
+from hpcfed.arithmetic.elementary import exp, log, log1p, power, sqrt
+from hpcfed.arithmetic.operations import LIBRARIES, PORTABLE
+from hpcfed.arithmetic.sums import BLOCK, contracted, squared_norm, sum_over_first
 from hpcfed.client.batched.portable import PortableNetwork
 from hpcfed.models.losses import LOSSES
 from hpcfed.models.portable import PortableLinear, portable_linear, portable_loss
@@ -84,7 +84,7 @@ def test_sums_are_by_halving(count):
 def test_products_do_not_depend_on_the_pieces(piece_bytes, monkeypatch):
     left, right = torch.randn(61, 5, 3), torch.randn(61, 3, 17)
     whole = contracted(left, right)
-    monkeypatch.setattr("hpcfed.bits.sums.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("hpcfed.arithmetic.sums.PIECE_BYTES", piece_bytes)
     assert torch.equal(contracted(left, right), whole)
     assert torch.equal(contracted(left[:, :, 1:2], right[:, 1:2, 4:5]), whole[:, 1:2, 4:5])
     torch.testing.assert_close(whole, (left.unsqueeze(3) * right.unsqueeze(1)).sum(0))

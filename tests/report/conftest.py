@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from hpcfed.report.read import Run, find_runs, read_run
+from hpcfed.lab.report.read import Run, find_runs, read_run
 
 RECIPE: dict[str, Any] = {
     "name": "digits",

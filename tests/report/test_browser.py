@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcfed.report import make_report
+from hpcfed.lab.report import make_report
 from tests.report import browser
 from tests.report.conftest import make_rows, write_clients, write_run
 

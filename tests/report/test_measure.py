@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report import compare
-from hpcfed.report.group import differences, group_runs, method_name
-from hpcfed.report.measure import (
+from hpcfed.io.figure_style import PAGE
+from hpcfed.lab.report import compare
+from hpcfed.lab.report.group import differences, group_runs, method_name
+from hpcfed.lab.report.measure import (
     CRITERIA,
     Spread,
     best,
@@ -22,13 +23,12 @@ from hpcfed.report.measure import (
     round_reached,
     spread,
 )
-from hpcfed.report.paired import choose_baseline
-from hpcfed.report.plots import PERCENT, Scene
-from hpcfed.report.read import read_run
-from hpcfed.report.sections import own_metrics
-from hpcfed.report.style import PAGE
-from hpcfed.report.tables import recipes_table
-from hpcfed.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
+from hpcfed.lab.report.paired import choose_baseline
+from hpcfed.lab.report.plots import PERCENT, Scene
+from hpcfed.lab.report.read import read_run
+from hpcfed.lab.report.sections import own_metrics
+from hpcfed.lab.report.tables import recipes_table
+from hpcfed.lab.report.text import difference_text, hours_text, rounds_difference_text, seconds_text
 from tests.report.conftest import make_rows, read_runs, write_code, write_run
 
 ACCURACY, LOSS = CRITERIA[:2]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report import compare, make_report
-from hpcfed.report.clients import Fairness, read_clients
-from hpcfed.report.measure import core_hours
-from hpcfed.report.paired import difference, difference_curve, pairs, student
-from hpcfed.report.read import read_run
-from hpcfed.report.tables import clients_table, sites_table, timing_table
+from hpcfed.lab.report import compare, make_report
+from hpcfed.lab.report.clients import Fairness, read_clients
+from hpcfed.lab.report.measure import core_hours
+from hpcfed.lab.report.paired import difference, difference_curve, pairs, student
+from hpcfed.lab.report.read import read_run
+from hpcfed.lab.report.tables import clients_table, sites_table, timing_table
 from tests.report.conftest import write_clients, write_run
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report.read import find_runs, read_run
+from hpcfed.lab.report.read import find_runs, read_run
 from hpcfed.run_folder.rounds import complete, line_of
 from tests.report.conftest import make_rows, read_runs, write_run
 from tests.report.test_watch import follow

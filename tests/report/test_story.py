@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import hpcfed
 from hpcfed.cli.report import command
-from hpcfed.report import make_report
+from hpcfed.lab.report import make_report
 from tests.contract.test_add_a_method import block
 from tests.federations import blobs, write_federation
 from tests.launch import ROOT, launch
@@ -92,7 +92,7 @@ def test_a_sweeps_folder_is_reported_by_its_keys(project, command):
 
 KILLED = """
 import os, signal, sys
-from hpcfed.report import comparison, write
+from hpcfed.lab.report import comparison, write
 
 left, whole = int(sys.argv.pop(1)), write.write_whole
 

@@ -20,9 +20,9 @@ from rich.console import Console
 from hpcfed.cli.watch import command
 from hpcfed.errors import InputError
 from hpcfed.io.atomic import write_whole
-from hpcfed.watch.canvas import BLANK, Canvas, Series, chart
-from hpcfed.watch.follow import Watch
-from hpcfed.watch.view import plain, view
+from hpcfed.lab.watch.canvas import BLANK, Canvas, Series, chart
+from hpcfed.lab.watch.follow import Watch
+from hpcfed.lab.watch.view import plain, view
 from tests.launch import ROOT
 from tests.report.conftest import make_rows, write_run
 
@@ -64,7 +64,7 @@ def test_half_a_line_waits_also_if_its_end_is_written_as_it_is_read(tmp_path, mo
             return line
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcfed.watch.follow.open_file", Growing)
+        patch.setattr("hpcfed.lab.watch.follow.open_file", Growing)
         run.look()
     assert run.done == 3
     run.look()

@@ -13,13 +13,13 @@ import pytest
 
 from hpcfed.cli import reproduce
 from hpcfed.errors import InputError, Stopped
+from hpcfed.lab.report.read import read_run
+from hpcfed.lab.reproduce.catalogue import experiments, find
+from hpcfed.lab.reproduce.classes import class_counts
+from hpcfed.lab.reproduce.figures import draw
+from hpcfed.lab.reproduce.inputs import Places, lacking, prepare
 from hpcfed.ranks.signals import Signals
 from hpcfed.ranks.world import World
-from hpcfed.report.read import read_run
-from hpcfed.reproduce.catalogue import experiments, find
-from hpcfed.reproduce.classes import class_counts
-from hpcfed.reproduce.figures import draw
-from hpcfed.reproduce.inputs import Places, lacking, prepare
 from tests.launch import ROOT, launch
 from tests.mpi.recipes import write_small
 
@@ -65,7 +65,7 @@ def test_a_signal_while_figures_are_drawn_lets_them_be_drawn(command, tmp_path, 
         os.kill(os.getpid(), signal.SIGINT)
         return draw(*arguments)
 
-    monkeypatch.setattr("hpcfed.reproduce.session.draw", interrupted)
+    monkeypatch.setattr("hpcfed.lab.reproduce.session.draw", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     try:
         done = command(["reproduce", "fedexp-figure2", "--output", "out", "--rounds", "2"], tmp_path)

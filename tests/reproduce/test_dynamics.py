@@ -10,12 +10,12 @@ import pytest
 
 from hpcfed.cohort import Cohorts
 from hpcfed.config.recipe import Recipe
+from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.dynamics import Problem, measure_dynamics
+from hpcfed.lab.reproduce.inputs import Places, prepare
+from hpcfed.lab.reproduce.plan import lay_out
+from hpcfed.lab.reproduce.session import ReproduceSession
 from hpcfed.ranks.world import World
-from hpcfed.reproduce.catalogue import experiments
-from hpcfed.reproduce.dynamics import Problem, measure_dynamics
-from hpcfed.reproduce.inputs import Places, prepare
-from hpcfed.reproduce.plan import lay_out
-from hpcfed.reproduce.session import ReproduceSession
 
 ROUNDS = 4
 

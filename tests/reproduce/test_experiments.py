@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpcfed.reproduce.catalogue import experiments, find
-from hpcfed.reproduce.experiment import Data, Experiment, Goal, merge
+from hpcfed.lab.reproduce.catalogue import experiments, find
+from hpcfed.lab.reproduce.experiment import Data, Experiment, Goal, merge
 
 SHOWN = {
     "fedexp": [

@@ -12,12 +12,12 @@ import pytest
 from hpcfed.cli.reproduce import _chosen
 from hpcfed.config.limits import Stop
 from hpcfed.errors import InputError
-from hpcfed.reproduce.catalogue import experiments, find
-from hpcfed.reproduce.checks import check
-from hpcfed.reproduce.experiment import merge
-from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.measure import criterion_of
-from hpcfed.reproduce.plan import lay_out
+from hpcfed.lab.reproduce.catalogue import experiments, find
+from hpcfed.lab.reproduce.checks import check
+from hpcfed.lab.reproduce.experiment import merge
+from hpcfed.lab.reproduce.inputs import Places
+from hpcfed.lab.reproduce.measure import criterion_of
+from hpcfed.lab.reproduce.plan import lay_out
 from tests.launch import ROOT
 from tests.mpi.recipes import write_small
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpcfed.reproduce.catalogue import experiments, find
+from hpcfed.lab.reproduce.catalogue import experiments, find
 from tests.launch import ROOT
 
 PAPERS = {"FedExP": ("fedexp", 6, 17), "FedDyn": ("feddyn", 6, 13), "GeL": ("gel", 6, 9)}

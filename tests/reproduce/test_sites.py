@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from data_prep.sources.flamby import HOSPITALS
-from hpcfed.report.measure import Spread
-from hpcfed.reproduce.catalogue import experiments
-from hpcfed.reproduce.sites import _far, _parsed
+from hpcfed.lab.report.measure import Spread
+from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.sites import _far, _parsed
 from tests.data.test_flamby import heart_rows
 from tests.federations import blobs, write_federation
 

@@ -10,16 +10,16 @@ import pytest
 
 from hpcfed.client.effective_steps import effective_steps
 from hpcfed.cohort import Cohort
-from hpcfed.report.read import read_run
-from hpcfed.reproduce.catalogue import experiments
-from hpcfed.reproduce.coefficients import coefficients, constants
-from hpcfed.reproduce.experiment import Goal
-from hpcfed.reproduce.figures import heat_map
-from hpcfed.reproduce.measure import SettingRuns, best_of, last_rounds, rounds_apart
-from hpcfed.reproduce.plan import Setting
-from hpcfed.reproduce.projections import projections
-from hpcfed.reproduce.table import make_table, setting_records
-from hpcfed.sweep.grid import parse_grids, points
+from hpcfed.lab.report.read import read_run
+from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.coefficients import coefficients, constants
+from hpcfed.lab.reproduce.experiment import Goal
+from hpcfed.lab.reproduce.figures import heat_map
+from hpcfed.lab.reproduce.measure import SettingRuns, best_of, last_rounds, rounds_apart
+from hpcfed.lab.reproduce.plan import Setting
+from hpcfed.lab.reproduce.projections import projections
+from hpcfed.lab.reproduce.table import make_table, setting_records
+from hpcfed.lab.sweep.grid import parse_grids, points
 from tests.report.conftest import NUM_PARAMETERS, make_rows, write_run
 
 WITHOUT, WITH = "fedprox", "fedprox-gel"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.lab.reproduce.catalogue import experiments
+from hpcfed.lab.reproduce.experiment import Case, Content, Experiment, merge
+from hpcfed.lab.reproduce.inputs import Places
+from hpcfed.lab.reproduce.session import ReproduceSession
 from hpcfed.ranks.world import World
-from hpcfed.reproduce.catalogue import experiments
-from hpcfed.reproduce.experiment import Case, Content, Experiment, merge
-from hpcfed.reproduce.inputs import Places
-from hpcfed.reproduce.session import ReproduceSession
 from tests.reproduce.raw import write_all
 
 TRIALS = [

@@ -11,13 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfed.lab.study.bootstrap import ResampleProgress
+from hpcfed.lab.study.options import StudyOptions
+from hpcfed.lab.study.plan import Study, read_study
+from hpcfed.lab.study.session import run_study, write_intervals, write_study
+from hpcfed.lab.sweep.failures import endings, raise_if_failed
+from hpcfed.lab.sweep.run import Redo
 from hpcfed.ranks.world import World
-from hpcfed.study.bootstrap import ResampleProgress
-from hpcfed.study.options import StudyOptions
-from hpcfed.study.plan import Study, read_study
-from hpcfed.study.session import run_study, write_intervals, write_study
-from hpcfed.sweep.failures import endings, raise_if_failed
-from hpcfed.sweep.run import Redo
 from tests.mpi.recipes import write_recipe
 
 SITES = ("north", "south", "west")

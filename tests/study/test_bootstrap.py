@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from data_prep.streams import stream
 from hpcfed.errors import InputError
-from hpcfed.study.bootstrap import ResampleProgress, auroc
+from hpcfed.lab.study.bootstrap import ResampleProgress, auroc
 from tests.launch import launch
 from tests.study.conftest import SITES, done, of_numbers, planned, recipe, table
 
@@ -201,7 +201,7 @@ def test_too_few_resamples_are_refused(folder):
 
 def test_a_main_metric_of_loss_has_no_empty_rows(folder, monkeypatch):
     """Without scikit-learn a regression is compared by loss: of the ensemble's mean output, and in resamples, too."""
-    monkeypatch.setattr("hpcfed.study.measures.find_spec", lambda name: None)
+    monkeypatch.setattr("hpcfed.lab.study.measures.find_spec", lambda name: None)
     of_numbers(folder / "sites.h5")
     recipe(folder, rounds=1, model={"name": "linear"}, evaluate={})
     place = done(planned(folder, "fedavg", splits=1, baselines="alone,ensemble", bootstrap=100))

@@ -11,9 +11,9 @@ import pytest
 from data_prep.own import write_federation
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.study.federations import files_of, write_split
-from hpcfed.study.samples import read_samples
-from hpcfed.study.splits import make_splits
+from hpcfed.lab.study.federations import files_of, write_split
+from hpcfed.lab.study.samples import read_samples
+from hpcfed.lab.study.splits import make_splits
 from tests.study.conftest import SITES, SIZES, write_sites
 
 NUMBER = sum(sum(sizes) for sizes in SIZES.values())

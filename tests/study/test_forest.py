@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpcfed.report.style import to_files
-from hpcfed.study.forest import PAPER, Forest, ForestPanel, draw_forest, forest_of
-from hpcfed.study.measures import StudyMetric
-from hpcfed.study.statistics import corrected
-from hpcfed.study.view import View
+from hpcfed.io.figure_style import to_files
+from hpcfed.lab.study.forest import PAPER, Forest, ForestPanel, draw_forest, forest_of
+from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.statistics import corrected
+from hpcfed.lab.study.view import View
 from tests.study.conftest import planned
 from tests.study.test_study import view_of
 

@@ -16,9 +16,9 @@ from data_prep.sources import own
 from hpcfed.cli.main import cli
 from hpcfed.data.federation import Federation
 from hpcfed.errors import InputError
-from hpcfed.study.federations import files_of, write_split
-from hpcfed.study.samples import read_samples
-from hpcfed.study.splits import make_splits
+from hpcfed.lab.study.federations import files_of, write_split
+from hpcfed.lab.study.samples import read_samples
+from hpcfed.lab.study.splits import make_splits
 from tests.study.conftest import done, planned, recipe
 
 SITES = ("north", "south", "west")

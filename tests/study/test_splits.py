@@ -8,7 +8,7 @@ import pytest
 from sklearn.model_selection import StratifiedKFold, train_test_split
 
 from hpcfed.errors import InputError
-from hpcfed.study.splits import make_splits
+from hpcfed.lab.study.splits import make_splits
 
 RNG = np.random.default_rng(0)
 SITE = np.repeat([0, 1, 2], (61, 34, 23))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hpcfed.study.statistics import corrected
+from hpcfed.lab.study.statistics import corrected
 
 VALUES = [0.71, 0.74, 0.69, 0.75, 0.70]
 

@@ -23,21 +23,21 @@ import hpcfed
 from hpcfed.config.load import load_recipe, to_plain
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.io.atomic import write_new
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.study.cells import value_text
+from hpcfed.lab.study.files import latex_of_table
+from hpcfed.lab.study.folder import prepare
+from hpcfed.lab.study.measures import StudyMetric, metrics_of
+from hpcfed.lab.study.page import without_results, write_results
+from hpcfed.lab.study.plan import Study
+from hpcfed.lab.study.results import RunResult, StudyResults
+from hpcfed.lab.study.rows import rows_of
+from hpcfed.lab.study.session import run_study, write_study
+from hpcfed.lab.study.tables import differences_table, results_table
+from hpcfed.lab.study.view import View
+from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
+from hpcfed.lab.sweep.run import Redo, run_sweep
 from hpcfed.ranks.world import World
-from hpcfed.report.tables import Table
-from hpcfed.study.cells import value_text
-from hpcfed.study.files import latex_of_table
-from hpcfed.study.folder import prepare
-from hpcfed.study.measures import StudyMetric, metrics_of
-from hpcfed.study.page import without_results, write_results
-from hpcfed.study.plan import Study
-from hpcfed.study.results import RunResult, StudyResults
-from hpcfed.study.rows import rows_of
-from hpcfed.study.session import run_study, write_study
-from hpcfed.study.tables import differences_table, results_table
-from hpcfed.study.view import View
-from hpcfed.sweep.failures import RunEnding, raise_if_failed
-from hpcfed.sweep.run import Redo, run_sweep
 from tests.launch import launch
 from tests.report import browser
 from tests.report.test_browser import CLIPPED, FAINT, OVERFLOW
@@ -592,7 +592,7 @@ def test_of_studies_that_begin_at_once_in_a_folder_one_goes_on(folder, monkeypat
         assert write_new(path, content.replace("split_seed: 0", "split_seed: 7"))
         return write_new(path, content)
 
-    monkeypatch.setattr("hpcfed.study.folder.write_new", overtaken)
+    monkeypatch.setattr("hpcfed.lab.study.folder.write_new", overtaken)
     with pytest.raises(InputError, match="a study of other splits: got split_seed 7 there and 0 here"):
         prepare(planned(folder, "fedavg", splits=1, baselines="none"), fresh=False)
     assert sorted(path.name for path in (folder / "run-study").iterdir()) == ["study.yaml"]

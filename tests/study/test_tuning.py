@@ -14,10 +14,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 from hpcfed.errors import InputError
-from hpcfed.study.folder import prepare, prepare_inner
-from hpcfed.study.session import next_runs
-from hpcfed.sweep.claims import Claims, RunState
-from hpcfed.sweep.run import Redo
+from hpcfed.lab.study.folder import prepare, prepare_inner
+from hpcfed.lab.study.session import next_runs
+from hpcfed.lab.sweep.claims import Claims, RunState
+from hpcfed.lab.sweep.run import Redo
 from tests.launch import launch
 from tests.study.conftest import done, of_numbers, of_one_class, of_two_samples, planned, recipe, table
 

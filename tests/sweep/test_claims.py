@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcfed.sweep.claims import DEATHS, LEASE, Claim, Claims, RunState
-from hpcfed.sweep.run import states_until_stable
+from hpcfed.lab.sweep.claims import DEATHS, LEASE, Claim, Claims, RunState
+from hpcfed.lab.sweep.run import states_until_stable
 from tests.launch import ROOT
 from tests.sweep.conftest import endings, read_claims
 
@@ -25,7 +25,7 @@ RUNS = [(f"lr=0.{number}", "digest") for number in range(30)]
 PULLER = """
 import sys
 from pathlib import Path
-from hpcfed.sweep.claims import Claims
+from hpcfed.lab.sweep.claims import Claims
 claims, runs = Claims(Path(sys.argv[1]), sys.argv[2]), [(f"lr=0.{n}", "digest") for n in range(30)]
 sys.stdin.readline()  # all begin together
 while True:
@@ -41,7 +41,7 @@ while True:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hpcfed.sweep.claims import Claims
+from hpcfed.lab.sweep.claims import Claims
 claims = Claims(Path(sys.argv[1]), "holder")
 print(claims.take("lr=0.0", "digest", claims.look([("lr=0.0", "digest")])["lr=0.0"]), flush=True)
 time.sleep(60)
@@ -104,7 +104,7 @@ def age(path: Path, seconds: float) -> None:
 LOOKER = """
 import sys
 from pathlib import Path
-from hpcfed.sweep.claims import Claims
+from hpcfed.lab.sweep.claims import Claims
 sys.stdin.readline()
 for _ in range(500):
     assert Claims(Path(sys.argv[1]), "report").look([("lr=0.0", "digest")])["lr=0.0"].held
@@ -134,7 +134,7 @@ def test_results_are_written_again_only_by_the_last_job(monkeypatch):
     ]:
         rounds = iter(seen)
         monkeypatch.setattr(
-            "hpcfed.sweep.run.run_states", lambda plan, claims, rounds=rounds: dict(enumerate(next(rounds)))
+            "hpcfed.lab.sweep.run.run_states", lambda plan, claims, rounds=rounds: dict(enumerate(next(rounds)))
         )
         assert len(list(states_until_stable(None, None))) == written
 
@@ -216,7 +216,7 @@ def test_a_recipe_that_has_changed_is_not_done(tmp_path):
 
 
 def test_errors_of_the_file_server_hide_no_successor_of_a_claim(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcfed.sweep.claims.BEAT", 0.02)
+    monkeypatch.setattr("hpcfed.lab.sweep.claims.BEAT", 0.02)
     exists, failed, said = Path.exists, threading.Event(), threading.Event()
 
     def stale_once(path: Path, **options: bool) -> bool:
@@ -231,7 +231,7 @@ def test_errors_of_the_file_server_hide_no_successor_of_a_claim(tmp_path, monkey
     claims = Claims(tmp_path, "slow")
     number = claims.take("lr=0.0", "digest", state_of(claims))
     monkeypatch.setattr(Path, "exists", stale_once)
-    monkeypatch.setattr("hpcfed.sweep.claims.os.utime", refused)
+    monkeypatch.setattr("hpcfed.lab.sweep.claims.os.utime", refused)
     with claims.held("lr=0.0", number, lambda code, message: said.set()):
         assert failed.wait(30)
         (tmp_path / "claims" / "lr=0.0.2").write_text("")

@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 import hpcfed
 from hpcfed.cli.contributions import command
 from hpcfed.errors import InputError
+from hpcfed.lab.sweep.claims import Claims, RunState
+from hpcfed.lab.sweep.run import Redo
+from hpcfed.lab.sweep.run import prepare as prepare_sweep
+from hpcfed.lab.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
+from hpcfed.lab.whatif.shapley import added_in, all_subsets, estimates, random_orders, shapley
+from hpcfed.lab.whatif.values import CoalitionValues, contributed, table, write_contributions
 from hpcfed.ranks.world import World
-from hpcfed.sweep.claims import Claims, RunState
-from hpcfed.sweep.run import Redo
-from hpcfed.sweep.run import prepare as prepare_sweep
-from hpcfed.whatif.coalitions import Contributions, plan_coalitions, run_coalitions
-from hpcfed.whatif.shapley import added_in, all_subsets, estimates, random_orders, shapley
-from hpcfed.whatif.values import CoalitionValues, contributed, table, write_contributions
 from tests.federations import Arrays, write_federation
 from tests.mpi.recipes import small
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.sweep.grid import parse_grid, parse_grids, parse_seeds, points
+from hpcfed.lab.sweep.grid import parse_grid, parse_grids, parse_seeds, points
 
 
 def texts(grid: str) -> list[str]:

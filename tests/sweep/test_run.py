@@ -12,13 +12,13 @@ from pyarrow import parquet
 
 import hpcfed
 from hpcfed.config.recipe import Recipe
+from hpcfed.lab.report.read import run_folders
+from hpcfed.lab.sweep.grid import parse_grids
+from hpcfed.lab.sweep.plan import make_plan
+from hpcfed.lab.sweep.run import run_sweep
 from hpcfed.loop import train
 from hpcfed.ranks.world import World
-from hpcfed.report.read import run_folders
-from hpcfed.round_checks import ranks_differ
-from hpcfed.sweep.grid import parse_grids
-from hpcfed.sweep.plan import make_plan
-from hpcfed.sweep.run import run_sweep
+from hpcfed.reduce.checks import ranks_differ
 from tests.launch import own_line
 from tests.mpi.recipes import write_recipe, write_small
 from tests.sweep.conftest import endings, read_claims, read_table
@@ -100,7 +100,7 @@ def test_files_of_a_sweep_and_of_its_repetition(swept, folder, command):
 
 
 def test_the_progress_of_a_sweep_shows_the_run_in_training(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hpcfed.sweep.run.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("hpcfed.lab.sweep.run.QUIET_SECONDS", 0.0)
     write_small(tmp_path)
     plan = make_plan(write_recipe(tmp_path, rounds=2), [], [], [0, 1], tmp_path / "sweep")
     run_sweep(plan, World())

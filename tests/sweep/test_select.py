@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from hpcfed.errors import InputError
-from hpcfed.report.style import to_files
-from hpcfed.sweep.claims import Claim, RunState
-from hpcfed.sweep.figures import _curve, _number, _title, draw, table_of
-from hpcfed.sweep.grid import parse_grids
-from hpcfed.sweep.plan import Plan, make_plan
-from hpcfed.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
-from hpcfed.sweep.table import read_results, result_records, summary_records
+from hpcfed.io.figure_style import to_files
+from hpcfed.lab.sweep.claims import Claim, RunState
+from hpcfed.lab.sweep.figures import _curve, _number, _title, draw, table_of
+from hpcfed.lab.sweep.grid import parse_grids
+from hpcfed.lab.sweep.plan import Plan, make_plan
+from hpcfed.lab.sweep.select import Candidate, Rule, candidates, parse_rule, remarks
+from hpcfed.lab.sweep.table import read_results, result_records, summary_records
 
 ROUNDS = 50
 

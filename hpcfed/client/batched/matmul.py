@@ -1,6 +1,6 @@
 """The matrix products of stacked clients: by torch's BLAS, all clients in a call, or the large ones by oneDNN.
 
-`OneDNN` is an option of some processors (`hpcfed.vendor.onednn`); `Blas` computes all products everywhere.
+`OneDNN` is an option of some processors (`hpcfed.ranks.platform.onednn`); `Blas` computes all products everywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.errors import InputError
-from hpcfed.vendor import onednn
+from hpcfed.ranks.platform import onednn
 
 LARGE = 1 << 22
 """Multiplications of one client's product from which oneDNN computes it; smaller ones are no faster there."""

@@ -1,10 +1,10 @@
-"""Losses and gradients of stacked linear models in portable arithmetic (`hpcfed.bits`)."""
+"""Losses and gradients of stacked linear models in portable arithmetic (`hpcfed.arithmetic`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from hpcfed.bits.sums import contracted, sum_over_first
+from hpcfed.arithmetic.sums import contracted, sum_over_first
 from hpcfed.client.batched.gradients import Stack
 from hpcfed.models.portable import PortableLoss
 

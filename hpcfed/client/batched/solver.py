@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.steps import Descent, EqualBatches, FlatDescent, FusedDescent
 from hpcfed.client.solver import StepCallback, Stepping, Task, anchor_of, constant_of, start_of
 from hpcfed.config.recipe import Local as LocalSection
+from hpcfed.config.user_code.generators import seed_generators
 from hpcfed.data.batches import visits
 from hpcfed.data.cache import ALIGNED, Samples
 from hpcfed.models.flat import FlatModel
 from hpcfed.ranks.accelerators import accelerator, upload
 from hpcfed.rng import Purpose, Streams
 from hpcfed.types import LocalResult, Tilt
-from hpcfed.user_code.generators import seed_generators
 
 STACK_BYTES = 4 << 20
 """Parameters of the clients that are trained together on a CPU: what its caches still hold."""

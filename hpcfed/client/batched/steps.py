@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hpcfed.bits.arithmetic import LIBRARIES, Arithmetic
+from hpcfed.arithmetic.operations import LIBRARIES, Arithmetic
 from hpcfed.client.batched.gradients import Perceptron, StackedNetwork
 from hpcfed.client.batched.matmul import Layer
 from hpcfed.client.optimizers import optimizer_for

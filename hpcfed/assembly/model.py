@@ -1,0 +1,193 @@
+"""The model of a run: built, initialised, and checked against the federation's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from rich.filesize import decimal
+
+from hpcfed import models
+from hpcfed.config.factory import made
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.blame import HOST_FULL, place_of
+from hpcfed.data.federation import Federation
+from hpcfed.errors import RAISED, EnvironmentFailure, InputError
+from hpcfed.rng import Purpose, torch_seed
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpcfed.models.flat import FlatModel
+
+
+def build_model(recipe: Recipe, federation: Federation, dtype: torch.dtype, device: torch.device) -> FlatModel:
+    """Return the recipe's model, initialised from its seed or file, and checked against the federation's shapes."""
+    import torch
+
+    from hpcfed.arithmetic.first_calls import make_first_calls
+    from hpcfed.config.user_code.generators import seed_generators
+    from hpcfed.models.attributes import ModuleAttributes
+    from hpcfed.models.flat import FlatModel
+    from hpcfed.models.portable import portable_linear
+
+    make_first_calls()
+    outputs = 1 if federation.task == "survival" else federation.num_classes or prod(federation.target_shape)
+    spec = models.spec(recipe.model)
+    if spec is not None:
+        check_memory(spec, federation.feature_shape, outputs, dtype)
+    seed = torch_seed(recipe.seed.model, Purpose.MODEL)
+    torch.manual_seed(seed)
+    if spec is None:
+        seed_generators(device, recipe.seed.model, Purpose.MODEL)
+    module = _from_spec(spec, federation.feature_shape, outputs) if spec is not None else _from_factory(recipe)
+    if recipe.bits == "portable":
+        module = portable_linear(prod(federation.feature_shape), outputs, bias=module.bias is not None, seed=seed)
+    model = FlatModel(module, dtype, device, recipe.parameters)
+    if recipe.model.init is not None:
+        model.load_file(recipe.model.init)
+    if spec is None:
+        model.attributes = ModuleAttributes(module)
+    _check_outputs(model, federation, outputs, dtype, device, by_gradients=recipe.local.step is None)
+    model.forget()
+    return model
+
+
+def _from_spec(spec: models.Spec, features: tuple[int, ...], outputs: int) -> Any:
+    """Build a named model.
+
+    Raises:
+        EnvironmentFailure: this process may not have that much memory.
+    """
+    try:
+        return spec.build(features, outputs)
+    except RuntimeError as error:
+        if HOST_FULL not in str(error):
+            raise
+        got, remedy = str(error).partition("Allocator: ")[2], "make the model smaller, or raise this process's limits"
+        raise EnvironmentFailure("not enough memory for the model", got=got, remedy=remedy) from error
+
+
+def _from_factory(recipe: Recipe) -> Any:
+    from torch import enable_grad, nn
+
+    reference = str(recipe.model.factory)
+    with enable_grad():
+        module = made(reference, recipe.model.args, recipe.python_path, "model.factory", "check model.args")
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model.factory {reference!r}", expected="a torch.nn.Module", got=type(module).__name__)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        remedy = "name the number of inputs (nn.Linear for nn.LazyLinear), or call the module once in the function"
+        got = f"{lazy[0]!r}, which has none yet"
+        raise InputError(f"model.factory {reference!r}", expected="parameters with shapes", got=got, remedy=remedy)
+    return module
+
+
+def check_memory(spec: models.Spec, features: tuple[int, ...], outputs: int, dtype: torch.dtype) -> None:
+    """Refuse a model that this machine's memory cannot hold, before any of it is allocated.
+
+    Raises:
+        InputError: the model, its gradient and the server's copy in float64 are larger than all memory.
+    """
+    import torch
+
+    with torch.device("meta"), _uninitialised():  # shapes without memory
+        count = sum(parameter.numel() for parameter in spec.build(features, outputs).parameters())
+    needed, memory = count * (2 * dtype.itemsize + 8), psutil.virtual_memory().total
+    if needed > memory:
+        got = f"{count:,} parameters, which take {decimal(needed)}"
+        remedy = "make the model smaller"
+        raise InputError("the model does not fit", expected=f"at most {decimal(memory)}", got=got, remedy=remedy)
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Skip torch's initialisations: that of an embedding on ``meta`` imports torch._dynamo, which takes seconds."""
+    from torch.overrides import TorchFunctionMode
+
+    class Skipping(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if getattr(function, "__module__", "") == "torch.nn.init":
+                return (*args, *(kwargs or {}).values())[0]
+            return function(*args, **(kwargs or {}))
+
+    with Skipping():
+        yield
+
+
+def _check_outputs(
+    model: FlatModel,
+    federation: Federation,
+    outputs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    by_gradients: bool,
+) -> None:
+    """Run the model on two samples of zeros, and compare its output with them and the federation's targets."""
+    import torch
+
+    samples, _ = zeros(2, federation, dtype, device)
+    model.module.eval()
+    output = _output(model, samples)
+    model.train()
+    wanted = f"{outputs} classes" if federation.num_classes else f"{outputs} outputs"
+    if not isinstance(output, torch.Tensor):
+        got = type(output).__name__ + (f" of {len(output)}" if isinstance(output, Sized) else "")
+        what, remedy = "the model's output", "return the tensor alone"
+        raise InputError(what, expected=f"a tensor of {wanted}", got=f"a {got}", remedy=remedy)
+    shape = tuple(output.shape)
+    if len(shape) < 2 or shape[0] != len(samples) or prod(shape[1:]) != outputs:
+        wanted = f"{wanted} for each of {len(samples)} samples"
+        raise InputError("the model's output does not fit the federation", expected=wanted, got=f"shape {shape}")
+    sums = output.detach().flatten(1).sum(1)
+    model.gives_probabilities = outputs > 1 and bool(
+        (output >= 0).all() and torch.allclose(sums, torch.ones_like(sums))
+    )
+    if not by_gradients or output.requires_grad or torch.is_inference_mode_enabled():
+        return
+    in_training = _output(model, samples)  # a module may leave gradients out in evaluation alone
+    model.load(model.vector)  # undoes what training did to buffers
+    if not (isinstance(in_training, torch.Tensor) and in_training.requires_grad):
+        what = "the model's output does not depend on its parameters"
+        remedy = "look for no_grad, detach or .data in it"
+        raise InputError(what, expected="an output with a gradient", remedy=remedy)
+
+
+def _output(model: FlatModel, samples: torch.Tensor) -> Any:
+    """Return what the model makes of samples, with gradients.
+
+    Raises:
+        InputError: it raises an error, which may be any.
+    """
+    import torch
+
+    try:
+        with torch.enable_grad():
+            return model.module(samples)
+    except RAISED as error:
+        what = f"the model cannot take a sample of shape {tuple(samples.shape[1:])}"
+        place = place_of(error)
+        got = f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+        raise InputError(what, got=got) from error
+
+
+def zeros(
+    count: int, federation: Federation, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x and y of `count` samples, all zeros, with the federation's shapes and types."""
+    import torch
+
+    from hpcfed.data.shards import types_of
+
+    shapes = (count, *federation.feature_shape), (count, *federation.target_shape)
+    x, y = (
+        torch.zeros(shape, dtype=kind, device=device)
+        for shape, kind in zip(shapes, types_of(federation.task, dtype), strict=True)
+    )
+    return x, y

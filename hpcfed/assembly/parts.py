@@ -1,0 +1,235 @@
+"""The parts of a simulation, built from a resolved recipe on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from hpcfed import algorithms, models
+from hpcfed.algorithms._evaluated import with_client_average, with_step_average
+from hpcfed.algorithms.fednova import PerStep
+from hpcfed.arithmetic.operations import arithmetic_of
+from hpcfed.assembly.loss import build_loss, build_measured_loss
+from hpcfed.assembly.model import build_model, zeros
+from hpcfed.client.engine import engine_for, tuner_for
+from hpcfed.client.private_parts import PrivateParts, keeping_private
+from hpcfed.client.solver import Engine, Stepping
+from hpcfed.client.state_store import ClientStates
+from hpcfed.cohort import Cohorts, present_in
+from hpcfed.config.factory import own_step
+from hpcfed.config.metrics import references
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.method import checked
+from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.errors import InputError
+from hpcfed.evaluation.evaluate import Evaluator
+from hpcfed.evaluation.measures import Measures
+from hpcfed.evaluation.metrics import whole_metrics
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import BatchMetric, Loss, metrics_for
+from hpcfed.models.trial import try_own
+from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import accelerator
+from hpcfed.ranks.devices import DeviceSlot
+from hpcfed.ranks.host_memory import free_memory
+from hpcfed.ranks.placement import Placement, homes
+from hpcfed.ranks.watchdog import Watchdog
+from hpcfed.ranks.world import World
+from hpcfed.reduce.device import device_sum
+from hpcfed.types import Method
+
+ONE_SAMPLE = "Expected more than 1 value per channel"
+"""torch's words where BatchNorm is trained on one sample."""
+
+
+def parts_of(
+    recipe: Recipe, federation: Federation, world: World, slot: DeviceSlot, watchdog: Watchdog
+) -> tuple[Parts, Evaluator]:
+    """Build the parts of this rank, on the device of its `slot`.
+
+    Raises:
+        InputError: as `hpcfed.assembly.assemble` says.
+    """
+    if not federation.num_samples:
+        raise InputError("no client has a training sample", where=str(federation.path), remedy="prepare it again")
+    torch.set_num_threads(recipe.threads)
+    dtype, device = getattr(torch, recipe.dtype), slot.device
+    loss = build_loss(recipe, federation, dtype, device)
+    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
+    whole = whole_metrics(recipe.evaluate.metrics, federation.task, federation.num_classes, recipe.python_path)
+    model = build_model(recipe, federation, dtype, device)
+    method = _method(recipe, model)
+    initial_w = model.vector.clone()
+    _check_statistics(recipe, federation, model)
+    if model.own:
+        method = keeping_private(method, model.own)
+    outputs = _outputs(recipe, federation, model, loss, sums)
+    cohorts = Cohorts(recipe, federation.sizes, recipe.weights or method.local.weights)
+    room = {"device": _room(device, slot.sharing), "host": _room(torch.device("cpu"), slot.neighbours)}
+    again = _reads_again(recipe, cohorts)
+    shards = Shards(federation, dtype, device, capacity=room["device"] // 2, keeps_clients=again)
+    engine = _engine(recipe, federation, method, model, loss)
+    placement = _placement(recipe, method, engine, cohorts, federation, world)
+    clients = ClientStates(recipe.client_state, device, {tier: free // 4 for tier, free in room.items()})
+    if method.local.stateful:
+        clients.open_disk()
+    private = PrivateParts(model, clients)
+    seed_of_draws = recipe.seed.batches if _draws_in_evaluation(recipe) else None
+    measured_loss = build_measured_loss(recipe, federation, dtype, device, loss)
+    measures = Measures(model, measured_loss, federation.task, sums, whole, recipe.evaluate.batch_size, seed_of_draws)
+    measured = loss, measures, shards, federation, placement, world, outputs
+    own_parts = private if model.own else None
+    evaluator = Evaluator(
+        recipe.evaluate, model, *measured, own_parts, counted=cohorts.measured, present=cohorts.present
+    )
+    fine_tune, seed = recipe.evaluate.clients.fine_tune, recipe.seed.batches
+    arithmetic = arithmetic_of(recipe.bits)
+    parts = Parts(
+        method=method,
+        federation=federation,
+        model=model,
+        initial_w=initial_w,
+        engine=engine,
+        stepping=Stepping(recipe.local),
+        tuner=tuner_for(fine_tune, model, loss, seed, draws=_draws(recipe)) if fine_tune is not None else None,
+        shards=shards,
+        cohorts=cohorts,
+        placement=placement,
+        clients=clients,
+        private=private,
+        evaluate_model=recipe.evaluate.model,
+        skips_bad=recipe.on_bad_client == "skip",
+        watchdog=watchdog,
+        reduction=recipe.reduction,
+        hashes_updates=recipe.update_hashes,
+        sum_on_device=device_sum(recipe.gpu_reduce, slot, world),
+        world=world,
+        seed=seed,
+        loss_of=evaluator.loss_of,
+        arithmetic=arithmetic,
+    )
+    return parts, evaluator
+
+
+def _method(recipe: Recipe, model: FlatModel) -> Method:
+    """Return the recipe's method, with what the model to be evaluated needs."""
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
+    if recipe.algorithm.factory is not None:
+        by_steps = isinstance(method.normalize, PerStep)
+        averages = recipe.evaluate.model == "cohort-average"
+        method = checked(method, model.gaps, recipe.seed.batches, by_steps=by_steps, averages=averages)
+    if recipe.evaluate.model == "client-average":
+        return with_client_average(method)
+    return with_step_average(method) if recipe.evaluate.model == "step-average" else method
+
+
+def _check_statistics(recipe: Recipe, federation: Federation, model: FlatModel) -> None:
+    """Refuse what a model's running statistics do not allow.
+
+    Raises:
+        InputError: they are to be estimated anew, but it has none that are averaged; or a minibatch is too small.
+    """
+    if recipe.evaluate.statistics == "training" and not model.averaging:
+        what = "evaluate.statistics: training, but the model has no averaged running statistics"
+        raise InputError(what, remedy="leave it out, or set parameters.buffers: averaged")
+    if not model.is_plain:
+        _check_minibatches(recipe, federation, model)
+
+
+def _outputs(
+    recipe: Recipe, federation: Federation, model: FlatModel, loss: Loss, sums: Mapping[str, BatchMetric]
+) -> tuple[int, ...]:
+    """Return the shape of a sample's output where something needs it, and try the user's functions on two samples."""
+    if recipe.loss.factory is None and not recipe.evaluate.metrics and not loss.whole:
+        return ()
+    with torch.no_grad():
+        x, y = zeros(2, federation, model.vector.dtype, model.vector.device)
+        output = model.module(x)
+        try_own(loss, sums, output, y)
+    return tuple(output.shape[1:])
+
+
+def _reads_again(recipe: Recipe, cohorts: Cohorts) -> bool:
+    """Whether a client's samples are read more than once in a run."""
+    evaluate = recipe.evaluate
+    measured = evaluate.train.every > 0 or evaluate.clients.every > 0 or evaluate.statistics == "training"
+    return cohorts.draws > 1 or measured
+
+
+def _engine(recipe: Recipe, federation: Federation, method: Method, model: FlatModel, loss: Loss) -> Engine:
+    return engine_for(
+        recipe.local,
+        model,
+        loss,
+        recipe.seed.batches,
+        zeros(1, federation, model.vector.dtype, model.vector.device),
+        precision=recipe.precision,
+        draws=_draws(recipe),
+        movable=recipe.balances(method.local.stateful),
+        elsewhere=method.local.evaluates_elsewhere,
+        most_samples=int(federation.sizes.max()),
+        own_step=own_step(recipe.local, recipe.python_path),
+        arithmetic=arithmetic_of(recipe.bits),
+    )
+
+
+def _placement(
+    recipe: Recipe, method: Method, engine: Engine, cohorts: Cohorts, federation: Federation, world: World
+) -> Placement:
+    home = homes(np.where(cohorts.present, federation.sizes, 0), world.size)
+    balanced = recipe.balances(method.local.stateful)
+    return Placement(home, world.size, balanced=balanced, together=engine.together, group_size=engine.group_size)
+
+
+def _draws(recipe: Recipe) -> bool:
+    """Whether the model, the loss or the step draws random numbers, as far as is known."""
+    spec = models.spec(recipe.model)
+    return spec is None or spec.draws or recipe.loss.factory is not None or recipe.local.step is not None
+
+
+def _draws_in_evaluation(recipe: Recipe) -> bool:
+    """Whether the model, the loss or a metric may draw random numbers where it is measured."""
+    return (
+        recipe.model.factory is not None or recipe.loss.factory is not None or bool(references(recipe.evaluate.metrics))
+    )
+
+
+def _check_minibatches(recipe: Recipe, federation: Federation, model: FlatModel) -> None:
+    """Refuse minibatches of one sample where the model cannot be trained on one, as BatchNorm cannot.
+
+    Raises:
+        InputError: naming the first client that has one.
+    """
+    x, _ = zeros(1, federation, model.vector.dtype, model.vector.device)
+    try:
+        with torch.no_grad():
+            model.module(x)
+    except Exception as error:  # training reports what else a user's model raises
+        if ONE_SAMPLE not in str(error):
+            return
+    else:
+        return
+    size, sizes = recipe.local.batch_size, np.where(present_in(recipe, federation.num_clients), federation.sizes, 0)
+    most = recipe.budget.high if recipe.budget is not None else recipe.local.steps
+    if size == "full":
+        last = sizes
+    elif size == 1:
+        last = np.minimum(sizes, 1)
+    else:
+        last = np.where((most or sizes) > sizes // size, sizes % size, 0)
+    for client in np.flatnonzero(last == 1)[:1].tolist():
+        raise InputError(
+            f"local.batch_size: client {client} ({federation.client_name(client)})",
+            expected="minibatches of two samples or more, for BatchNorm",
+            got=f"one of 1 sample, of {sizes[client]} in all",
+            remedy="choose another local.batch_size",
+        )
+
+
+def _room(device: torch.device, sharing: int) -> int:
+    """Return a rank's share, in bytes, of a device's free memory, for `sharing` ranks."""
+    free = free_memory() if device.type == "cpu" else accelerator(device).free_bytes(device)
+    return int(free // sharing)

@@ -1,0 +1,102 @@
+"""Lines on valid settings of a run that may be unintended, above all on those that have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcfed import models
+from hpcfed.assembly.left_out import TRAINING_ONLY, without_facts
+from hpcfed.config.limits import Checkpoint
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import counted
+from hpcfed.models.losses import ACCURACY
+from hpcfed.parts import Parts
+
+
+def remarks(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    """Yield a line for each setting of a resolved recipe that may be unintended."""
+    yield from _on_clients(recipe, parts)
+    yield from _on_local_work(recipe, parts)
+    yield from _on_evaluation(recipe, parts)
+    yield from _on_the_end(recipe, parts)
+
+
+def _on_clients(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    if empty := parts.cohorts.without_samples:
+        what = "client has no samples and counts" if empty == 1 else "clients have no samples and count"
+        yield f"{empty} {what} like the others, without a step (weights: uniform)"
+    if idle := parts.cohorts.idle(parts.world.size):
+        yield f"{idle}; the result is the same"
+    if recipe.cohort.sampling == "bernoulli" and recipe.cohort.size is None and recipe.cohort.fraction is None:
+        yield "cohort.sampling: bernoulli has no effect without size or fraction: all clients take part"
+    if recipe.cohort.stream == "authors" and (seed := recipe.seed.cohort):
+        shifted = f"the cohorts of seed.cohort {seed} are those of 0, from round {seed + 1} on"
+        yield f"cohort.stream: authors: {shifted}; cohort: 0 in seed has the published ones with any other seeds"
+    statistics, weights = recipe.evaluate.statistics == "training", recipe.loss.weights == "balanced"
+    if parts.cohorts.never and (statistics or weights):
+        what = " and ".join(["evaluate.statistics: training"] * statistics + ["loss.weights: balanced"] * weights)
+        clients, leave = counted(len(parts.cohorts.never), "client"), "cohort.without leaves clients out"
+        yield f"{what}: of all samples, also those of {clients} in no round of cohort.schedule; {leave}"
+    if parts.model.own and (parts.cohorts.measured & ~parts.cohorts.present).any():
+        yield "clients left out (cohort.without) are measured with the private part of the initial model"
+    for facts in without_facts(recipe, parts.federation).values():
+        if facts["exact"] == TRAINING_ONLY:
+            yield f"without {', '.join(facts['clients'].values())}: {TRAINING_ONLY}: {'; '.join(facts['since'])}"
+
+
+def _on_local_work(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    local, guess, budget = recipe.local, recipe.guess, recipe.budget
+    if local.step is not None:
+        yield f"local.step: {local.step} trains one client after another (local.engine: sequential)"
+    if parts.model.gives_probabilities and parts.federation.task == "classification" and recipe.loss.factory is None:
+        yield "the model's output is probabilities; cross-entropy takes the scores before a softmax: leave it out"
+    if recipe.parameters.given and (spec := models.spec(recipe.model)) is not None and spec.stacks:
+        what = f"parameters ({recipe.parameters.given})"
+        yield f"clients are trained one after another, since the batched engine takes no {what}"
+    if late := [entry.round for entry in local.lr_schedule if entry.round > recipe.rounds]:
+        rounds = f"round {late[0]}, after the last of {recipe.rounds} rounds"
+        yield f"local.lr_schedule has a step size from {rounds}; it is not used"
+    if local.clip == "linear" and local.clip_norm is None:
+        yield "local.clip: linear has no effect without local.clip_norm"
+    if parts.method.local.full_gradient:
+        what = "a round is one step with all samples of a client, whatever else local and budget say"
+        yield f"{parts.method.name}: {what}"
+    if local.momentum and guess == "none" and local.steps == 1 and budget is None:
+        yield f"local.momentum: {local.momentum} has no effect in one step, which starts from none"
+    if guess == "remaining" and budget is None:
+        why = "all of local.steps are taken" if local.steps is not None else "local.epochs are all taken"
+        yield f"guess: remaining has no effect without a budget: {why}"
+    if budget is not None and local.steps is not None and guess != "remaining":
+        yield f"local.steps: {local.steps} has no effect beside budget without guess: remaining"
+    if local.augment is not None and local.augment.crop_probability != 1 and not local.augment.crop:
+        yield "local.augment.crop_probability has no effect without crop"
+
+
+def _on_evaluation(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    section, federation = recipe.evaluate, parts.federation
+    if section.every and not federation.num_test:
+        yield "no test loss or accuracy, since the federation has no test set"
+        if recipe.stop.by_scores:
+            yield f"stop.{recipe.stop.by_scores} has no effect: the federation has no test set"
+    elif section.every and recipe.stop.by_scores and not federation.num_test_of(parts.cohorts.measured):
+        yield f"stop.{recipe.stop.by_scores} has no effect: no client that is measured has test samples"
+    if not section.clients.every and section.clients.models != ["global"]:
+        yield "evaluate.clients: no client is measured, since its every is 0"
+    if section.metrics and not (section.every or section.train.every or section.clients.every):
+        yield f"evaluate.metrics: {', '.join(section.metrics)} not measured, since every period of evaluate is 0"
+    if recipe.stop.test_accuracy is not None and federation.task not in ACCURACY:
+        yield f"stop.test_accuracy has no effect: {federation.task} has no accuracy"
+
+
+def _on_the_end(recipe: Recipe, parts: Parts) -> Iterator[str]:
+    stop, keep = recipe.stop, recipe.checkpoint.keep
+    every = recipe.evaluate.every if parts.federation.num_test_of(parts.cohorts.measured) else 0
+    evaluations = recipe.rounds // every if every else 0  # by which stop goes; the last round is scored, too
+    few = f"{counted(evaluations, 'evaluation')} in {counted(recipe.rounds, 'round')}"
+    if stop.patience is not None and every and stop.patience >= evaluations:
+        yield f"stop.patience: {stop.patience} has no effect, with {few}"
+    key = next((key for key in ("test_accuracy", "target") if getattr(stop, key) is not None), None)
+    if key and every and stop.for_ > evaluations:
+        yield f"stop.{key} has no effect with for: {stop.for_}, with {few}"
+    if recipe.checkpoint.every == 0 and keep != Checkpoint().keep:
+        yield f"checkpoint.keep: {keep} is for early stops alone, since checkpoint.every is 0"

@@ -1,0 +1,150 @@
+"""Short measurements, under two seconds together: the operations of a round, not a benchmark.
+
+Arithmetic and copies are timed on all ranks at once, as in a round; the best of several repetitions shows what the
+machine can do, even on a busy machine. Collectives and files are medians: they show what to expect.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hpcfed.cluster.doctor.folders import Folder
+from hpcfed.io.atomic import write_whole
+
+if TYPE_CHECKING:
+    from hpcfed.ranks.world import World
+
+SMALL, LARGE = 8, 16 * 2**20
+"""Bytes of the Allreduces: one number, and a model of two million parameters as int64 for the exact reduction."""
+REDUCED = (SMALL, 1 << 16, LARGE)
+"""Bytes of the Allreduces; on a slow network the largest is a sixteenth."""
+SLOW = 0.05
+"""Seconds for 64 KiB above which a network is slow."""
+SENT = (SMALL, 1 << 20)
+"""Bytes of a message to another rank and back."""
+PINGS = 9
+ENOUGH, FEWEST, MOST = 0.05, 3, 51
+"""Seconds that repetitions of an Allreduce take, and their number."""
+ORDER = 512
+"""Rows and columns of the matrices: 1 MiB each, so that three fit in the cache."""
+COPIED = 32 * 2**20
+"""Bytes of a copy, larger than most caches."""
+WRITTEN = 8 * 2**20
+FILES = 5
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measurements: rates of each rank, in rank order, Allreduces, messages, and files.
+
+    `allreduce` has (bytes, seconds) of three sizes; `ping_pong` (bytes, seconds) of a message one way, between rank 0
+    and the first rank of another host, or else rank 1. Both are empty on one rank.
+
+    A gflop is 1e9 operations (a multiplication and an addition are two), a gigabyte 1e9 bytes. None: not measurable,
+    as an Allreduce on one rank, or files in a folder that cannot be written.
+    """
+
+    gflops: tuple[float, ...]
+    copy_gb_per_s: tuple[float, ...]
+    allreduce_small_s: float | None
+    allreduce_large_gb_per_s: float | None
+    write_mb_per_s: float | None
+    small_file_s: float | None
+    allreduce: tuple[tuple[int, float], ...] = ()
+    ping_pong: tuple[tuple[int, float], ...] = ()
+
+
+def measure_all(world: World, working: Folder) -> Rates:
+    """Measure on every rank, with torch on one thread; called on every rank, same result on all."""
+    torch.set_num_threads(1)
+    a, b = torch.rand(ORDER, ORDER), torch.rand(ORDER, ORDER)
+    product = torch.empty(ORDER, ORDER)
+    source, target = torch.ones(COPIED, dtype=torch.uint8), torch.empty(COPIED, dtype=torch.uint8)
+    world.gather(None)  # all start together
+    gflops = 2 * ORDER**3 / 1e9 / _shortest(lambda: torch.mm(a, b, out=product))
+    copied = COPIED / 1e9 / _shortest(lambda: target.copy_(source))
+    rates = world.gather((gflops, copied))
+    reduced = _reduced(world)
+    small, (size, large) = (reduced[0][1], reduced[-1]) if reduced else (None, (0, 0.0))
+    written, small_file = world.on_root(lambda: _file_speeds(working))
+    return Rates(
+        gflops=tuple(rate for rate, _ in rates),
+        copy_gb_per_s=tuple(rate for _, rate in rates),
+        allreduce_small_s=small,
+        allreduce_large_gb_per_s=size / 1e9 / large if reduced else None,
+        write_mb_per_s=written,
+        small_file_s=small_file,
+        allreduce=reduced,
+        ping_pong=tuple((size, _one_way_seconds(world, size)) for size in SENT) if world.size > 1 else (),
+    )
+
+
+def _shortest(work: Callable[[], object], for_seconds: float = 0.15, at_least: int = 3) -> float:
+    """Return the shortest time of `work` over repetitions during `for_seconds`, at least `at_least` of them."""
+    times: list[float] = []
+    end = time.perf_counter() + for_seconds
+    while len(times) < at_least or time.perf_counter() < end:
+        times.append(_seconds(work))
+    return min(times)
+
+
+def _reduced(world: World) -> tuple[tuple[int, float], ...]:
+    """Return (bytes, seconds) of bare Allreduces."""
+    if world.size == 1:
+        return ()
+    *smaller, large = REDUCED
+    found = [(size, _allreduce_seconds(world, size)) for size in smaller]
+    if found[-1][1] > SLOW:
+        large //= 16
+    return (*found, (large, _allreduce_seconds(world, large)))
+
+
+def _allreduce_seconds(world: World, size: int) -> float:
+    """Return rank 0's median seconds, over repetitions of about `ENOUGH` seconds together."""
+    buffer = np.zeros(size // 8, dtype=np.int64)
+    for _ in range(2):  # the first call sets up connections
+        first = world.broadcast(_seconds(lambda: world.sum_in_place(buffer)))
+    repeats = min(max(int(ENOUGH / max(first, 1e-9)), FEWEST), MOST)
+    return world.broadcast(median(_seconds(lambda: world.sum_in_place(buffer)) for _ in range(repeats)))
+
+
+def _one_way_seconds(world: World, size: int) -> float:
+    """Return the seconds of a message between rank 0 and a rank of another host, if there is one."""
+    other = next((rank for rank, host in enumerate(world.hosts) if host != world.hosts[0]), 1)
+    message = torch.zeros(size, dtype=torch.uint8)
+    times = []
+    for _ in range(PINGS if world.rank in (0, other) else 0):
+        start = time.perf_counter()
+        with_other = [(message, other - world.rank)]  # the other one of rank 0 and `other`
+        for sends in (world.is_root, not world.is_root):
+            world.exchange(with_other if sends else [], [] if sends else with_other)()
+        times.append((time.perf_counter() - start) / 2)
+    return world.broadcast(median(times) if times else 0.0)
+
+
+def _file_speeds(folder: Folder) -> tuple[float | None, float | None]:
+    """Return MB/s of a file flushed to disk, and the seconds that one small file takes; None if writing fails."""
+    content = np.random.default_rng(0).bytes(WRITTEN)  # incompressible
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.path, prefix=".hpcfed-doctor-") as scratch:
+            large, small = Path(scratch) / "large", Path(scratch) / "small"
+            seconds = _seconds(lambda: write_whole(large, content))
+            small_seconds = median(_seconds(lambda: write_whole(small, "{}\n")) for _ in range(FILES))
+    except OSError:
+        return None, None
+    return WRITTEN / 1e6 / seconds, small_seconds
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,266 @@
+"""The estimate of a run's time and memory on P ranks, from training a few clients in this process.
+
+Measured, on one core or GPU: a client's time per sample, the server step, one evaluation, and the memory of all this.
+Computed: the rest, from the recipe's future cohorts, placed as in a run on P ranks. Assumed: the speed of an Allreduce
+between the ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from math import prod
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import psutil
+
+from hpcfed.assembly import assemble
+from hpcfed.cohort import Cohort, Cohorts
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import Diverged, InputError
+from hpcfed.parts import Parts
+from hpcfed.ranks.accelerators import accelerator
+from hpcfed.ranks.placement import homes, spread
+from hpcfed.ranks.world import World
+from hpcfed.reduce.buffer import KINDS
+from hpcfed.run_folder.checkpoint.keeper import Checkpoints
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.simulation import Simulation
+
+CLIENTS, ROUNDS = 2, 6
+"""Clients per round and number of rounds to train for the measurement; the first round only warms up."""
+ENOUGH = 5.0
+"""Seconds after which no further round is measured."""
+DRAWN_ROUNDS = 100
+"""Rounds whose cohorts are drawn and placed."""
+FORWARD = 3
+"""A sample's time in a training step over that of its forward pass, where no test set says what this takes."""
+A_ROUND, A_LINE, A_NUMBER = 1000, 60, 20
+"""Bytes, roughly: a round's line without its cohort, a client's line in ``clients.csv``, a number more there."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times measured in this process, seconds, and memory, bytes.
+
+    `sample_seconds` is a client's time per sample of a step; `device_bytes` is None on the CPU.
+    """
+
+    device: str
+    clients: int
+    sample_seconds: float
+    server_seconds: float
+    evaluate_seconds: float
+    host_bytes: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Time and memory of a run on `ranks` ranks; bytes are totals unless named ``_per_rank``.
+
+    Attributes:
+        round_seconds: training, reduction and server step of the slowest rank, averaged over rounds.
+        hours: of all rounds with their evaluations, for all seeds; `evaluation_hours`: of these alone.
+        gpu_hours: 0 on CPUs; None if GPUs were requested but this machine has none to measure on.
+        imbalance: the slowest rank's work over the average.
+        idle: how many ranks have nothing to train, in words; "" if none.
+        reduced_bytes: of one round's Allreduce, on each rank.
+        state_bytes: of clients' states after all possible participants have taken part.
+        checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
+        record_bytes: of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
+        models_bytes: of the last and the evaluated model, for all seeds; without private parts.
+    """
+
+    measured: StepTimes
+    ranks: int
+    rounds: int
+    seeds: int
+    allreduce_gb_per_s: float
+    round_seconds: float
+    imbalance: float
+    idle: str
+    hours: float
+    evaluation_hours: float
+    core_hours: float
+    gpu_hours: float | None
+    host_bytes_per_rank: int
+    device_bytes_per_rank: int | None
+    reduced_bytes: int
+    state_bytes: int
+    checkpoint_bytes: int
+    checkpoints_bytes: int
+    record_bytes: int
+    models_bytes: int
+
+    @property
+    def rounds_per_second(self) -> float:
+        """Rounds a second, evaluations included."""
+        return self.rounds * self.seeds / (3600 * self.hours)
+
+
+class _FirstClients(Cohorts):
+    """A recipe's cohorts, each cut to its first clients."""
+
+    def round(self, round: int) -> Cohort:
+        whole = super().round(round)
+        kept = slice(CLIENTS)
+        total = float(whole.shares[kept].sum())
+        cut = {name: getattr(whole, name)[kept] for name in ("clients", "steps", "guessed", "work")}
+        shares = whole.shares[kept] / total if total else whole.shares[kept]
+        return replace(whole, **cut, shares=shares, counts=len(shares) * shares)
+
+
+def estimate(
+    recipe: Recipe, *, ranks: int, seeds: int = 1, gpus: int | None = None, allreduce: float = 1.0
+) -> Estimate:
+    """Measure a few clients of a resolved recipe, and compute the run's time and memory.
+
+    Args:
+        ranks: P.
+        seeds: runs of the recipe, one after another.
+        gpus: GPUs of all ranks together; one per rank by default, if the recipe's device is a GPU.
+        allreduce: gigabytes a second of an Allreduce over those ranks (``hpcfed doctor`` measures it).
+
+    Raises:
+        InputError: the recipe cannot be run, or its first round diverges.
+    """
+    parts, evaluator = assemble(recipe, World())
+    whole = parts.cohorts
+    weights = recipe.weights or parts.method.local.weights
+    few = replace(parts, cohorts=_FirstClients(recipe, parts.federation.sizes, weights))
+    simulation = Simulation(few)
+    with parts.clients:
+        measured, num_vectors = _measure(recipe, few, simulation, evaluator)
+        checkpoint = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation).bytes_at_most()
+        state = sum(tensor.nbytes for tensor in parts.method.local.begin(simulation.w).values())
+    slowest, average = _work(recipe, parts, whole, ranks)
+    kind = KINDS[recipe.reduction]
+    reduced = num_vectors * kind.usual_words(simulation.w.dtype) * simulation.w.numel() * kind.word.itemsize
+    round_seconds = slowest * measured.sample_seconds + measured.server_seconds
+    if ranks > 1:
+        round_seconds += reduced / (1e9 * allreduce)
+    evaluations = _evaluation_seconds(recipe, parts, measured) / ranks
+    hours = seeds * (recipe.rounds * round_seconds + evaluations) / 3600
+    on_gpu = measured.device_bytes is not None
+    states = (whole.most_participants if parts.method.local.stateful else 0) * state
+    share = (states + _data_bytes(recipe, parts)) // ranks
+    return Estimate(
+        measured=measured,
+        ranks=ranks,
+        rounds=recipe.rounds,
+        seeds=seeds,
+        allreduce_gb_per_s=allreduce,
+        round_seconds=round_seconds,
+        imbalance=slowest / average if average else 1.0,
+        idle=whole.idle(ranks),
+        evaluation_hours=seeds * evaluations / 3600,
+        hours=hours,
+        core_hours=hours * ranks * recipe.threads,
+        gpu_hours=hours * (gpus if gpus is not None else ranks) if on_gpu else None if gpus else 0.0,
+        host_bytes_per_rank=measured.host_bytes + (0 if on_gpu else share),
+        device_bytes_per_rank=measured.device_bytes + share if measured.device_bytes is not None else None,
+        reduced_bytes=reduced,
+        state_bytes=states,
+        checkpoint_bytes=checkpoint,
+        checkpoints_bytes=checkpoint * (recipe.checkpoint.most_kept(recipe.rounds) + 1)
+        if recipe.checkpoint.every
+        else 0,
+        record_bytes=seeds * _record_bytes(recipe, parts),
+        models_bytes=seeds * (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes,
+    )
+
+
+def _measure(recipe: Recipe, parts: Parts, simulation: Simulation, evaluator: Any) -> tuple[StepTimes, int]:
+    """Train the first clients of the first rounds; return the measurements, and the number of vectors in a round."""
+    began, timed, server, clients, num_vectors = time.perf_counter(), [], [], 0, 1
+    for round in range(1, min(ROUNDS, recipe.rounds) + 1):
+        try:
+            outcome = simulation.round(round)
+        except Diverged as diverged:
+            raise InputError("the recipe diverges at once", got=str(diverged)) from None
+        work, num_vectors = max(int(outcome.cohort.work.sum()), 1), len(outcome.vectors)
+        timed.append(outcome.seconds["local"] / work)
+        server.append(outcome.seconds["server"] + outcome.seconds["reduce"])
+        clients += len(outcome.cohort.clients)
+        if time.perf_counter() - began > ENOUGH:
+            break
+    evaluated = 0.0
+    if recipe.evaluate.every and parts.federation.num_test:
+        model = simulation.evaluated()
+        evaluated = min(_seconds(lambda: evaluator(model, test=True, train=False)) for _ in range(2))
+    device = parts.model.vector.device
+    measured = StepTimes(
+        device="one core" if device.type == "cpu" else accelerator(device).name(device),
+        clients=clients,
+        sample_seconds=fmean(timed[1:] or timed),
+        server_seconds=fmean(server[1:] or server),
+        evaluate_seconds=evaluated,
+        host_bytes=psutil.Process().memory_info().rss,
+        device_bytes=None if device.type == "cpu" else accelerator(device).peak_bytes(device),
+    )
+    return measured, num_vectors
+
+
+def _seconds(work: Any) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _work(recipe: Recipe, parts: Parts, cohorts: Cohorts, ranks: int) -> tuple[float, float]:
+    """Return the samples visited in a round on its slowest rank and on the average one, means over drawn rounds."""
+    home = homes(np.where(cohorts.present, parts.federation.sizes, 0), ranks)
+    slowest, average = [], []
+    for round in np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist():
+        cohort = cohorts.round(round)
+        at_home = home[cohort.clients]
+        where = spread(cohort.work, at_home, ranks) if recipe.balances(parts.method.local.stateful) else at_home
+        load = np.bincount(where, weights=cohort.work, minlength=ranks)
+        slowest.append(load.max())
+        average.append(load.mean())
+    return float(np.mean(slowest)), float(np.mean(average))
+
+
+def _evaluation_seconds(recipe: Recipe, parts: Parts, measured: StepTimes) -> float:
+    """Return the seconds of all evaluations on one rank: of the test set, of the training set, and of each client."""
+    section, federation = recipe.evaluate, parts.federation
+    tested, trained = federation.num_test, int(federation.sizes.sum())
+    a_sample = measured.evaluate_seconds / tested if measured.evaluate_seconds else measured.sample_seconds / FORWARD
+    total = recipe.rounds / section.every * measured.evaluate_seconds if section.every else 0.0
+    if section.train.every:
+        total += recipe.rounds / section.train.every * trained * a_sample
+    if section.clients.every:
+        own = tested if federation.test_offsets is not None else 0
+        each = len(section.clients.models) * (trained + own) * a_sample
+        if "fine-tuned" in section.clients.models and (tune := section.clients.fine_tune) is not None:
+            batch = trained / max(federation.num_clients, 1)
+            if recipe.local.batch_size != "full":
+                batch = min(batch, int(recipe.local.batch_size))
+            each += federation.num_clients * tune.steps * batch * measured.sample_seconds
+        total += recipe.rounds / section.clients.every * each
+    return total
+
+
+def _record_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Return the bytes of a run's record: a line a round, and a line for each client, model and split measured."""
+    federation, clients = parts.federation, recipe.evaluate.clients
+    digits = len(str(federation.num_clients))
+    drawn = np.unique(np.linspace(1, recipe.rounds, DRAWN_ROUNDS).astype(int)).tolist()
+    members = fmean(len(parts.cohorts.round(round).clients) for round in drawn)
+    total = recipe.rounds * (A_ROUND + members * (digits + 2))
+    if clients.every:
+        splits = 1 + (federation.test_offsets is not None)
+        lines = int(np.count_nonzero(federation.sizes)) * len(clients.models) * splits
+        a_line = A_LINE + digits + A_NUMBER * len(recipe.evaluate.metrics)
+        total += recipe.rounds / clients.every * lines * a_line
+    return int(total)
+
+
+def _data_bytes(recipe: Recipe, parts: Parts) -> int:
+    """Return the bytes of all samples in memory, in the run's dtype, with 8 bytes for a target."""
+    samples = int(parts.federation.sizes.sum()) * parts.shards.keeps_clients + parts.federation.num_test
+    each = prod(parts.federation.feature_shape) * (8 if recipe.dtype == "float64" else 4)
+    return samples * (each + 8 * max(prod(parts.federation.target_shape), 1))

@@ -1,0 +1,89 @@
+"""Calibration: a recipe's rounds timed with each engine and each matrix-product library, interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hpcfed.assembly import resolve
+from hpcfed.config.load import load_recipe, of_rounds_alone
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.lab.bench.timing import (
+    Contender,
+    FinishedProcess,
+    Timing,
+    Turn,
+    in_turn,
+    recorded,
+    run_command,
+    run_to_end,
+)
+
+CHOICES = (("sequential", "blas"), ("batched", "blas"), ("batched", "onednn"))
+RECOMMENDED_BELOW = 0.95
+"""Fraction of `auto`'s time below which another choice is recommended."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Timings of the choices.
+
+    Attributes:
+        timings: the choice of ``auto`` comes first; each is named by the overrides that select it.
+        refused: the error of each choice that cannot run, by name.
+    """
+
+    timings: list[Timing]
+    refused: dict[str, str]
+
+    @property
+    def advice(self) -> str:
+        """The recommendation, in a sentence."""
+        auto = self.timings[0]
+        best = min(self.timings, key=lambda timing: timing.over(auto)[1])
+        ratio = best.over(auto)[1]
+        if ratio > RECOMMENDED_BELOW:
+            return f"auto takes {auto.name}, and nothing is clearly faster here"
+        return f"{best.name} takes {ratio:.2f} of the time of what auto takes: write it into the recipe"
+
+
+def calibrate(
+    source: Path,
+    changes: Sequence[str],
+    folder: Path,
+    rounds: int,
+    warm_up: int,
+    repeats: int,
+    ranks: int,
+    say: Callable[[str], None],
+) -> Calibration:
+    """Time a recipe's rounds with each choice, in separate processes; their runs are written to `folder` and removed.
+
+    Raises:
+        InputError: the recipe cannot be run.
+    """
+    auto = resolve(load_recipe(source, (*changes, "local.engine=auto", "local.matmul=auto"))).local
+    contenders: list[Contender] = []
+    refused: dict[str, str] = {}
+    for choice in sorted(CHOICES, key=lambda choice: choice != (auto.engine, auto.matmul)):
+        name = "local.engine={} local.matmul={}".format(*choice)
+        chosen = (*changes, *name.split())
+        try:
+            resolve(load_recipe(source, chosen))
+            trial = of_rounds_alone(1, folder / "-".join(("trial", *choice)))
+            run_to_end(name, run_command(source, ranks, *chosen, *trial))
+        except (InputError, EnvironmentFailure) as error:
+            if not contenders:
+                raise
+            refused[name] = str(error)
+        else:
+            output = folder / "-".join(choice)
+            command = run_command(source, ranks, *chosen, *of_rounds_alone(rounds + warm_up, output))
+            contenders.append(Contender(name, command, partial(_read, output, warm_up)))
+    return Calibration(in_turn(contenders, repeats, say), refused)
+
+
+def _read(output: Path, warm_up: int, _: FinishedProcess) -> Turn:
+    return recorded(output, warm_up)

@@ -1,0 +1,35 @@
+"""The cost of start-up beside the unavoidable imports of torch and MPI."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from hpcfed.lab.bench.timing import Contender, FinishedProcess, Turn, mpirun, run_command
+
+IMPORTS = "import torch; from mpi4py import MPI"
+
+
+def contenders(folder: Path, ranks: int) -> list[Contender]:
+    """Return the bare imports, and a run of one round of the workload in `folder`, timed as whole processes.
+
+    The round itself and the shutdown count as start-up, so the result is slightly too large.
+    """
+    output = folder / f"start-{ranks}"
+    launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+
+    def after_run(done: FinishedProcess) -> Turn:
+        shutil.rmtree(output)
+        return _whole(done)
+
+    run = run_command(folder / "recipe.yaml", ranks, "rounds=1", f"output={output}")
+    where = f", {ranks} rank{'s' if ranks > 1 else ''}"
+    return [
+        Contender(f"imports{where}", [*launch, sys.executable, "-c", IMPORTS], _whole),
+        Contender(f"hpcfed{where}", run, after_run),
+    ]
+
+
+def _whole(done: FinishedProcess) -> Turn:
+    return Turn(wall=1e3 * done.seconds)

@@ -1,0 +1,306 @@
+"""Contenders of a benchmark, each a separate process, timed in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median
+from types import FrameType
+
+import psutil
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.lab.bench.phases import median_ms
+from hpcfed.ranks.signals import ASKING
+from hpcfed.ranks.threads import start
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+
+BARE = Path(__file__).resolve().parents[3] / "jobs" / "bench" / "bare.py"
+SIDE_BY_SIDE = """
+import json, subprocess, sys
+sys.exit(any([process.wait() for process in [subprocess.Popen(command) for command in json.loads(sys.argv[1])]]))
+"""
+"""Program that runs commands at the same time; it succeeds if all of them do."""
+SAMPLED_EVERY = 0.1
+"""Seconds between samples of a contender's memory."""
+GRACE = 5.0
+"""Seconds between asking a process to end and killing it."""
+ERROR_PREFIX = "hpcfed: "
+"""Start of the line that says why hpcfed ended."""
+
+
+@dataclass(frozen=True)
+class FinishedProcess:
+    """A process that has succeeded: its stdout, its seconds, and its peak memory in bytes.
+
+    Resident memory: mapped pages of the page cache count once touched.
+    """
+
+    output: str
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A contender's measurements in one turn.
+
+    Attributes:
+        wall, cpu: milliseconds of a round, medians over its rounds; `cpu` is rank 0's, None if not reported.
+        peak_bytes: peak memory of the process, None under a launcher.
+        phases: milliseconds of a round by phase, medians; empty if not reported.
+    """
+
+    wall: float
+    cpu: float | None = None
+    peak_bytes: int | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A program to time: its name, its command, and how to read a turn from the ended process."""
+
+    name: str
+    command: Sequence[str]
+    read: Callable[[FinishedProcess], Turn]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A contender's turns, in order."""
+
+    name: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def wall(self) -> float:
+        """Milliseconds of a round, median over the turns."""
+        return median(turn.wall for turn in self.turns)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of a round by phase, medians over the turns."""
+        return {name: median(turn.phases[name] for turn in self.turns) for name in self.turns[0].phases}
+
+    def over(self, other: Timing) -> tuple[float, float, float]:
+        """Return the least, the median and the largest ratio of wall times to `other`, turn by turn."""
+        ratios = sorted(mine.wall / theirs.wall for mine, theirs in zip(self.turns, other.turns, strict=True))
+        return ratios[0], median(ratios), ratios[-1]
+
+    def cpu_over(self, other: Timing) -> float | None:
+        """Return the median ratio of CPU times to `other`, None if one did not report them."""
+        pairs = zip(self.turns, other.turns, strict=True)
+        ratios = [mine.cpu / theirs.cpu for mine, theirs in pairs if mine.cpu and theirs.cpu]
+        return median(ratios) if ratios else None
+
+
+def bare(workload: str, folder: Path, rounds: int, warm_up: int, device: str = "cpu") -> Contender:
+    """Return the repository's bare training loop as a contender.
+
+    Raises:
+        InputError: this is not a checkout, so the script is missing.
+    """
+    if not BARE.is_file():
+        raise InputError("bench needs jobs/bench/bare.py", remedy="run it from a checkout of the repository")
+    model = workload.partition("-")[0]
+    command = [sys.executable, str(BARE), model, str(folder), str(rounds), str(warm_up), device]
+    return own("bare", command)
+
+
+def ours(folder: Path, rounds: int, warm_up: int, ranks: int) -> Contender:
+    """Return `hpcfed run` on `ranks` ranks as a contender; a round is timed from its start to the next round's."""
+    output = folder / f"run-{ranks}"
+    command = run_command(folder / "recipe.yaml", ranks, f"rounds={rounds + warm_up}", f"output={output}")
+
+    def read(done: FinishedProcess) -> Turn:
+        turn = recorded(output, warm_up)
+        return replace(turn, peak_bytes=done.peak_bytes) if ranks == 1 else turn
+
+    return Contender(f"hpcfed, {ranks} rank{'s' if ranks > 1 else ''}", command, read)
+
+
+def ours_apart(folder: Path, rounds: int, warm_up: int, count: int) -> Contender:
+    """Return `count` simultaneous runs of one rank as a contender, each on its share of every cohort, without waiting.
+
+    It bounds the speed of `count` ranks on a machine whose cores share caches and memory.
+    """
+    cohorts = json.loads((folder / "cohorts.json").read_text(encoding="utf-8"))
+    commands, outputs = [], [folder / f"apart-{number}-of-{count}" for number in range(count)]
+    for number, output in enumerate(outputs):
+        share = output.with_suffix(".json")
+        write_whole(share, json.dumps([cohort[number::count] for cohort in cohorts]))
+        changes = (f"rounds={rounds + warm_up}", f"cohort.schedule={share}", f"output={output}")
+        commands.append(run_command(folder / "recipe.yaml", 1, *changes))
+
+    def read(_: FinishedProcess) -> Turn:
+        return Turn(wall=fmean(recorded(output, warm_up).wall for output in outputs))
+
+    together = [sys.executable, "-c", SIDE_BY_SIDE, json.dumps(commands)]
+    return Contender(f"hpcfed, {count} apart", together, read)
+
+
+def recorded(output: Path, warm_up: int) -> Turn:
+    """Return the times of a run's rounds from its record, and remove the run."""
+    seconds = [row["seconds"] for row in read_rounds(output / RECORD)][warm_up:]
+    shutil.rmtree(output)
+    wall, cpu = (1e3 * median(row[name] for row in seconds) for name in ("total", "cpu"))
+    return Turn(wall=wall, cpu=cpu, phases=median_ms(seconds))
+
+
+def own(name: str, command: Sequence[str]) -> Contender:
+    """Return a user's loop as a contender: its last JSON line has ``ms_med``, and optionally ``cpu_ms_med``."""
+
+    def read(done: FinishedProcess) -> Turn:
+        report = last_json(done.output)
+        return Turn(wall=report["ms_med"], cpu=report.get("cpu_ms_med"), peak_bytes=done.peak_bytes)
+
+    return Contender(name, command, read)
+
+
+def run_command(recipe: Path, ranks: int, *overrides: str) -> list[str]:
+    """Return the command of a quiet run on `ranks` ranks of this machine."""
+    launch = [mpirun(), "-n", str(ranks)] if ranks > 1 else []
+    return [*launch, sys.executable, "-m", "hpcfed", "run", "--quiet", str(recipe), *overrides]
+
+
+def in_turn(contenders: Sequence[Contender], repeats: int, say: Callable[[str], None]) -> list[Timing]:
+    """Run A B C A B C …, so that drifts of the machine's speed affect all contenders alike.
+
+    Raises:
+        EnvironmentFailure: a contender failed.
+    """
+    found: list[list[Turn]] = [[] for _ in contenders]
+    for repeat in range(1, repeats + 1):
+        for contender, turns in zip(contenders, found, strict=True):
+            turns.append(contender.read(run_to_end(contender.name, contender.command)))
+        times = (f"{c.name} {turns[-1].wall:.1f} ms" for c, turns in zip(contenders, found, strict=True))
+        say(f"  {repeat}/{repeats}  {'  '.join(times)}")
+    return [Timing(c.name, tuple(turns)) for c, turns in zip(contenders, found, strict=True)]
+
+
+def run_to_end(name: str, command: Sequence[str]) -> FinishedProcess:
+    """Run a command in a process group of its own, which ends with this process; return output, time and memory.
+
+    Raises:
+        InputError: it ended with exit code 2.
+        EnvironmentFailure: it failed otherwise.
+    """
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr, _exit_by_signals():
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        with _ended(process), _watched_memory(process.pid) as seen:
+            process.wait()
+        seconds = time.perf_counter() - started
+        stdout.seek(0)
+        stderr.seek(0)
+        output, errors = stdout.read(), stderr.read()
+    if process.returncode != 0:
+        lines = (errors.strip() or output.strip() or "no output").splitlines()
+        last = next(
+            (line for line in reversed(lines) if line.startswith(ERROR_PREFIX)), lines[-1]
+        )  # launchers add theirs
+        failure = InputError if process.returncode == InputError.exit_code else EnvironmentFailure
+        raise failure(f"{name} failed with exit code {process.returncode}", got=last.removeprefix(ERROR_PREFIX))
+    return FinishedProcess(output, seconds, max(seen))
+
+
+@contextmanager
+def _exit_by_signals() -> Iterator[None]:
+    """Let signals that ask to stop raise SystemExit, so that processes started are ended; main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in ASKING}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL:  # SIGINT raises KeyboardInterrupt; under nohup SIGHUP is ignored
+            signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """On an exception, ask the process group to end; kill what is left of it after `GRACE` seconds."""
+    try:
+        yield
+    except BaseException:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            leader = psutil.Process(process.pid)
+            members = [leader, *leader.children(recursive=True)]  # launchers give ranks groups of their own
+            os.killpg(process.pid, signal.SIGTERM)
+            for left in psutil.wait_procs(members, timeout=GRACE)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    left.kill()
+        process.wait()
+        raise
+
+
+@contextmanager
+def _watched_memory(pid: int) -> Iterator[list[int]]:
+    """Sample a process's resident memory, bytes, every `SAMPLED_EVERY` seconds.
+
+    The kernel's own peak is useless: it starts at that of the parent process.
+    """
+    seen, over, process = [0], threading.Event(), psutil.Process(pid)
+
+    def watch() -> None:
+        with suppress(psutil.Error):  # it has ended
+            while not over.wait(SAMPLED_EVERY):
+                seen.append(process.memory_info().rss)
+
+    watcher = start(threading.Thread(target=watch, name="memory", daemon=True))
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
+def mpirun() -> str:
+    """Return the launcher beside this Python, or the one on the PATH.
+
+    Raises:
+        InputError: there is none.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise InputError("mpirun is not on the PATH", remedy="pip install mpich, or load the site's MPI")
+    return found
+
+
+def last_json(output: str) -> dict[str, float]:
+    """Return the last JSON object at the end of a line of a command's output.
+
+    Raises:
+        InputError: there is none.
+    """
+    for line in reversed(output.splitlines()):
+        if "{" in line:
+            try:
+                return json.loads(line[line.index("{") :])
+            except ValueError:
+                continue
+    raise InputError("the command printed no JSON object", expected='a line with {"ms_med": …}')

@@ -1,0 +1,148 @@
+"""The references of a run: BibTeX for exactly the methods, data and models that its recipe names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hpcfed import algorithms
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.lab.report.group import method_name
+from hpcfed.lab.report.read import RECIPE, read_json, read_recipe
+
+FEDEXP, FEDDYN, GEL = "jhunjhunwala2023fedexp", "acar2021federated", "boukhari2021boosting"
+FEDAVG, FEDPROX = "mcmahan2017communication", "li2020federated"
+ADAPTIVE, LEAF = "reddi2021adaptive", "caldas2018leaf"
+PRIVATE_PARTS, SILOBN = ("li2021fedbn", "arivazhagan2019personalization"), "andreux2020siloed"
+OPTIMIZERS = {"adam": "kingma2015adam", "yogi": "zaheer2018adaptive"}
+MODELS = {
+    "emnist-cnn": (ADAPTIVE,),
+    "cifar-cnn": (FEDEXP,),
+    "feddyn-cnn": (FEDDYN,),
+    "femnist-cnn": (GEL,),
+    "resnet18-gn": ("he2016deep", "hsieh2020noniid"),
+    "lstm": (FEDDYN,),
+}
+PARTITIONS = {
+    "dirichlet-client": ("hsu2019measuring",),
+    "dirichlet-class": ("yurochkin2019bayesian",),
+    "shards": (FEDAVG,),
+    "iid-per-class": (FEDDYN,),
+}
+DATA = {
+    "mnist": ("lecun1998gradient",),
+    "fashion-mnist": ("xiao2017fashion",),
+    "emnist": ("cohen2017emnist",),
+    "flamby-heart-disease": ("terrail2022flamby", "janosi1988heart"),
+    "flamby-tcga-brca": ("terrail2022flamby",),
+    "flamby-isic2019": ("terrail2022flamby", "tschandl2018ham10000", "codella2018skin", "combalia2019bcn20000"),
+    "flamby-camelyon16": ("terrail2022flamby", "litjens2018camelyon"),
+    "cifar10": ("krizhevsky2009learning",),
+    "cifar100": ("krizhevsky2009learning",),
+    "cinic10": ("darlow2018cinic",),
+    "femnist": (LEAF, "cohen2017emnist"),
+    "shakespeare": (FEDAVG, LEAF),
+    "fed-emnist": (LEAF, "cohen2017emnist"),
+    "fed-cifar100": (ADAPTIVE, "krizhevsky2009learning"),
+    "fed-shakespeare": (FEDAVG, LEAF),
+    "digits": ("alpaydin1998optical",),
+    "linear-regression": (FEDEXP,),
+    "toy2d": (FEDEXP,),
+    "feddyn-synthetic": (FEDDYN,),
+    "fedprox-synthetic": (FEDPROX,),
+    "leaf-synthetic": (LEAF,),
+}
+"""References by the name in the federation file; ``emnist-letters`` and its kin count as ``emnist``."""
+
+Reason = tuple[str, tuple[str, ...]]
+"""An item that the run used, in words, and the keys of its references; empty if none is known."""
+
+
+def bibtex(run: Path) -> str:
+    """Return a run's references as BibTeX, each below the items that it is for.
+
+    Raises:
+        InputError: not a run folder.
+    """
+    if not (run / RECIPE).is_file():
+        raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
+    recipe = read_recipe(run / RECIPE)
+    purposes: dict[str, list[str]] = {}
+    unknown = []
+    for words, keys in (*of_recipe(recipe), *of_data(recipe)):
+        for key in keys:
+            purposes.setdefault(key, []).append(words)
+        if not keys:
+            unknown.append(words)
+    entries = references()
+    parts = [f"% {words}: no reference known here" for words in unknown]
+    parts += [f"% {'; '.join(words)}\n{entries[key]}" for key, words in purposes.items()]
+    return "\n\n".join([*parts, f"% The program\n{_ourselves(read_json(run / 'environment.json'))}"])
+
+
+def of_recipe(recipe: Mapping[str, Any]) -> Iterator[Reason]:
+    """Yield the items of a recipe: its method, guess, clients' optimizer, evaluated model and network."""
+    algorithm, local = recipe.get("algorithm") or {}, recipe.get("local") or {}
+    name = method_name({"algorithm": algorithm})
+    parts = [str(algorithm[role]) for role in ("local", "normalize", "server") if algorithm.get(role)]
+    if algorithm.get("factory"):
+        yield f"Method {algorithm['factory']}", ()
+    elif algorithm.get("name"):
+        yield f"Method {name}", algorithms.references().get(str(algorithm["name"]), ())
+    else:
+        known = algorithms.references_of_parts()
+        yield f"Method {name}", tuple(dict.fromkeys(key for part in parts for key in known.get(part, (FEDAVG,))))
+    if (recipe.get("guess") or "none") != "none":
+        yield f"Guessed updates, GeL ({recipe['guess']})", (GEL,)
+    if local.get("step"):
+        yield f"Local step {local['step']}", ()
+    if (optimizer := local.get("optimizer")) in OPTIMIZERS:
+        yield f"Clients' optimizer {optimizer}", (OPTIMIZERS[optimizer],)
+    if (recipe.get("evaluate") or {}).get("model") == "last-two":
+        yield "Evaluation of the mean of the last two iterates", (FEDEXP,)
+    parameters = recipe.get("parameters") or {}
+    if parameters.get("private"):
+        yield "Private parameters", PRIVATE_PARTS
+    if parameters.get("buffers") == "private":
+        yield "Private running statistics", (SILOBN,)
+    model = recipe.get("model") or {}
+    if model.get("name") in MODELS:
+        yield f"Model {model['name']}", MODELS[model["name"]]
+    elif model.get("factory"):
+        yield f"Model {model['factory']}", ()
+
+
+def of_data(recipe: Mapping[str, Any]) -> Iterator[Reason]:
+    """Yield the data set and its partition, as the federation file names them, or that the file is missing."""
+    try:
+        with Federation.open(Path(str(recipe.get("data")))) as federation:
+            name, scheme = federation.name, federation.partition.get("scheme")
+    except InputError:
+        yield f"Data and partition of {recipe.get('data')}, which is not there", ()
+        return
+    yield f"Data set {name}", DATA.get("emnist" if name.startswith("emnist-") else name, ())
+    if scheme in PARTITIONS:
+        yield f"Partition {scheme}", PARTITIONS[scheme]
+
+
+def references() -> dict[str, str]:
+    """Return the bibliography, key → entry."""
+    text = files(__name__).joinpath("references.bib").read_text(encoding="utf-8")
+    return {match[1]: match[0] for match in re.finditer(r"^@\w+\{([^,]+),\n.*?^\}", text, re.MULTILINE | re.DOTALL)}
+
+
+def _ourselves(environment: Mapping[str, Any]) -> str:
+    """Return the entry of hpcfed in the version of the run."""
+    version, started = environment.get("hpcfed"), str(environment.get("started", ""))
+    fields = {
+        "title": "{hpcfed}: Federated Learning on {HPC} Clusters",
+        "author": "{The hpcfed developers}",
+        **({"version": version} if version else {}),
+        **({"year": started[:4]} if started[:4].isdecimal() else {}),
+    }
+    lines = ",\n".join(f"  {key:8}= {{{value}}}" for key, value in fields.items())
+    return f"@software{{hpcfed,\n{lines}\n}}"

@@ -1,0 +1,99 @@
+"""A trained model as one file for other programs, beside a model card and the preparation of its input."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hpcfed.data.federation import Federation
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.lab.export.card import ExportedModel, card, files_of
+from hpcfed.lab.export.formats import FORMATS, content_of
+from hpcfed.lab.export.preparation import SUFFIX, preparation
+from hpcfed.lab.loaded import LoadedRun, load
+from hpcfed.run_folder.files import INITIAL
+
+
+def export(
+    run: Path,
+    kind: str = "safetensors",
+    output: Path | None = None,
+    site: str | None = None,
+    *,
+    data: Path | None = None,
+    accept_code: bool = False,
+    overwrite: bool = False,
+) -> tuple[Path, Path, Path]:
+    """Write a run's evaluated model, the preparation of its input, and a model card; return the three paths.
+
+    A card that was written of other formats of the same model lists all of them.
+
+    Args:
+        run: the run folder.
+        kind: a name of `FORMATS`.
+        output: the model's file; default: the run's name, the site's, and the format's ending, in the working folder.
+        site: name or number of a client, whose private parts the model then has.
+        data: present path of its federation file, if that has moved.
+        accept_code: whether the model may be built by code that has changed since the run.
+        overwrite: whether to replace files that exist.
+
+    Raises:
+        InputError: no trained model, no such site, a file that exists, or a model that the format cannot hold.
+        EnvironmentFailure: the disk refuses.
+    """
+    loaded = load(run, data=data, accept_code=accept_code)
+    client = None if site is None else _client(loaded, site)
+    name = loaded.recipe.name if client is None else f"{loaded.recipe.name}-{client}"
+    path = output or Path(f"{name}{FORMATS[kind]}")
+    if path.suffix == ".md":
+        raise InputError("--output", where=str(path), got="the place of the model card", remedy="use another ending")
+    stem = path.name.removesuffix(FORMATS[kind])
+    stem = path.stem if stem in ("", path.name) else stem
+    beside, of_input = (path.with_name(stem + ending) for ending in (".md", SUFFIX))
+    with Federation.open(loaded.recipe.data) as federation:
+        steps = preparation(federation, loaded.recipe.dtype).encode()
+    prepared = ExportedModel(of_input.name, "json", hashlib.sha256(steps).hexdigest(), client)
+    others = _listed(loaded, beside, client, prepared)
+    for taken, ours in ((path, False), (of_input, _holds(of_input, steps)), (beside, bool(others))):
+        if taken.exists() and not (ours or overwrite):
+            raise InputError("exists", where=str(taken), remedy="choose another --output, or add --overwrite")
+    content = content_of(loaded, kind, client)
+    made = ExportedModel(path.name, kind, hashlib.sha256(content).hexdigest(), client)
+    text = card(loaded, [*(one for one in others if one.file != made.file), made], prepared)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+        write_whole(of_input, steps)
+        write_whole(beside, text)
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(path), got=error.strerror or str(error)) from error
+    return path, of_input, beside
+
+
+def _listed(loaded: LoadedRun, path: Path, client: int | None, prepared: ExportedModel) -> list[ExportedModel]:
+    """Return the files of a model's card; none if there is no card at `path`, or one of another model."""
+    try:
+        return files_of(loaded, path.read_text(encoding="utf-8"), client, prepared)
+    except (OSError, ValueError):  # ValueError: no text
+        return []
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
+
+
+def _client(loaded: LoadedRun, site: str) -> int:
+    """Return the client of a name or a number.
+
+    Raises:
+        InputError: the federation has none, or clients have no private parts.
+    """
+    if not (loaded.folder / INITIAL).exists():
+        what = f"--site {site}: the model has no private part, so that all sites have the same"
+        raise InputError(what, where=str(loaded.folder), remedy="leave it out")
+    with Federation.open(loaded.recipe.data) as federation:
+        return federation.client_number(site)

@@ -1,0 +1,91 @@
+"""The files of an exported model: tensors by name, or a TorchScript program. None of them is read by unpickling code.
+
+safetensors   all parameters and buffers by the module's names
+state_dict    the same by ``torch.save``; ``torch.load(…, weights_only=True)`` reads it
+torchscript   the module traced in evaluation mode; refused unless it predicts what the module does, bit for bit
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.errors import RAISED, InputError
+from hpcfed.lab.loaded import LoadedRun
+from hpcfed.run_folder.files import INITIAL
+
+FORMATS = {"safetensors": ".safetensors", "state_dict": ".pt", "torchscript": ".torchscript.pt"}
+"""Formats and the endings of their files."""
+SIZES = (2, 1, 5, 2)
+"""Samples of the batches that a traced module is compared on."""
+
+
+def content_of(loaded: LoadedRun, kind: str, client: int | None) -> bytes:
+    """Return the file of a run's evaluated model, with a client's private parts; without `client` they are left out.
+
+    Raises:
+        InputError: no trained model yet, a module that cannot be traced, or one that needs a client's private parts.
+    """
+    module = loaded.evaluated if client is None else loaded.evaluated_of(client)
+    private = private_names(loaded) if client is None else frozenset()
+    if kind == "torchscript":
+        if private:
+            what = f"--format torchscript: {len(private)} tensors of the model are each client's own"
+            raise InputError(what, where=str(loaded.folder), remedy="name a client by --site, or choose another format")
+        return _traced(module, list(_batches(loaded)), str(loaded.folder))
+    tensors = {name: tensor.clone() for name, tensor in module.state_dict().items() if name not in private}
+    if kind == "safetensors":
+        return save(tensors, metadata={"format": "pt"})
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
+
+
+def private_names(loaded: LoadedRun) -> frozenset[str]:
+    """Return the names of the private parameters and buffers; empty without any."""
+    path = loaded.folder / INITIAL
+    if not path.exists():
+        return frozenset()
+    with safe_open(path, framework="pt") as file:
+        return frozenset(file.keys())
+
+
+def _batches(loaded: LoadedRun) -> Iterator[Tensor]:
+    """Yield batches of the federation's samples as the run prepares them."""
+    with Federation.open(loaded.recipe.data) as federation:
+        shards = Shards(federation, getattr(torch, loaded.recipe.dtype), torch.device("cpu"), capacity=0)
+        fullest = int(federation.sizes.argmax())
+        x = shards.client(fullest)[0]
+    yield from (x[:size].clone() for size in SIZES)
+
+
+def _traced(module: nn.Module, batches: list[Tensor], where: str) -> bytes:
+    """Return a module as a TorchScript program, compared with it on batches.
+
+    Raises:
+        InputError: it cannot be traced, or the program's predictions are others.
+    """
+    remedy = "choose another --format"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of torch, on deprecation and on constants, which the comparison below finds
+        try:
+            program = torch.jit.trace(module, batches[0], check_trace=False)
+            file = io.BytesIO()
+            torch.jit.save(program, file)
+            again = torch.jit.load(io.BytesIO(file.getvalue()))
+            same = all(torch.equal(again(x), module(x)) for x in batches)
+        except RAISED as error:  # a user's module may raise anything
+            what = f"--format torchscript: the module cannot be traced: {type(error).__name__}"
+            raise InputError(what, where=where, got=str(error).strip().splitlines()[0][:200], remedy=remedy) from error
+    if not same:
+        what = "--format torchscript: the traced module predicts other values"
+        raise InputError(f"{what}, since it depends on more than its input's shape", where=where, remedy=remedy)
+    return file.getvalue()

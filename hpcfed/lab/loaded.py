@@ -1,0 +1,151 @@
+"""`hpcfed.load`: a run folder as tables and modules, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.api import trained_module
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError
+from hpcfed.io.text import open_file
+from hpcfed.lab.report.read import CLIENTS, RECIPE, read_json
+from hpcfed.run_folder.rounds import RECORD, columns_of, read_rounds
+
+EVALUATED = "model-evaluated.safetensors"
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+def load(run: str | Path, *, data: str | Path | None = None, accept_code: bool = False) -> LoadedRun:
+    """Read a run folder, finished or still going.
+
+    Args:
+        run: the folder.
+        data: present path of its federation file, if that has moved.
+        accept_code: whether modules may be built by code that has changed since the run.
+
+    Raises:
+        InputError: it is no run's folder.
+    """
+    folder = Path(run).resolve()
+    if not (folder / RECIPE).is_file():
+        raise InputError("not a run folder", where=str(folder), remedy="name the output folder of a run")
+    recipe = load_recipe(folder / RECIPE)
+    moved = {"output": folder} | ({"data": Path(data).resolve()} if data is not None else {})
+    return LoadedRun(recipe.model_copy(update=moved), accept_code)
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """The content of a run folder. Tables need pandas, modules torch; each is read at first use."""
+
+    recipe: Recipe
+    accept_code: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.recipe.output
+
+    @property
+    def status(self) -> str:
+        """How it ended: ``finished``, ``stopped``, ``diverged``, ``failed``; ``unfinished`` if it has not."""
+        return str(read_json(self.folder / "result.json").get("status", "unfinished"))
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """``environment.json``: where the run ran, and what its bits depend on."""
+        return read_json(self.folder / "environment.json")
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The record, one row a round: the columns of ``metrics.jsonl``; nested objects become dotted
+        columns, ``seconds.local``, ``clients.global.test.loss.mean``.
+
+        Raises:
+            InputError: pandas is not installed, or the record is damaged.
+        """
+        pandas = _pandas()
+        path = self.folder / RECORD
+        rows = read_rounds(path) if path.exists() else []
+        if not rows:
+            raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+        table = pandas.json_normalize(rows).set_index("round")
+        numeric = columns_of(rows, path)
+        numbers = [name for name in table.columns if name in numeric]
+        try:
+            table[numbers] = table[numbers].apply(pandas.to_numeric)  # null in all rounds: nan, not None
+        except (TypeError, ValueError) as error:
+            expected = "numbers in the columns that have one in some round"
+            raise InputError("damaged", where=str(path), expected=expected, got=str(error)) from error
+        spread = {name.partition(".")[0] for name in table.columns if "." in name}
+        return table.drop(columns=[name for name in spread if name in table])  # null in a round, an object in others
+
+    @cached_property
+    def clients(self) -> pd.DataFrame | None:
+        """The scores of each client, ``clients.csv``; None if the recipe did not ask for them.
+
+        Raises:
+            InputError: pandas is not installed, or the file is damaged.
+        """
+        path, pandas = self.folder / CLIENTS, _pandas()
+        if not path.exists():
+            return None
+        try:
+            with open_file(path) as file:
+                return pandas.read_csv(file)
+        except (OSError, ValueError) as error:  # ValueError: pandas's, too
+            raise InputError("cannot be read", where=str(path), got=str(error)) from error
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The trained module, the last iterate, on the CPU.
+
+        Raises:
+            InputError: there is no trained model yet, the federation file, which defines the shapes, is missing, or the
+                model's code is not the run's.
+        """
+        return self._module("model.safetensors")
+
+    @cached_property
+    def evaluated(self) -> nn.Module:
+        """The module evaluated last; equals `module` unless `evaluate.model` names another than the last iterate."""
+        return self._module(EVALUATED) if (self.folder / EVALUATED).exists() else self.module
+
+    def evaluated_of(self, client: int) -> nn.Module:
+        """The same with a client's private parameters and buffers, as `module_of`."""
+        return self._module(EVALUATED, client) if (self.folder / EVALUATED).exists() else self.module_of(client)
+
+    def module_of(self, client: int) -> nn.Module:
+        """The trained module with a client's private parameters and buffers; the initial ones if it was never drawn.
+
+        Raises:
+            InputError: as `module` does, or the federation has no such client.
+        """
+        return self._module("model.safetensors", client)
+
+    def _module(self, name: str, client: int | None = None) -> nn.Module:
+        if not (self.folder / name).exists():
+            raise InputError("no trained model yet", where=str(self.folder), remedy="let the run end")
+        if self.recipe.model.factory is not None:
+            places = ", ".join(map(str, self.recipe.python_path))
+            what = f"{self.folder}: the model is code, {self.recipe.model.factory}, which runs from {places}"
+            warnings.warn(what, stacklevel=4)
+        return trained_module(self.recipe, self.folder / name, client, accept_code=self.accept_code)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        remedy = "pip install pandas"
+        raise InputError("tables of a loaded run need pandas, which is not installed", remedy=remedy) from None
+    return pandas

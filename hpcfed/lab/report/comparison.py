@@ -1,0 +1,148 @@
+"""The steps from run folders to a report: read, group, compute tables, write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.errors import InputError
+from hpcfed.io.figure_style import PAGE, PAPER, to_files, to_svg
+from hpcfed.lab.report import tables
+from hpcfed.lab.report.group import Group, group_runs
+from hpcfed.lab.report.measure import Criterion, choose_criterion, default_target
+from hpcfed.lab.report.page import Chapter, Picture, render_page
+from hpcfed.lab.report.paired import choose_baseline
+from hpcfed.lab.report.plots import Scene
+from hpcfed.lab.report.read import Run, find_runs, read_run
+from hpcfed.lab.report.sections import CLIENTS, DIFFERENCES, SECTIONS, SITES, TIME, Plot, files_of, own_metrics
+from hpcfed.lab.report.write import choose_folder, write_report
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything a report shows: the runs in groups, its settings, and the main tables."""
+
+    runs: tuple[Run, ...]
+    groups: tuple[Group, ...]
+    criterion: Criterion
+    targets: tuple[float, ...]
+    window: int
+    baseline: Group
+    waiting: tuple[Path, ...]  # run folders without rounds yet, which are left out
+    results: tuple[tables.Table, ...]
+    differences: tables.Table | None
+
+
+def make_report(
+    runs: Sequence[Path], output: Path | None = None, targets: Sequence[float] = (), *, figures: bool = True
+) -> Path:
+    """Write ``report.html`` and optionally ``figures/`` (PNG and PDF) from run folders; return the page's path.
+
+    `output` defaults to the run's own folder for one run, and to ``report`` for several. `targets` are fractions for
+    accuracies, else losses; by default the report chooses a target that even the worst run reached.
+
+    Raises InputError: a folder is no run or has no rounds yet, a target is out of range, or `output` holds other files.
+    """
+    return write_comparison(compare(runs, targets), output, figures=figures)
+
+
+def compare(
+    runs: Sequence[Path],
+    targets: Sequence[float] = (),
+    window: int = 1,
+    baseline: str | None = None,
+    metric: str | None = None,
+) -> Comparison:
+    """Read the run folders and compute the tables.
+
+    Values are means of `window` consecutive evaluations; `baseline` is the label of the group that the others are
+    compared with (by default FedAvg, or else the first); results, targets and differences are of the test set's
+    `metric` (by default accuracy, or else the loss).
+    """
+    found, waiting = find_runs([Path(run) for run in runs])
+    read = [read_run(folder) for folder in found]
+    if not read:
+        raise InputError("no run named", remedy="name the output folder of a run")
+    groups = group_runs(read)
+    reference = choose_baseline(groups, baseline)
+    criterion = choose_criterion(read, metric)
+    goals, note = _goals(groups, criterion, targets, window)
+    note += " Runs that did not reach it are counted, but part of no mean."
+    if window > 1:
+        note += f" Reached means: by the mean of {window} evaluations in a row."
+    results = [tables.results_table(groups, criterion, window)]
+    if goals:
+        results.append(tables.targets_table(groups, criterion, goals, window, note))
+    differences = tables.differences_table(groups, reference, criterion, goals, window)
+    return Comparison(
+        tuple(read), tuple(groups), criterion, goals, window, reference, tuple(waiting), tuple(results), differences
+    )
+
+
+def write_comparison(comparison: Comparison, output: Path | None = None, *, figures: bool = True) -> Path:
+    """Write the page, and optionally the figures, into `output` (defaults as in `make_report`); return its path."""
+    folder = choose_folder(comparison.runs, None if output is None else Path(output))
+    groups = comparison.groups
+    scene = Scene(groups, comparison.criterion, comparison.targets, comparison.window, comparison.baseline)
+    shown = {
+        DIFFERENCES: comparison.differences,
+        CLIENTS: tables.clients_table(groups),
+        SITES: tables.sites_table(groups),
+        TIME: tables.timing_table(groups),
+    }
+    chapters: list[Chapter] = []
+    files: dict[str, bytes] = {}
+    sections = (*SECTIONS, own_metrics(comparison.runs))
+    for section in sections:
+        drawn = [(plot, figure) for plot in section.plots if (figure := plot.draw(scene, PAGE))]
+        pictures = [Picture(plot.file, plot.caption, to_svg(figure, plot.file)) for plot, figure in drawn]
+        if figures:
+            files |= _files([plot for plot, _ in drawn], scene)
+        table = shown.get(section)
+        if pictures or table:
+            chapters.append(
+                Chapter(section.title, tuple(pictures), table, has_keys=bool(pictures) and section is not TIME)
+            )
+    recipes = tables.recipes_table(groups) if len(groups) > 1 else None
+    page = render_page(
+        groups,
+        comparison.results,
+        chapters,
+        recipes,
+        tables.environment_table(groups),
+        waiting=comparison.waiting,
+        has_files=figures,
+    )
+    return write_report(folder, page, files, known=files_of(sections))
+
+
+def _files(plots: Sequence[Plot], scene: Scene) -> dict[str, bytes]:
+    """Return the plots as files for a paper: name → content."""
+    drawn = ((plot.file, plot.draw(scene, PAPER)) for plot in plots)
+    return {
+        f"{name}{suffix}": content
+        for name, figure in drawn
+        if figure is not None
+        for suffix, content in to_files(figure).items()
+    }
+
+
+def _goals(
+    groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int
+) -> tuple[tuple[float, ...], str]:
+    """Return the targets, the user's or the default one, and a sentence that says which."""
+    is_fraction, is_loss = criterion.is_fraction, criterion.is_loss
+    for target in targets:
+        if not math.isfinite(target) or (is_fraction and not 0 < target <= 1) or (is_loss and target <= 0):
+            expected = "a fraction above 0 and up to 1" if is_fraction else "a loss above 0" if is_loss else "a number"
+            remedy = f"write {target / 100:g} for {target:g} %" if is_fraction and 1 < target <= 100 else ""
+            raise InputError("target", where=criterion.title, expected=expected, got=f"{target:g}", remedy=remedy)
+    if targets:
+        return tuple(dict.fromkeys(targets)), f"The first evaluated round with this {criterion.title} or better."
+    chosen = default_target(groups, criterion, window)
+    if chosen is None:
+        return (), ""
+    note = f"The default target: the {criterion.title} that even the worst finished run ended with, rounded."
+    return (chosen,), note

@@ -1,0 +1,202 @@
+"""Groups of runs that differ only in their seed, one run per seed: how runs are grouped, and how they are labelled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcfed import algorithms
+from hpcfed.lab.report.read import Run
+from hpcfed.run_folder.identity import FREE, WITHOUT_EFFECT
+
+NOT_THE_EXPERIMENT = ("seed", "seeds", "name", "checkpoint", "watchdog", *WITHOUT_EFFECT)
+CODE = "code "
+"""Begins the key of a file of the user's code."""
+ABSENT = "–"
+FEDAVG_PARTS = ("plain", "none", "step")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Repetitions of one experiment, one per seed; `label` is unique in a report.
+
+    `repeats` are further runs of the same seeds: equal but for rounding, they would make a deviation too small.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    repeats: tuple[Run, ...] = ()
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """The recipe that the runs share, with the first one's seed, name and output."""
+        return self.runs[0].recipe
+
+    @property
+    def seeds(self) -> str:
+        separator = "; " if any("," in run.seed for run in self.runs) else ", "
+        return separator.join(run.seed for run in self.runs)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Group runs of equal `settings`, in order of appearance (see `_labels`).
+
+    Of several runs of one seed the longest counts, or the first of these.
+    """
+    repetitions: dict[str, list[Run]] = {}
+    for run in runs:
+        repetitions.setdefault(json.dumps(settings(run), sort_keys=True, default=str), []).append(run)
+    groups = [_one_per_seed(found) for found in repetitions.values()]
+    labels = _labels([found for found, _ in groups])
+    return [Group(label, *found) for label, found in zip(labels, groups, strict=True)]
+
+
+def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Return the run that counts for each seed, and the others."""
+    counted: dict[str, Run] = {}
+    for run in runs:
+        if run.seed not in counted or run.num_rounds > counted[run.seed].num_rounds:
+            counted[run.seed] = run
+    kept = tuple(counted.values())
+    return kept, tuple(run for run in runs if not any(run is one for one in kept))
+
+
+def differences(mappings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the dotted keys whose values differ between the mappings, with one value in text per mapping."""
+    flat = [flatten(mapping) for mapping in mappings]
+    keys = dict.fromkeys(key for entry in flat for key in entry)
+    values = {key: [entry.get(key, ABSENT) for entry in flat] for key in keys}
+    return {key: texts for key, texts in values.items() if len(set(texts)) > 1}
+
+
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return ``{"local.lr": "0.1", …}``: dotted keys, values in text; null counts as absent."""
+    flat: dict[str, str] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif value is not None:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def method_of(run: Run) -> str:
+    """Name a run's method; a user's own method by its recorded title, if any."""
+    return method_name(run.recipe, str(run.environment.get("method") or ""))
+
+
+def method_name(recipe: Mapping[str, Any], title: str = "") -> str:
+    """Name the method as its paper does: ``FedExP``, ``prox + fedexp``, ``FedProx + GeL (remaining)``.
+
+    A local step of the user's own is added to it: ``FedAvg + samstep:step``.
+
+    `title` is the recorded title of a method that a factory made.
+    """
+    algorithm = recipe.get("algorithm")
+    if not isinstance(algorithm, Mapping):
+        return str(algorithm)
+    parts = [str(algorithm[part]) for part in ("local", "normalize", "server") if algorithm.get(part)]
+    factory = str(algorithm.get("factory") or "")
+    own = factory and (_printable(title) or factory.rpartition(".")[2])  # else the last module and the function
+    named = [part for part in parts if part not in FEDAVG_PARTS]
+    name = str(algorithm.get("name") or own or " + ".join(named) or "fedavg")
+    guess = recipe.get("guess") or "none"
+    local = recipe.get("local")
+    step = _printable(str(local.get("step") or "")) if isinstance(local, Mapping) else ""
+    added = f" + {step}" if step else "" if guess == "none" else f" + GeL ({guess})"
+    return algorithms.titles().get(name, name) + added
+
+
+def name_of(runs: Sequence[Run]) -> str | None:
+    """Return the name that all runs share, without a seed at its end; None if their names differ."""
+    names = {str(run.recipe.get("name") or "") for run in runs}
+    if len(names) > 1:
+        names = {_without_seed(str(run.recipe.get("name") or ""), run.seed) for run in runs}
+    return _printable(names.pop()) or None if len(names) == 1 else None
+
+
+def experiment_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe without the keys that may differ between repetitions of one experiment."""
+    return {key: value for key, value in recipe.items() if key not in NOT_THE_EXPERIMENT}
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """Return what makes a run's experiment: the user's code, ``code mine.py`` → hash, and the recipe's keys."""
+    return {f"{CODE}{file}": text for file, text in run.code.items()} | experiment_recipe(run.recipe)
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a label for each group.
+
+    The label is the method's name; or, if run names differ between groups, name and method: ``pooled (FedAvg)``. The
+    name alone, ``pooled``, is enough if all groups have one method or the name contains it. Groups whose labels are
+    still equal get the files of code and the recipe keys in which they differ: those that can change a model, and the
+    others (`FREE`) only if labels are equal without them.
+    """
+    methods, names = [method_of(group[0]) for group in groups], [name_of(group) for group in groups]
+    if len({name for name in names if name}) < 2:
+        names = [None] * len(groups)
+    labels = [_label(method, name, methods) for method, name in zip(methods, names, strict=True)]
+    for left_out in (FREE, ()):
+        for label, count in Counter(labels).items():
+            if count > 1:
+                same = [index for index, other in enumerate(labels) if other == label]
+                apart = differences([settings(groups[index][0]) for index in same])
+                if "data" in apart:
+                    apart.pop("data_content", None)
+                apart = {key: values for key, values in apart.items() if key.partition(".")[0] not in left_out}
+                for position, index in enumerate(same):
+                    labels[index] = _with_keys(label, {key: values[position] for key, values in apart.items()})
+    return _numbered(labels)
+
+
+def _label(method: str, name: str | None, methods: Sequence[str]) -> str:
+    if name is None or _letters(name) == _letters(method):
+        return method
+    if _letters(method) in _letters(name):
+        return method if methods.count(method) == 1 else name
+    return name if len(set(methods)) == 1 else f"{name} ({method})"
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+def _without_seed(name: str, seed: str) -> str:
+    return re.sub(rf"[-_. ]*(?:seed|s)?[-_. =]*{re.escape(seed)}$", "", name)
+
+
+def _printable(text: str, length: int = 60) -> str:
+    """Strip unprintable characters and cut the text to `length`."""
+    return "".join(character for character in text if character.isprintable()).strip()[:length]
+
+
+def _with_keys(label: str, values: Mapping[str, str]) -> str:
+    shown = [_in_words(key, value) for key, value in values.items() if value != ABSENT][:3]
+    return f"{label} ({', '.join(shown)})" if shown else label
+
+
+def _in_words(key: str, value: str) -> str:
+    return f"{key} {value}" if key.startswith(CODE) else f"{key.rpartition('.')[2]} {_shortened(value)}"
+
+
+def _shortened(value: str, length: int = 24) -> str:
+    """Shorten a fraction to four digits, a path to its last name, and a long text to its end: there they differ."""
+    if re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", value):
+        return f"{float(value):.4g}"
+    value = value.rstrip("/").rpartition("/")[2] or value
+    return value if len(value) <= length else "…" + value[-length:]
+
+
+def _numbered(labels: Sequence[str]) -> list[str]:
+    """Number the labels that are still equal with three recipe keys."""
+    totals, seen = Counter(labels), Counter[str]()
+    unique = []
+    for label in labels:
+        seen[label] += 1
+        unique.append(f"{label} #{seen[label]}" if totals[label] > 1 else label)
+    return unique

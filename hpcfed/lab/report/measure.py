@@ -1,0 +1,272 @@
+"""The numbers that a report compares: means over seeds, curves with their spread, and the cost of reaching a target.
+
+Standard deviations are the sample's (n − 1), over the runs of a group. A run that never reached a target is reported
+as such and enters no mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any, Literal
+
+import numpy as np
+
+from hpcfed.config.metrics import BUILT_IN, is_matrix, is_percentage, listed
+from hpcfed.errors import InputError, nearest
+from hpcfed.lab.report.group import Group
+from hpcfed.lab.report.read import Run
+
+Quantity = Literal["fraction", "loss", "number"]
+"""What the numbers of a column are: shares, losses or other numbers."""
+LOSSES = ("test_loss", "train_loss", "local_loss")
+
+
+def unit_of(column: str, runs: Iterable[Run] = ()) -> Quantity:
+    """Return the unit of a column of the runs' records; of a metric that has other units in other runs, a number."""
+    if column in LOSSES:
+        return "loss"
+    name = column.partition("_")[2]
+    recipes = [{name: metric} for run in runs if (metric := _in_recipe(run, name)) is not None] or [{}]
+    return "fraction" if all(is_percentage(column, metrics) for metrics in recipes) else "number"
+
+
+def _in_recipe(run: Run, name: str) -> Any:
+    """Return a metric as the run's recipe has it in ``evaluate.metrics``, None if it has none of this name."""
+    try:
+        return listed((run.recipe.get("evaluate") or {}).get("metrics"))[name]
+    except (AttributeError, KeyError, TypeError, ValueError):  # none at all, or a record that was changed by hand
+        return None
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The metric of the targets and of the results table; its unit by default that of its column's name."""
+
+    column: str
+    title: str
+    higher_is_better: bool
+    unit: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", self.unit or unit_of(self.column))
+
+    @property
+    def is_fraction(self) -> bool:
+        return self.unit == "fraction"
+
+    @property
+    def is_loss(self) -> bool:
+        return self.unit == "loss"
+
+    def reaches(self, values: np.ndarray, target: float) -> np.ndarray:
+        """Return (E,) bool: whether each of the values (E,) is at the target or better."""
+        return values >= target if self.higher_is_better else values <= target
+
+    def best(self, values: Sequence[float] | np.ndarray) -> float:
+        return float(np.max(values) if self.higher_is_better else np.min(values))
+
+    def worst(self, values: Sequence[float] | np.ndarray) -> float:
+        return float(np.min(values) if self.higher_is_better else np.max(values))
+
+
+CRITERIA = (
+    Criterion("test_accuracy", "test accuracy", higher_is_better=True),
+    Criterion("test_loss", "test loss", higher_is_better=False),
+    Criterion("train_loss", "training loss of all clients", higher_is_better=False),
+    Criterion("local_loss", "loss of the cohort's local training", higher_is_better=False),
+)
+
+
+def choose_criterion(runs: Sequence[Run], metric: str | None = None) -> Criterion:
+    """Return the criterion of a metric on the test set, by its name in recipes.
+
+    Without a name: the first of `CRITERIA` that any run recorded. Regression has no accuracy, some data no test set.
+
+    Raises:
+        InputError: no run has recorded the metric, or its better direction is not known or not the same in all runs.
+    """
+    if metric is not None:
+        return _criterion_of(metric, runs)
+    recorded = (item for item in CRITERIA if any(np.isfinite(run.column(item.column)).any() for run in runs))
+    return next(recorded, CRITERIA[-1])
+
+
+def _criterion_of(metric: str, runs: Sequence[Run]) -> Criterion:
+    column = f"test_{metric}"
+    known = next((item for item in CRITERIA if item.column == column), None)
+    with_it = [run for run in runs if np.isfinite(run.column(column)).any()]
+    if not with_it:
+        measured = {name for run in runs for name, values in run.columns.items() if np.isfinite(values).any()}
+        names = sorted(name.removeprefix("test_") for name in measured if name.startswith("test_"))
+        asked = [given for run in runs if (given := _in_recipe(run, metric)) is not None]
+        if asked:
+            what = "is a matrix, which is not compared" if all(map(is_matrix, asked)) else "has no value in any run"
+            raise InputError(f"metric {metric!r} {what}", remedy=f"use {' or '.join(names)}" if names else "")
+        remedy = "add it to evaluate.metrics" if metric in BUILT_IN else nearest(metric, names)
+        raise InputError("metric", expected="one that a run recorded on its test set", got=repr(metric), remedy=remedy)
+    directions = {run.larger_is_better(metric) for run in with_it}
+    if known is not None:
+        return known
+    if len(directions) > 1 or None in directions:
+        what = "better in two directions" if len(directions) > 1 else "without a better direction"
+        raise InputError(f"metric {metric!r}: {what}", remedy="add better: higher or lower to it in evaluate.metrics")
+    return Criterion(column, f"test {metric}", bool(directions.pop()), unit_of(column, with_it))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (None for a single value) of `count` values."""
+
+    mean: float
+    std: float | None
+    count: int
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Return the spread of the finite values, None if none is finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    return Spread(float(np.mean(finite)), float(np.std(finite, ddof=1)) if len(finite) > 1 else None, len(finite))
+
+
+def moving(values: np.ndarray, window: int) -> np.ndarray:
+    """Return (T,) means of the last `window` recorded values of (T,); nan elsewhere and before `window` of them."""
+    recorded = np.flatnonzero(np.isfinite(values))
+    means = np.full(len(values), np.nan)
+    if len(recorded) >= window:
+        kernel = np.full(window, 1 / window)
+        means[recorded[window - 1 :]] = np.convolve(values[recorded], kernel, mode="valid")
+    return means
+
+
+def final(run: Run, column: str, window: int = 1) -> float:
+    """Return the mean of the last `window` recorded values of a column, or of all if fewer; nan if none is recorded."""
+    values = run.column(column)
+    finite = values[np.isfinite(values)][-window:]
+    return float(finite.mean()) if len(finite) else math.nan
+
+
+def best(run: Run, criterion: Criterion, window: int = 1) -> float:
+    """Return the best mean of `window` consecutive values of the criterion, nan with fewer values."""
+    means = moving(run.column(criterion.column), window)
+    finite = means[np.isfinite(means)]
+    return criterion.best(finite) if len(finite) else math.nan
+
+
+def core_hours(runs: Sequence[Run]) -> float:
+    """Return the core-hours of the runs' rounds, ranks × threads × time; nan if any factor was not recorded.
+
+    A resumed run counts as if all its rounds had run on the ranks and threads of the last ones.
+    """
+    hours = [_cores(run) * run.column("seconds.total").sum() / 3600 for run in runs]
+    return float(sum(hours))
+
+
+def _cores(run: Run) -> float:
+    ranks, threads = (run.environment.get(key) for key in ("ranks", "threads_per_rank"))
+    return float(ranks * threads) if isinstance(ranks, int) and isinstance(threads, int) else math.nan
+
+
+def mean_seconds(runs: Sequence[Run], timer: str) -> float:
+    """Return a timer's mean seconds over all rounds of the runs, nan if none was recorded."""
+    measured = spread(np.concatenate([run.column(f"seconds.{timer}") for run in runs]))
+    return measured.mean if measured else math.nan
+
+
+def round_reached(run: Run, criterion: Criterion, target: float, window: int = 1) -> int | None:
+    """Return the first evaluated round whose mean over the last `window` evaluations reaches the target, else None."""
+    reached = np.flatnonzero(criterion.reaches(moving(run.column(criterion.column), window), target))
+    return int(reached[0]) + 1 if len(reached) else None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Cost of reaching a target: spreads over the `reached` of a group's `runs` runs, None if unknown."""
+
+    target: float
+    reached: int
+    runs: int
+    rounds: Spread | None
+    params: Spread | None  # sent up and down
+    gradients: Spread | None
+    seconds: Spread | None
+
+
+def reach(group: Group, criterion: Criterion, target: float, window: int = 1) -> Reach:
+    """Return the cost of the group's runs up to the round in which they reached the target."""
+    rounds = [(run, round_reached(run, criterion, target, window)) for run in group.runs]
+    arrived = [(run, number) for run, number in rounds if number is not None]
+    return Reach(
+        target=target,
+        reached=len(arrived),
+        runs=len(group.runs),
+        rounds=spread(number for _, number in arrived),
+        params=spread(run.column("params")[number - 1] for run, number in arrived),
+        gradients=spread(run.column("gradients")[number - 1] for run, number in arrived),
+        seconds=spread(run.column("seconds")[number - 1] for run, number in arrived),
+    )
+
+
+def default_target(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> float | None:
+    """Return the worst run's final mean of `window` values, rounded so that all runs reach it: accuracy down to a whole
+    percent, a loss up to two digits, other metrics to two digits towards the worse. None for accuracies and losses that
+    would be 0. Diverged, failed and unfinished runs count only if there are no others.
+    """
+    runs = [run for group in groups for run in group.runs]
+    finished = [run for run in runs if run.status in ("finished", "stopped")]
+    finals = [final(run, criterion.column, window) for run in finished or runs]
+    finals = [value for value in finals if math.isfinite(value)]
+    if not finals:
+        return None
+    worst = criterion.worst(finals)
+    if criterion.is_fraction:
+        return math.floor(round(worst * 100, 9)) / 100 or None
+    if criterion.is_loss and worst <= 0:
+        return None
+    towards_worse = Context(prec=2, rounding=ROUND_FLOOR if criterion.higher_is_better else ROUND_CEILING)
+    return float(towards_worse.create_decimal(f"{worst:.11g}")) + 0.0  # no -0
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A group's mean over the E rounds that all its runs recorded, and the longer runs' own values after them."""
+
+    x: np.ndarray  # (E,)
+    mean: np.ndarray  # (E,)
+    std: np.ndarray  # (E,), zero for a single run
+    tails: tuple[tuple[np.ndarray, np.ndarray], ...]  # (x, y) of the longer runs, after the last shared round
+
+    def __bool__(self) -> bool:
+        return len(self.x) > 0 or len(self.tails) > 0
+
+
+def curve(group: Group, column: str, against: str, window: int = 1) -> Curve:
+    """Return `column` against the column `against` (``round``, ``params``, …), nulls left out.
+
+    Each run's values are first averaged over `window` evaluations (see `moving`); the window shrinks if it would leave
+    out more than the first fifth of a run.
+    """
+    shared = min(run.num_rounds for run in group.runs)
+    evaluations = min(np.isfinite(run.column(column)).sum() for run in group.runs)
+    window = max(1, min(window, evaluations // 5))
+    courses = [moving(run.column(column), window) for run in group.runs]
+    x = np.stack([run.column(against)[:shared] for run in group.runs])  # (R, shared) for R runs
+    y = np.stack([course[:shared] for course in courses])
+    common = np.flatnonzero(np.isfinite(x).all(axis=0) & np.isfinite(y).all(axis=0))
+    x, y = x[:, common], y[:, common]
+    start = common[-1] if len(common) else 0
+    tails = [
+        _tail(run.column(against)[start:], course[start:]) for run, course in zip(group.runs, courses, strict=True)
+    ]
+    std = y.std(axis=0, ddof=1) if len(group.runs) > 1 else np.zeros(len(common))
+    num_shared = 1 if len(common) else 0  # a tail begins with the last shared point
+    return Curve(x.mean(axis=0), y.mean(axis=0), std, tuple(tail for tail in tails if len(tail[0]) > num_shared))
+
+
+def _tail(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    recorded = np.isfinite(x) & np.isfinite(y)
+    return x[recorded], y[recorded]

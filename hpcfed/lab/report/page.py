@@ -1,0 +1,162 @@
+"""The HTML page of a report: tables, figures in the reader's light or dark scheme, recipes; one file, no script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hpcfed.config.load import dump_yaml
+from hpcfed.errors import counted, visible
+from hpcfed.io.figure_style import DARK, DASHES, LIGHT
+from hpcfed.lab.report.group import Group, flatten
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.report.write import MARKER
+from hpcfed.version import __version__
+
+TITLED, LONGEST = 4, 80
+"""Maximum number of groups in the title, and of characters if it has more than one."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on the page: the name of its files, its caption, and its ``svg`` element."""
+
+    file: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A heading of the page with its figures and table; `has_keys`: the figures need the legend of the groups."""
+
+    title: str
+    pictures: tuple[Picture, ...]
+    table: Table | None
+    has_keys: bool
+
+    @property
+    def anchor(self) -> str:
+        """The target of links to the chapter."""
+        return self.title.lower().replace(" ", "-")
+
+
+def render_page(
+    groups: Sequence[Group],
+    results: Sequence[Table],
+    chapters: Sequence[Chapter],
+    recipes: Table | None,
+    runs: Table,
+    *,
+    waiting: Sequence[Path] = (),
+    has_files: bool,
+) -> str:
+    """Return the page's HTML: the results, the chapters, the recipes and the runs; it needs no other file or script."""
+    page = (
+        templates("lab/report")
+        .get_template("page.html.j2")
+        .render(
+            marker=MARKER,
+            version=__version__,
+            light=LIGHT.variables(),
+            dark=DARK.variables(),
+            title=_title([group.label for group in groups]),
+            num_runs=sum(len(group.runs) for group in groups),
+            keys={group.label: line_key(index) for index, group in enumerate(groups)} if len(groups) > 1 else {},
+            warnings=[*warnings(groups), *left_out(waiting)],
+            results=results,
+            chapters=chapters,
+            differing=recipes,
+            runs=runs,
+            has_files=has_files,
+            data=_data(groups),
+            environment=_shared([run.environment for group in groups for run in group.runs]),
+            recipes=[(group, dump_yaml(group.recipe)) for group in groups],
+        )
+    )
+    return visible(page)
+
+
+def templates(*rooms: str) -> jinja2.Environment:
+    """Return the templates of some rooms of the package, the first one's before those of the next."""
+    return jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader("hpcfed", room) for room in rooms]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _title(labels: Sequence[str]) -> str:
+    named = next((n for n in range(TITLED, 1, -1) if len(", ".join(labels[:n])) <= LONGEST), 1)
+    return _some(labels, named)
+
+
+def line_key(index: int) -> tuple[str, str]:
+    """Return a group's colour and dash on the page, as SVG has them."""
+    dash = DASHES[index % len(DASHES)]
+    lengths = "none" if dash == "-" else " ".join(f"{2 * length:g}" for length in dash[1])
+    return f"var(--groups-{index % len(LIGHT.groups)})", lengths
+
+
+def warnings(groups: Sequence[Group]) -> list[str]:
+    """Return what a reader must know before comparing the groups."""
+    notes = []
+    for group in groups:
+        for status in ("unfinished", "diverged", "failed"):
+            names = [f"{run.folder} (round {run.num_rounds})" for run in group.runs if run.status == status]
+            if names:
+                notes.append(f"{group.label}: {status}: {', '.join(names)}. Its last evaluation stands for its end.")
+        if skipped := sum((Counter(run.skipped) for run in group.runs), Counter()):
+            rounds = counted(sum(run.num_rounds for run in group.runs), "round")
+            whose = _some([f"client {client} in {count:,}" for client, count in sorted(skipped.items())])
+            notes.append(f"{group.label}: updates were left out (on_bad_client: skip), of {rounds}: {whose}.")
+        if group.repeats:
+            seeds = ", ".join(dict.fromkeys(run.seed for run in group.repeats))
+            notes.append(
+                f"{group.label}: more than one run of seed {seeds}: each seed counts once; left out: "
+                f"{_some([str(run.folder) for run in group.repeats])}."
+            )
+    ended = {group.label: _rounds(group) for group in groups}
+    if len({rounds for rounds in ended.values() if rounds}) > 1:
+        lengths = _some([f"{label} {rounds}" for label, rounds in ended.items() if rounds])
+        notes.append(
+            f"Not all ran for the same number of rounds ({lengths}): final and best values are not like for like."
+        )
+    if len({group.recipe.get("data_content") or group.recipe.get("data") for group in groups}) > 1:
+        notes.append("The groups did not train on the same data: their content hashes differ.")
+    return notes
+
+
+def _rounds(group: Group) -> str:
+    """Return the numbers of rounds of the group's runs that ended, ``5`` or ``5 to 8``; "" if none did."""
+    ended = [run.num_rounds for run in group.runs if run.status in ("finished", "stopped")]
+    return " to ".join(map(str, sorted({min(ended), max(ended)}))) if ended else ""
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def left_out(waiting: Sequence[Path]) -> list[str]:
+    """Say which run folders are left out of the tables, if any."""
+    return [f"Left out, for they have no rounds yet: {_some([str(run) for run in waiting])}."] if waiting else []
+
+
+def _data(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """Return (name, content hash) of every federation file in the report."""
+    recipes = [group.recipe for group in groups]
+    return list(dict.fromkeys((str(r.get("data", "–")), str(r.get("data_content", "not recorded"))) for r in recipes))
+
+
+def _shared(mappings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the dotted keys that have the same value in all mappings."""
+    flat = [flatten(mapping) for mapping in mappings]
+    return {key: value for key, value in flat[0].items() if all(entry.get(key) == value for entry in flat)}

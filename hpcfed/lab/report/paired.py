@@ -1,0 +1,182 @@
+"""Paired comparison of groups, seed by seed: shared cohorts and batches lower the variance of the differences.
+
+The interval is Student's, for the mean of n differences d: d̄ ± t · s/√n, where |T| ≤ t with the chosen probability
+for n − 1 degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcfed.errors import InputError, nearest
+from hpcfed.lab.report.group import Group, method_of, name_of
+from hpcfed.lab.report.measure import moving
+from hpcfed.lab.report.read import Run
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class MeanEstimate:
+    """Mean of `count` values, or of paired differences, and half the width of its confidence interval.
+
+    `half_width` is None for a single value, and for equal ones: a deviation of zero says nothing of the mean's
+    uncertainty.
+    """
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The ends of the confidence interval."""
+        return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether zero lies outside the interval."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def choose_baseline(groups: Sequence[Group], wanted: str | None) -> Group:
+    """Return the group that the others are compared with: the one called `wanted`, else FedAvg's, else the first.
+
+    `wanted` is a group's label, or its runs' name or method if no other group shares it.
+
+    Raises InputError: no group is called so, or several are.
+    """
+    if wanted is None:
+        return next((group for group in groups if method_of(group.runs[0]) == "FedAvg"), groups[0])
+    calls = (lambda group: group.label, lambda group: name_of(group.runs), lambda group: method_of(group.runs[0]))
+    for call in calls:
+        found = [group for group in groups if (call(group) or "").lower() == wanted.lower()]
+        if len(found) == 1:
+            return found[0]
+    names = {call(group) for group in groups for call in calls} - {None}
+    expected = "a method of the report, or a run's name, that no other shares"
+    raise InputError("--baseline", expected=expected, got=repr(wanted), remedy=nearest(wanted, map(str, names)))
+
+
+def shared_draws(ours: Run, theirs: Run) -> str:
+    """Return what two runs of one seed share: ``cohorts and batches``, ``cohorts`` or nothing.
+
+    Cohorts follow from the seed, the clients and the cohort's size; batches also from the batch size. Runs with
+    different numbers of steps share the batches of the steps that both take.
+    """
+
+    def same(*keys: str) -> bool:
+        return all(_value(ours.recipe, key) == _value(theirs.recipe, key) for key in keys)
+
+    if not (same("data_content", "cohort") and (_value(ours.recipe, "data_content") is not None or same("data"))):
+        return ""
+    return "cohorts and batches" if same("local.batch_size", "local.augment") else "cohorts"
+
+
+def _value(recipe: Mapping[str, Any], key: str) -> Any:
+    value: Any = recipe
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def pairs(baseline: Group, group: Group) -> list[tuple[Run, Run]]:
+    """Return (the baseline's run, the group's run) for every seed that both groups have."""
+    ours, theirs = _by_seed(baseline), _by_seed(group)
+    return [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+
+
+def other_samples(ours: Run, theirs: Run, column: str) -> str:
+    """Return in words how the samples of a score differ between two runs, so that their difference has no meaning: ""
+    if they do not. They do where only one counts the data of a client (``cohort.without``).
+    """
+    left_out = ours.left_out(column) != theirs.left_out(column)
+    if not _differ([ours, theirs], column):
+        return ""
+    part = _part(column)
+    remedy = "; hpcfed without RUN --client NAME --evaluate all measures on the same ones" if left_out else ""
+    return f"its {part} samples are {_samples(theirs, column)}, the baseline's {_samples(ours, column)}{remedy}"
+
+
+def samples_note(groups: Sequence[Group], column: str) -> str:
+    """Return a sentence on the samples that each group's scores are of, ``Test samples differ: 74 for FedAvg; …``;
+    "" if all are of as many, of the same clients.
+    """
+    if not _differ([group.runs[0] for group in groups], column):
+        return ""
+    labels: dict[str, list[str]] = {}
+    for group in groups:
+        labels.setdefault(_samples(group.runs[0], column), []).append(group.label)
+    said = "; ".join(f"{samples} for {', '.join(own)}" for samples, own in labels.items())
+    return f"{_part(column).capitalize()} samples differ: {said}."
+
+
+def _differ(runs: Sequence[Run], column: str) -> bool:
+    """Whether the samples of a score differ between runs in number, where it is recorded, or in whose they are."""
+    counts = {run.num_samples(column) for run in runs} - {None}
+    return len(counts) > 1 or len({run.left_out(column) for run in runs}) > 1
+
+
+def _part(column: str) -> str:
+    return "test" if column.startswith("test_") else "training"
+
+
+def _samples(run: Run, column: str) -> str:
+    """Return ``54 (without mono)``, or ``those of all clients but mono`` if their number is not recorded."""
+    names = _value(run.environment, "without.clients")
+    names = names if isinstance(names, Mapping) else {}
+    left_out = ", ".join(str(names.get(number, number)) for number in run.left_out(column))
+    count = run.num_samples(column)
+    if count is None:
+        return "those of all clients" + (f" but {left_out}" if left_out else "")
+    return f"{count:,}" + (f" (without {left_out})" if left_out else "")
+
+
+def _by_seed(group: Group) -> dict[str, Run]:
+    return {run.seed: run for run in group.runs}
+
+
+def difference(paired: Sequence[tuple[Run, Run]], value: Callable[[Run], float]) -> MeanEstimate | None:
+    """Return `value` of the group's run minus the baseline's, over the pairs with both values; None without any."""
+    apart = np.array([value(theirs) - value(ours) for ours, theirs in paired])
+    apart = apart[np.isfinite(apart)]
+    if not len(apart):
+        return None
+    half = None
+    if np.ptp(apart) > 0:
+        half = student(len(apart) - 1) * float(apart.std(ddof=1)) / math.sqrt(len(apart))
+    return MeanEstimate(float(apart.mean()), half, len(apart))
+
+
+def difference_curve(
+    paired: Sequence[tuple[Run, Run]], column: str, window: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rounds (E,), the mean difference (E,) and half the width of its interval (E,), zero for a single pair.
+
+    Rounds are those that all runs of the pairs recorded; each run's values are averaged over `window` evaluations.
+    """
+    shared = min((run.num_rounds for pair in paired for run in pair), default=0)
+    apart = np.array(
+        [
+            moving(theirs.column(column), window)[:shared] - moving(ours.column(column), window)[:shared]
+            for ours, theirs in paired
+        ]
+    ).reshape(len(paired), shared)
+    common = np.flatnonzero(np.isfinite(apart).all(axis=0)) if paired else np.array([], dtype=np.intp)
+    apart = apart[:, common]
+    half = np.zeros(len(common))
+    if len(paired) > 1:
+        half = student(len(paired) - 1) * apart.std(axis=0, ddof=1) / math.sqrt(len(paired))
+    return common + 1.0, apart.mean(axis=0) if paired else half, half
+
+
+def student(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Return t such that |T| ≤ t has probability `confidence` for Student's T with `freedom` ≥ 1 degrees of freedom."""
+    from scipy.special import stdtrit  # what scipy.stats.t asks, which takes two seconds longer to import
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))

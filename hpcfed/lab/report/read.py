@@ -1,0 +1,317 @@
+"""Run folders read from disk: recipe, environment, status, and one column of numbers per metric.
+
+A run may still be in progress: its record may end in half a line, and it has no ``result.json`` yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from hpcfed.config.metrics import a_metric, larger_is_better, listed
+from hpcfed.errors import InputError, shown
+from hpcfed.io.text import MAX_JSON_BYTES, MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, read_text
+from hpcfed.lab.report.clients import Clients, read_clients
+from hpcfed.run_folder import code
+from hpcfed.run_folder.files import CLIENTS, RECIPE
+from hpcfed.run_folder.rounds import RECORD, columns_of, count_rounds, interval_of, is_own, iterate_rounds, skipped_in
+
+SWEEP = "sweep.yaml"
+SECTIONS = ("algorithm", "local", "model", "loss", "cohort", "evaluate", "stop", "checkpoint")
+WORDS = ("name", "factory", "optimizer", "model")
+"""Keys that hold text in every section."""
+HASH_DIGITS = 8
+"""Digits of a file's hash."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. T is the number of rounds recorded so far; round t is entry t − 1 of every column."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    environment: Mapping[str, Any]  # empty when the run recorded none
+    code: Mapping[str, str]  # the user's files → hash, and later hashes with their first round; empty if not recorded
+    status: str  # finished, stopped, diverged, failed; unfinished: no result, or one older than the record
+    columns: Mapping[str, np.ndarray]  # name, or "seconds.timer" -> (T,) float64, nan where the record says null
+    clients: Clients | None  # the last evaluation of clients, if the recipe asked for it
+    skipped: Mapping[int, int] = field(default_factory=dict)  # client -> rounds that left its update out
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.columns["gradients"])
+
+    @property
+    def seed(self) -> str:
+        """The seed in words: ``0``, or ``model 0, cohort 1, batches 2`` if the streams have separate seeds."""
+        seed = self.recipe.get("seed", "–")
+        if not isinstance(seed, Mapping):
+            return str(seed)
+        values = {str(value) for value in seed.values()}
+        return values.pop() if len(values) == 1 else ", ".join(f"{stream} {value}" for stream, value in seed.items())
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column (T,): a metric, ``round``, ``seconds.<timer>``, ``params`` (sent up plus sent down), or
+        ``seconds`` (since the first round began, without waits in a queue); nan if the record does not have it.
+        """
+        if name == "round":
+            return np.arange(1, self.num_rounds + 1, dtype=np.float64)
+        if name == "params":
+            return self.columns["params_up"] + self.columns["params_down"]
+        if name == "seconds":
+            return np.cumsum(self.columns["seconds.total"])
+        found = self.columns.get(name)
+        return np.full(self.num_rounds, np.nan) if found is None else found
+
+    def left_out(self, column: str) -> tuple[str, ...]:
+        """Return the clients, by number, whose data do not count in a score: those of ``cohort.without``, but on a
+        common test set, whose samples are nobody's.
+        """
+        if column.startswith("test_"):
+            numbers = {name.split(".")[1] for name in self.columns if name.startswith("apart.")}
+            return tuple(sorted(numbers, key=lambda number: (len(number), number)))
+        without = (self.recipe.get("cohort") or {}).get("without")
+        if not column.startswith("train_") or not isinstance(without, Mapping) or without.get("evaluate") == "all":
+            return ()
+        clients = without.get("clients")
+        return tuple(map(str, clients)) if isinstance(clients, list) else ()
+
+    def larger_is_better(self, metric: str) -> bool | None:
+        """Return the direction of one of the recipe's own metrics, None if it has none."""
+        try:
+            return larger_is_better(a_metric(listed((self.recipe.get("evaluate") or {}).get("metrics"))[metric]))
+        except (AttributeError, KeyError, TypeError, ValueError):  # a record that was changed by hand
+            return None
+
+    def num_samples(self, column: str) -> int | None:
+        """Return the number of samples of a score on the test set or the training sets, None if it is not recorded."""
+        part, recorded = column.partition("_")[0], self.environment.get("evaluated_samples")
+        if isinstance(recorded, Mapping) and type(count := recorded.get(part)) is int:
+            return count
+        return self.clients.num_samples if self.clients is not None and self.clients.split == part else None
+
+    @property
+    def own_metrics(self) -> list[str]:
+        """The columns of the recipe's own metrics, on the test set and on the training set."""
+        return [name for name in self.columns if is_own(name)]
+
+
+def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the run folders in or at the named folders, each once; and separately those found without rounds yet.
+
+    Raises InputError: there is no run, or none has rounds.
+    """
+    found: dict[Path, Path] = {}
+    waiting: dict[Path, Path] = {}
+    for folder in folders:
+        for run in run_folders(folder):
+            has_rounds = run == folder or count_rounds(run / RECORD)  # a folder the user named fails when it is read
+            (found if has_rounds else waiting).setdefault(run.resolve(), run)
+    if waiting and not found:
+        remedy = "wait for the first round of one"
+        raise InputError("no rounds yet", where=", ".join(map(str, folders)), got=f"{len(waiting)} runs", remedy=remedy)
+    return list(found.values()), [run for key, run in waiting.items() if key not in found]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the runs of a folder: the folder itself if it is a run; else the runs in it, one per seed; or the runs of
+    a sweep, of a study or of a paper's experiment. A folder counts as a run as soon as it has a recipe.
+
+    Raises InputError: it is missing, or the folder cannot be read.
+    """
+    try:
+        if not folder.is_dir():
+            what = "not a folder" if folder.exists() else "no such folder"
+            raise InputError(what, where=str(folder), remedy="name the output folder of a run")
+        if (folder / RECIPE).exists() or (folder / RECORD).exists():
+            return [folder]
+        sweeps = [place for place in (folder, folder / "sweep") if (place / SWEEP).is_file()]
+        place = sweeps[0] / "runs" if sweeps else folder
+        inside = [run for child in _folders_in(place) for run in _runs_at(child, is_in_sweep=bool(sweeps))]
+    except OSError as error:
+        raise InputError(error.strerror or "cannot be read", where=str(folder)) from error
+    if not inside:
+        raise InputError(
+            "not a run folder",
+            where=str(folder),
+            expected=f"{RECIPE} and {RECORD} in it, or run folders",
+            remedy="name the output folder of a run",
+        )
+    return inside
+
+
+def is_run_folder(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() and (folder / RECORD).is_file()
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RECIPE).is_file()
+
+
+def _runs_at(folder: Path, *, is_in_sweep: bool) -> list[Path]:
+    """Return the run in a folder, or one per seed; in a sweep also both, where seeds were added to a sweep of one."""
+    seeds = _seeds_in(folder) if is_in_sweep or not _is_run(folder) else []
+    return [folder, *seeds] if _is_run(folder) else seeds
+
+
+def _seeds_in(folder: Path) -> list[Path]:
+    """Return the runs of a recipe's ``seeds``."""
+    return [child for child in _folders_in(folder) if child.name.startswith("seed-") and _is_run(child)]
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, numbers in names sorted by value, 0.05 too; none if it does not exist."""
+    if not folder.exists():
+        return []
+    inside = [child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    return sorted(inside, key=lambda child: _by_value(child.name))
+
+
+def _by_value(name: str) -> list[str | float]:
+    """Return a name's texts and numbers in turns, by which names sort."""
+    parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", name)]
+    parts[1::2] = map(float, parts[1::2])
+    return [*parts, name]
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run folder, finished or not.
+
+    Raises InputError: a file is missing or damaged, or no round is recorded yet.
+    """
+    recipe = read_recipe(folder / RECIPE)
+    skipped = Counter[int]()
+    columns = _on_schedule(read_record(folder / RECORD, skipped), recipe.get("evaluate"))
+    result = read_json(folder / "result.json")
+    return Run(
+        folder=folder,
+        recipe=recipe,
+        environment=read_json(folder / "environment.json"),
+        code=read_code(folder / code.CODE_FILE),
+        status=run_status(result, len(columns["gradients"])),
+        columns=columns,
+        clients=read_clients(folder / CLIENTS),
+        skipped=skipped,
+    )
+
+
+def read_record(path: Path, skipped: Counter[int] | None = None) -> dict[str, np.ndarray]:
+    """Read ``metrics.jsonl`` into columns (T,) by dotted names (see `hpcfed.run_folder.rounds`); count in `skipped` the
+    rounds that left out a client's update.
+
+    Raises InputError naming the line: malformed, out of order, or a value that is no number.
+    """
+    columns = columns_of(_counted(iterate_rounds(path), Counter() if skipped is None else skipped), path)
+    if not columns.rounds:
+        raise InputError("no rounds yet", where=str(path), remedy="wait for the run's first round")
+    return {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
+
+
+def _counted(rows: Iterable[dict[str, Any]], skipped: Counter[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows; count clients that they name as skipped."""
+    for row in rows:
+        skipped.update(skipped_in(row))
+        yield row
+
+
+def _on_schedule(columns: Mapping[str, np.ndarray], evaluate: Any) -> dict[str, np.ndarray]:
+    """Return the columns without scores of a former last round (`interval_of`)."""
+    found = {}
+    for name, column in columns.items():
+        rounds = np.arange(1, len(column) + 1)
+        due = (rounds % interval_of(name, evaluate or {}) == 0) | (rounds == len(column))
+        found[name] = np.where(due, column, np.nan)
+    return found
+
+
+def run_status(result: Mapping[str, Any], num_rounds: int) -> str:
+    """Return the run's status. A record longer than its result means a resumed run, unless it diverged (no resume)."""
+    status, rounds = str(result.get("status", "unfinished")), result.get("rounds")
+    outgrown = status != "diverged" and isinstance(rounds, int) and rounds < num_rounds
+    return "unfinished" if outgrown else status
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return a run's resolved recipe as plain data.
+
+    Raises InputError: it is missing or damaged.
+    """
+    try:
+        recipe = parse_yaml(_read_text(path, MAX_YAML_LENGTH))
+    except Malformed as error:
+        raise InputError("not YAML", where=str(path), got=str(error), remedy="restore the run's own recipe") from error
+    if not isinstance(recipe, dict):
+        raise InputError("not a recipe", where=str(path), expected="keys and values", got=type(recipe).__name__)
+    for key in SECTIONS:
+        section = recipe.get(key) or {}
+        if not isinstance(section, dict) or not all(isinstance(section.get(word) or "", str) for word in WORDS):
+            raise InputError(f"not a recipe: {key}", where=str(path), expected="a section", got=shown(section))
+    return recipe
+
+
+def mixed_code(codes: Iterable[Mapping[str, str]]) -> str:
+    """Return a file of the user's that differs between runs, with its hashes in them; "" if none does.
+
+    Args:
+        codes: results of `read_code`, a run each.
+    """
+    hashes: dict[str, dict[str, None]] = {}
+    for one in codes:
+        for file, digest in one.items():
+            hashes.setdefault(file, {})[digest] = None
+    mixed = (f"{file} {' or '.join(found)}" for file, found in sorted(hashes.items()) if len(found) > 1)
+    return next(mixed, "")
+
+
+def read_code(path: Path) -> dict[str, str]:
+    """Return the user's files with their hashes, ``ab12cd34, then 56ef78ab from round 6`` if changes were accepted.
+
+    Empty if the run has no code of the user, or none was recorded. Raises InputError: the file is damaged.
+    """
+    try:
+        content = code.CodeFile.model_validate(read_json(path) or code.NO_CODE)
+    except ValidationError as error:
+        raise InputError("not a record of code", where=str(path), remedy="restore the run's own file") from error
+    hashes: dict[str, list[str]] = {}
+    last: dict[str, str] = {}
+    for part in [*content.before, content]:
+        for source in part.files.values():
+            digest, seen = source.hash[:HASH_DIGITS], hashes.setdefault(source.file, [])
+            if last.get(source.file) != digest:
+                seen.append(f"then {digest} from round {part.since}" if seen else digest)
+                last[source.file] = digest
+    return {name: ", ".join(seen) for name, seen in sorted(hashes.items())}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in `path`, empty when there is no such file.
+
+    Raises InputError: it holds something else.
+    """
+    if not path.exists():
+        return {}
+    try:
+        content = parse_json(_read_text(path))
+    except ValueError as error:
+        raise InputError("not JSON", where=str(path), got=str(error), remedy="remove the file") from error
+    if not isinstance(content, dict):
+        raise InputError("not a JSON object", where=str(path), got=type(content).__name__, remedy="remove the file")
+    return content
+
+
+def _read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
+    try:
+        return read_text(path, most)
+    except FileNotFoundError as error:
+        raise InputError("no such file", where=str(path), remedy="name the output folder of a run") from error
+    except OSError as error:
+        raise InputError(error.strerror or "cannot be read", where=str(path)) from error
+    except Malformed as error:
+        raise InputError("not text", where=str(path), got=str(error), remedy="restore the run's own file") from error

@@ -1,0 +1,326 @@
+"""The tables of a report as plain text, the same on the page and in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.lab.report.clients import GLOBAL, Clients, Fairness
+from hpcfed.lab.report.group import ABSENT, Group, differences, flatten, settings
+from hpcfed.lab.report.measure import (
+    Criterion,
+    Quantity,
+    Reach,
+    Spread,
+    best,
+    core_hours,
+    final,
+    mean_seconds,
+    reach,
+    round_reached,
+    spread,
+    unit_of,
+)
+from hpcfed.lab.report.paired import (
+    CONFIDENCE,
+    MeanEstimate,
+    difference,
+    other_samples,
+    pairs,
+    samples_note,
+    shared_draws,
+)
+from hpcfed.lab.report.read import Run
+from hpcfed.lab.report.text import (
+    count_text,
+    criterion_text,
+    difference_text,
+    hours_text,
+    rounds_difference_text,
+    rounds_text,
+    seconds_text,
+    target_text,
+)
+from hpcfed.run_folder.rounds import TIMERS
+
+Format = Callable[[Spread], str]
+MOST_SITES, MOST_COLUMNS = 30, 12
+"""Most clients that have a row each, and most columns of measures beside them."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header; the first column names the row, and cells (row, column) in `strong` stand out."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    strong: frozenset[tuple[int, int]] = frozenset()
+
+
+def results_table(groups: Sequence[Group], criterion: Criterion, window: int = 1) -> Table:
+    """One row per group: its status, final and best value of the criterion, and the cost of all its rounds."""
+    final_title, best_title = f"Final {criterion.title}", f"Best {criterion.title}"
+    header = ("Method", "Seeds", "Rounds", final_title, best_title, "Params sent", "Gradients", "Per round", "Status")
+    notes = [f"Final and best: means of {window} evaluations in a row."] if window > 1 else []
+    if differ := samples_note(groups, criterion.column):
+        notes.append(differ)
+    return Table("Results", header, tuple(_result(group, criterion, window) for group in groups), " ".join(notes))
+
+
+def _result(group: Group, criterion: Criterion, window: int) -> tuple[str, ...]:
+    def over_runs(value: Callable[[Run], float], text: Format) -> str:
+        return _cell(spread(value(run) for run in group.runs), text, len(group.runs))
+
+    def in_units(value: Spread) -> str:
+        return criterion_text(value, criterion)
+
+    return (
+        group.label,
+        group.seeds,
+        _range([run.num_rounds for run in group.runs]),
+        over_runs(lambda run: final(run, criterion.column, window), in_units),
+        over_runs(lambda run: best(run, criterion, window), in_units),
+        over_runs(lambda run: final(run, "params"), count_text),
+        over_runs(lambda run: final(run, "gradients"), count_text),
+        over_runs(lambda run: mean_seconds([run], "total"), seconds_text),
+        _status(group),
+    )
+
+
+def targets_table(
+    groups: Sequence[Group], criterion: Criterion, targets: Sequence[float], window: int, note: str
+) -> Table:
+    """One row per target and group: rounds, parameters, gradients and seconds spent to reach the target."""
+    header = ("Method", "Target", "Rounds", "Params sent", "Gradients", "Time")
+    rows = [_reach_row(group, criterion, reach(group, criterion, goal, window)) for goal in targets for group in groups]
+    return Table("Cost to reach a target", header, tuple(rows), note)
+
+
+def _reach_row(group: Group, criterion: Criterion, cost: Reach) -> tuple[str, ...]:
+    target = target_text(cost.target, criterion)
+    if not cost.reached:
+        ongoing = any(run.status == "unfinished" for run in group.runs)
+        measured = any(np.isfinite(run.column(criterion.column)).any() for run in group.runs)
+        said = "not reached yet" if ongoing else "not reached" if measured else "not measured"
+        return group.label, target, said, ABSENT, ABSENT, ABSENT
+    rounds = _cell(cost.rounds, rounds_text, cost.runs)
+    params = _cell(cost.params, count_text, cost.reached)
+    gradients = _cell(cost.gradients, count_text, cost.reached)
+    return group.label, target, rounds, params, gradients, _cell(cost.seconds, seconds_text, cost.reached)
+
+
+def differences_table(
+    groups: Sequence[Group], baseline: Group, criterion: Criterion, targets: Sequence[float], window: int
+) -> Table | None:
+    """One row per group: its mean paired differences from the baseline, none if their scores are of other samples; None
+    if no two groups share a seed.
+    """
+    rows: list[tuple[str, ...]] = []
+    strong: set[tuple[int, int]] = set()
+    shared: dict[str, list[str]] = {}
+    notes: list[str] = []
+    for group in groups:
+        paired = pairs(baseline, group)
+        if group is baseline or not paired:
+            continue
+        seeds = ", ".join(run.seed for run, _ in paired)
+        if why := other_samples(*paired[0], criterion.column):
+            rows.append((group.label, seeds, *[ABSENT] * (1 + len(targets))))
+            notes.append(f"{group.label} has no difference: {why}.")
+            continue
+        shared.setdefault(shared_draws(*paired[0]), []).append(group.label)
+        values = [difference(paired, lambda run: final(run, criterion.column, window))]
+        values += [difference(paired, _rounds_to(criterion, target, window)) for target in targets]
+        texts = [lambda value: difference_text(value, criterion), *[rounds_difference_text for _ in targets]]
+        cells = [_difference(value, text, len(paired)) for value, text in zip(values, texts, strict=True)]
+        strong |= {(len(rows), column) for column, value in enumerate(values, start=2) if value and value.is_clear}
+        rows.append((group.label, seeds, *cells))
+    if not rows:
+        return None
+    unit = ", points" if criterion.is_fraction else ""
+    goals = (f"Rounds to {target_text(target, criterion)}" for target in targets)
+    header = ("Method", "Seeds", f"Final {criterion.title}{unit}", *goals)
+    if shared:
+        what = (
+            f"Each run minus the baseline's of the same seed: mean, and in brackets the {CONFIDENCE:.0%} confidence "
+            f"interval of the mean (Student's t). It is bold where zero lies outside. {_shared_note(shared)}"
+        )
+        notes.insert(0, what.replace("%", " %", 1))
+    return Table(f"Difference from {baseline.label}", header, tuple(rows), " ".join(notes), frozenset(strong))
+
+
+def _shared_note(shared: Mapping[str, Sequence[str]]) -> str:
+    """Say what the two runs of a pair have in common; by group if groups differ."""
+    said = []
+    for what, labels in shared.items():
+        of_whom = "Both runs" if len(shared) == 1 else f"{', '.join(labels)} and the baseline"
+        had = f"had the same {what}" if what else "had other data or cohorts: such pairs share no more than the seed"
+        said.append(f"{of_whom} {had}{', but other batches' if what == 'cohorts' else ''}.")
+    return " ".join(said)
+
+
+def _rounds_to(criterion: Criterion, target: float, window: int) -> Callable[[Run], float]:
+    return lambda run: round_reached(run, criterion, target, window) or math.nan
+
+
+def _difference(value: MeanEstimate | None, text: Callable[[float], str], num_pairs: int) -> str:
+    """Write ``+0.79 [+0.21, +1.37]``, and the number of pairs if it is not all of them."""
+    if value is None:
+        return ABSENT
+    words = text(value.mean)
+    if value.interval is not None:
+        low, high = value.interval
+        words += f" [{text(low)},\u00a0{text(high)}]"
+    return words if value.count == num_pairs else f"{value.count} of {num_pairs}: {words}"
+
+
+def clients_table(groups: Sequence[Group]) -> Table | None:
+    """One row per group and model: mean, deviation and both ends over clients; None if no run evaluated its clients."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        measured = [run.clients for run in group.runs if run.clients]
+        for model in dict.fromkeys(name for clients in measured for name in clients.values):
+            rows.append((group.label, model, *_fairness([c for c in measured if model in c.values], model)))
+    if not rows:
+        return None
+    header = ("Method", "Model", "Samples", "Round", "Mean", "Deviation", "Worst tenth", "Best tenth")
+    note = "All clients count alike. Tenths: means over the tenth of the clients served worst, and best."
+    note += _clients_note(groups)
+    return Table("Over clients", header, tuple(rows), note)
+
+
+def _clients_note(groups: Sequence[Group]) -> str:
+    """Return a sentence on the numbers of clients that groups' scores are of; "" if all are of the same ones."""
+    measured = {group.label: run.clients.names for group in groups for run in group.runs if run.clients}
+    if len(set(measured.values())) < 2:
+        return ""
+    if len({len(names) for names in measured.values()}) == 1:
+        return " They are not the same clients in all rows."
+    return f" Clients differ: {'; '.join(f'{len(names):,} for {label}' for label, names in measured.items())}."
+
+
+def sites_table(groups: Sequence[Group]) -> Table | None:
+    """One row per client by name, a column for each group and measure of its main model, named unless it is the global
+    one; None for many clients.
+    """
+    measured = {group.label: [run.clients for run in group.runs if run.clients] for group in groups}
+    every = [clients for entry in measured.values() for clients in entry]
+    if not every or len({clients.names for clients in every}) > 1 or len(every[0].names) > MOST_SITES:
+        return None
+    runs = {group.label: group.runs for group in groups}
+    columns = [(label, name) for label, entry in measured.items() if entry for name in entry[0].measures]
+    if len(columns) > MOST_COLUMNS:
+        columns = [(label, entry[0].measure) for label, entry in measured.items() if entry]
+    models = {label: entry[0].model for label, entry in measured.items() if entry}
+    named = [(label, name if models[label] == GLOBAL else f"{name}, {models[label]}") for label, name in columns]
+    heads = [name if len(measured) == 1 else f"{label}: {name}" for label, name in named]
+    rows = [
+        (
+            name,
+            " or ".join(dict.fromkeys(clients.sizes[k] for clients in every)),
+            *(
+                _of_client(measured[label], measure, k, unit_of(f"test_{measure}", runs[label]))
+                for label, measure in columns
+            ),
+        )
+        for k, name in enumerate(every[0].names)
+    ]
+    splits = " or ".join(dict.fromkeys(clients.split for clients in every))
+    note = f"Of the last model evaluated, on the clients' {splits} samples; – where undefined."
+    return Table("By client", ("Client", "Samples", *heads), tuple(rows), note)
+
+
+def _of_client(measured: Sequence[Clients], measure: str, client: int, unit: Quantity) -> str:
+    """Return a measure of one client over the runs of a group."""
+    values = [entry.measures[measure][client] for entry in measured if measure in entry.measures]
+    what = Criterion(measure, measure, True, unit)
+    return _cell(
+        spread(value for value in values if math.isfinite(value)), lambda one: criterion_text(one, what), len(values)
+    )
+
+
+def _fairness(measured: Sequence[Clients], model: str) -> tuple[str, ...]:
+    is_accuracy = measured[0].measure == "accuracy"
+    found = [Fairness.of(clients.values[model], higher_is_better=is_accuracy) for clients in measured]
+    what = Criterion(f"test_{measured[0].measure}", measured[0].measure, higher_is_better=is_accuracy)
+
+    def cell(name: str) -> str:
+        over_runs = spread(getattr(entry, name) for entry in found)
+        return _cell(over_runs, lambda value: criterion_text(value, what), len(found))
+
+    rounds = _range([clients.round for clients in measured])
+    return measured[0].split, rounds, *(cell(name) for name in ("mean", "std", "worst_tenth", "best_tenth"))
+
+
+def timing_table(groups: Sequence[Group]) -> Table:
+    """One row per group: mean seconds of a round by phase, imbalance, ranks × threads, and core-hours."""
+    rows = []
+    for group in groups:
+        seconds = [_cell(spread([mean_seconds(group.runs, timer)]), seconds_text, 1) for timer in TIMERS]
+        imbalance = np.concatenate([run.column("imbalance") for run in group.runs])
+        imbalance = imbalance[np.isfinite(imbalance)]
+        text = f"{imbalance.mean():.2f} ({imbalance.max():.2f})" if len(imbalance) else ABSENT
+        hours = spread([core_hours(group.runs)])
+        rows.append((group.label, *seconds, text, _places(group), _cell(hours, hours_text, 1)))
+    timers = (timer.capitalize() for timer in TIMERS)
+    header = ("Method", *timers, "Imbalance, mean (max)", "Ranks × threads", "Core-hours")
+    note = (
+        "Means over all rounds of all runs of a group. Local is the slowest rank's work, wait the mean time that ranks "
+        "wait for it. Core-hours: ranks × threads × time of the rounds, all runs together, without start-up."
+    )
+    return Table("Time of a round", header, tuple(rows), note)
+
+
+def _places(group: Group) -> str:
+    """Return the ranks × threads of the group's runs, ``4 × 1``, each once."""
+    keys = ("ranks", "threads_per_rank")
+    places = {tuple(str(run.environment.get(key, ABSENT)) for key in keys): None for run in group.runs}
+    return ", ".join(" × ".join(place) for place in places)
+
+
+def recipes_table(groups: Sequence[Group]) -> Table:
+    """One row per file of the user's code, and per recipe key, that differs between groups."""
+    apart = differences([settings(group.runs[0]) for group in groups])
+    rows = tuple((key, *values) for key, values in apart.items())
+    runs = [run for group in groups for run in group.runs]
+    note = f"All other keys{' and recorded files of code' if any(run.code for run in runs) else ''} are equal."
+    factories = [flatten(run.recipe).get("algorithm.factory") for run in runs if not run.code]
+    unknown = ", ".join(dict.fromkeys(name for name in factories if name))
+    if unknown:
+        note += f" Whether the code of {unknown} is the same was not recorded."
+    return Table("What differs between the recipes", ("Key", *(group.label for group in groups)), rows, note)
+
+
+def environment_table(groups: Sequence[Group]) -> Table:
+    """One row per run, repeats of a seed too: its folder, its seed, and what differs between the environments."""
+    runs = [(group, run) for group in groups for run in (*group.runs, *group.repeats)]
+    apart = differences([run.environment for _, run in runs])
+    rows = [
+        (str(run.folder), group.label, run.seed, run.status, *(values[index] for values in apart.values()))
+        for index, (group, run) in enumerate(runs)
+    ]
+    return Table(
+        "Runs", ("Folder", "Method", "Seed", "Status", *(key[:1].upper() + key[1:] for key in apart)), tuple(rows)
+    )
+
+
+def _cell(value: Spread | None, text: Format, num_runs: int) -> str:
+    """Write a value, and how many runs it is a mean of if not all of the group's: ``2 of 3: 41 ± 2``."""
+    if value is None:
+        return ABSENT
+    return text(value) if value.count == num_runs else f"{value.count} of {num_runs}: {text(value)}"
+
+
+def _range(rounds: Sequence[int]) -> str:
+    return str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)} to {max(rounds)}"
+
+
+def _status(group: Group) -> str:
+    counts = Counter(run.status for run in group.runs)
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {status}" for status, n in counts.items())

@@ -1,0 +1,112 @@
+"""The catalogue of experiments, and the tables and figures of papers that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from hpcfed.config.load import absolute, from_folder, read_yaml, validated
+from hpcfed.errors import InputError, nearest
+from hpcfed.lab.reproduce.experiment import OWN_PAPER, Experiment
+
+FOLDER = "experiments"
+REQUIRED_KEYS = "title, cases, methods and measure"
+"""Keys that an experiment's file has."""
+
+
+@cache
+def experiments() -> dict[str, Experiment]:
+    """Return every experiment by name, in the order of papers and files.
+
+    Raises:
+        InputError: a file does not fit the schema `Experiment`.
+    """
+    return {name: read(file, name, paper) for name, (file, paper) in _files().items()}
+
+
+def _files() -> dict[str, tuple[Traversable, str]]:
+    """Return name → file and paper, in the order of papers and files."""
+    found = {}
+    root = resources.files("hpcfed.lab.reproduce") / FOLDER
+    for paper in sorted((entry for entry in root.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
+        for file in sorted(paper.iterdir(), key=lambda entry: entry.name):
+            found[f"{paper.name}-{Path(file.name).stem}"] = file, paper.name
+    return found
+
+
+def read(file: Traversable, name: str, paper: str = OWN_PAPER) -> Experiment:
+    """Read an experiment's file; `name` and `paper` are defaults.
+
+    Raises:
+        InputError: the file does not fit; the message names the key, the expected and the actual value.
+    """
+    with resources.as_file(file) as path:
+        content = {"name": name, "paper": paper, **read_yaml(path, Experiment.noun, REQUIRED_KEYS)}
+        return validated(Experiment, content, str(path))
+
+
+def read_own(path: Path) -> Experiment:
+    """Read a user's file and check it whole; by default it is named like the file, or ``own-<file>`` if an experiment
+    here has that name. A file of this catalogue keeps its name.
+
+    Raises:
+        InputError: the file does not fit; the message names the key, the expected and the actual value.
+    """
+    from hpcfed.lab.reproduce.checks import check
+
+    for name, (file, paper) in _files().items():
+        if isinstance(file, Path) and file.resolve() == path.resolve():
+            return read(file, name, paper)
+    experiment = read(path, f"{OWN_PAPER}-{path.stem}" if path.stem in _files() else path.stem)
+    check(experiment, str(path))
+    return _with_paths(experiment, path.resolve().parent, str(path))
+
+
+def _with_paths(experiment: Experiment, folder: Path, where: str) -> Experiment:
+    """Return the experiment with paths that resolve from its folder, as a recipe's do."""
+    experiment.recipe.setdefault("python_path", None)
+    for part in experiment.recipe_parts():
+        from_folder(part, folder, where)
+    for small in experiment.small_sections():
+        if small.data.get("file"):
+            small.data["file"] = str(absolute(small.data["file"], folder, where))
+    cases = {}
+    for name, case in experiment.cases.items():
+        file = str(absolute(case.data.file, folder, where)) if case.data.file else ""
+        cases[name] = case.model_copy(update={"data": case.data.model_copy(update={"file": file})})
+    return experiment.model_copy(update={"cases": cases})
+
+
+def find(name: str, scale: str = "full", *, images: Callable[[Experiment], bool] = lambda _: False) -> list[Experiment]:
+    """Return the experiments of a name at a scale: one experiment, a file, or those of a paper's table or figure.
+
+    Those of a table or figure are limited to its cases; a small variant that has none of these stays whole.
+
+    Args:
+        scale: ``full`` or ``small``.
+        images: whether the data of a small variant on images are there, for which the plain one is the substitute.
+
+    Raises:
+        InputError: nothing has that name, the file does not fit the schema `Experiment`, or there is no small variant.
+    """
+
+    def scaled(one: Experiment) -> Experiment:
+        return one.at(scale, images=images(one.at(scale, images=True)))
+
+    if name.endswith((".yaml", ".yml")):
+        return [scaled(read_own(Path(name)))]
+    every = experiments()
+    if name in every:
+        return [scaled(every[name])]
+    items = {f"{one.paper}-{item}": None for one in every.values() for item in one.shows}
+    if name in {one.paper for one in every.values()}:
+        expected = "one of its experiments, tables or figures"
+        raise InputError(f"{name} is a paper", expected=expected, remedy=f"see --list {name}")
+    if name not in items:
+        raise InputError(f"no experiment {name!r}", remedy=nearest(name, [*every, *items]))
+    paper, _, item = name.partition("-")
+    made_of = [scaled(one) for one in every.values() if one.paper == paper and item in one.shows]
+    return [one.limited([case for case in one.shows[item] if case in one.cases]) for one in made_of]

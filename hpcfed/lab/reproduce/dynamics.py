@@ -1,0 +1,187 @@
+"""FedDyn's convergence analysis, measured: the terms of its lemmas in each round of a least-squares problem.
+
+    L_k(w) = ½‖A_k w − b_k‖²,    ℓ = mean of all L_k, least at w*
+    γ_t = w_t + h_t/α                  mean of the cohort's models after round t; γ_0 = w_0
+    C_t = mean ‖h_k − ∇L_k(w*)‖²       over all N clients; h_k: ∇L_k at the client's last model, 0 before its first
+    ε_t = mean ‖w_k − γ_{t−1}‖²        over the round's cohort
+
+    ‖γ_t − w*‖² + κ C_t ≤ ‖γ_{t−1} − w*‖² + κ C_{t−1} − κ₀ (ℓ(γ_{t−1}) − ℓ(w*))      Lemma 1, α ≥ 25 L
+    ‖γ_t − γ_{t−1}‖² ≤ ε_t                                                           Lemma 3
+    ‖h_t‖² ≤ C_t                                                                     Lemma 7
+    κ = 8N (L + α) / (|S| α (α² − 20L²)),      κ₀ = 2 (α² − 20αL − 40L²) / (α (α² − 20L²))
+
+with L the largest smoothness of a client. Lemma 1 bounds expectations over cohorts, and so each round only if all
+clients take part. The lemmas assume exact local minimization; `Dynamics.gap` measures how far the run is from it. A
+run's record has no client states, so the rounds are trained here, in one process.
+
+Reference: Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, appendix B.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.assembly import assemble
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.reproduce.experiment import Experiment
+from hpcfed.lab.reproduce.figures import draw_lines
+from hpcfed.lab.reproduce.plan import ExperimentLayout
+from hpcfed.ranks.world import World
+
+SLACK = 1e-9
+"""Rounding error allowed in a comparison, relative to its larger side."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The clients' least-squares problems: A_kᵀA_k, (N, d, d), and A_kᵀb_k, (N, d)."""
+
+    squares: np.ndarray
+    linear: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path) -> Problem:
+        """Read the clients of a federation with one real target.
+
+        Raises:
+            InputError: it has others.
+        """
+        with Federation.open(path) as federation:
+            if federation.task != "regression":
+                expected = "a regression, for kind: dynamics"
+                raise InputError("data", where=str(path), expected=expected, got=federation.task)
+            clients = [federation.client(k) for k in range(federation.num_clients)]
+        pairs = [(x.reshape(len(x), -1).astype(np.float64), y.reshape(-1).astype(np.float64)) for x, y in clients]
+        return cls(np.array([x.T @ x for x, _ in pairs]), np.array([x.T @ y for x, y in pairs]))
+
+    @property
+    def smoothness(self) -> float:
+        """L, the largest eigenvalue of a client's A_kᵀA_k."""
+        return float(np.linalg.eigvalsh(self.squares).max())
+
+    @property
+    def minimum(self) -> np.ndarray:
+        """w*, (d,)."""
+        found: np.ndarray = np.linalg.solve(self.squares.mean(axis=0), self.linear.mean(axis=0))
+        return found
+
+    def gradients(self, w: np.ndarray) -> np.ndarray:
+        """Return ∇L_k, (N, d), at w (d,), or at each client's own w (N, d)."""
+        return np.einsum("kij,kj->ki", self.squares, np.broadcast_to(w, self.linear.shape)) - self.linear
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """The terms after each round; those that start before the first round have T+1 entries.
+
+    Attributes:
+        tracked: C_t, (T+1,).
+        distance, excess: ‖γ_t − w*‖² and ℓ(γ_t) − ℓ(w*), (T+1,).
+        drift: ε_t, (T,).
+        server: ‖h_t‖², (T,).
+        moved: ‖γ_t − γ_{t−1}‖², (T,).
+        gap: ‖h_k − ∇L_k‖, the largest over the cohort, (T,); 0 for exact local minimization.
+    """
+
+    tracked: np.ndarray
+    distance: np.ndarray
+    excess: np.ndarray
+    drift: np.ndarray
+    server: np.ndarray
+    moved: np.ndarray
+    gap: np.ndarray
+
+    def falls(self, alpha: float, smoothness: float) -> np.ndarray:
+        """Return the rounds in which Lemma 1 holds if all clients take part, (T,) bool."""
+        scale = alpha * (alpha**2 - 20 * smoothness**2)
+        kappa = 8 * (smoothness + alpha) / scale
+        gain = 2 * (alpha**2 - 20 * alpha * smoothness - 40 * smoothness**2) / scale
+        potential = self.distance + kappa * self.tracked
+        return _at_most(potential[1:] + gain * self.excess[:-1], potential[:-1])
+
+
+def _at_most(smaller: np.ndarray, larger: np.ndarray) -> np.ndarray:
+    held: np.ndarray = smaller <= larger * (1 + SLACK)
+    return held
+
+
+def measure_dynamics(recipe: Recipe, problem: Problem) -> Dynamics:
+    """Train a resolved recipe of FedDyn with a linear model and uniform weights; return the terms of its rounds."""
+    from hpcfed.simulation import Simulation
+
+    parts, _ = assemble(recipe, World())
+    simulation, alpha = Simulation(parts), float(parts.method.parameters()["alpha"])
+    optimum = problem.minimum
+    at_optimum, curvature = problem.gradients(optimum), problem.squares.mean(axis=0)
+    states = np.zeros_like(problem.linear)
+    w = gamma = parts.model.named(simulation.w)["weight"].numpy().reshape(-1)
+    start = (float(((states - at_optimum) ** 2).sum(axis=1).mean()), *_error(gamma - optimum, curvature))
+    points, rounds = [start], []
+    with parts.clients:
+        for number in range(1, recipe.rounds + 1):
+            cohort = simulation.round(number).cohort.clients
+            before = states[cohort]
+            for client in cohort.tolist():
+                state = parts.clients.get(client) or {}
+                states[client] = parts.model.named(state["h"])["weight"].numpy().reshape(-1)
+            models = w - (states[cohort] - before) / alpha
+            w, h = (parts.model.named(vector)["weight"].numpy().reshape(-1)
+                    for vector in (simulation.w, simulation.server["h"]))  # fmt: skip
+            drift, last, gamma = ((models - gamma) ** 2).sum(axis=1).mean(), gamma, w + h / alpha
+            exact = np.zeros_like(states)
+            exact[cohort] = models
+            gap = np.linalg.norm(states - problem.gradients(exact), axis=1)[cohort].max()
+            rounds.append((drift, h @ h, ((gamma - last) ** 2).sum(), gap))
+            tracked = float(((states - at_optimum) ** 2).sum(axis=1).mean())
+            points.append((tracked, *_error(gamma - optimum, curvature)))
+    return Dynamics(*np.array(points).T, *np.array(rounds).T)
+
+
+def _error(difference: np.ndarray, curvature: np.ndarray) -> tuple[float, float]:
+    """Return ‖γ − w*‖² and ℓ(γ) − ℓ(w*)."""
+    return float(difference @ difference), float(difference @ curvature @ difference) / 2
+
+
+def compare_dynamics(experiment: Experiment, layout: ExperimentLayout, folder: Path) -> tuple[Table, list[Path]]:
+    """Train each setting once; return in how many rounds the lemmas hold, and the figures of each case, in `folder`."""
+    rows: list[tuple[str, ...]] = []
+    found: dict[str, dict[str, Dynamics]] = {name: {} for name in experiment.cases}
+    for number, setting in enumerate(layout.settings):
+        recipe = layout.recipe_of(number)
+        problem = Problem.read(recipe.data)
+        one = measure_dynamics(recipe, problem)
+        case, method = experiment.cases[setting.case], experiment.methods[setting.method]
+        found[setting.case][method.title] = one
+        rows.append((case.title, method.title, *_cells(one, recipe, problem)))
+    header = ("Case", "Method", "α/L", "Lemma 1", "Lemma 3", "Lemma 7", "C_t", "ε_t", "‖h_t‖²", "Largest gap")
+    note = f"Rounds in which each lemma holds; terms after the first and the last round. {experiment.note}".strip()
+    pictures = [path for name, own in found.items() if own for path in _draw(name, own, folder)]
+    return Table(experiment.title, header, tuple(rows), note), pictures
+
+
+def _cells(one: Dynamics, recipe: Recipe, problem: Problem) -> Sequence[str]:
+    alpha, smoothness, total = recipe.algorithm.model_dump()["alpha"], problem.smoothness, len(one.drift)
+    everyone = recipe.cohort.size_in(len(problem.linear)) == len(problem.linear)
+    bounded = everyone and alpha >= 25 * smoothness
+    counts = [int(_at_most(one.moved, one.drift).sum()), int(_at_most(one.server, one.tracked[1:]).sum())]
+    terms = [f"{values[0]:.2g} → {values[-1]:.2g}" for values in (one.tracked[1:], one.drift, one.server)]
+    first = f"{int(one.falls(alpha, smoothness).sum())} of {total}" if bounded else "–"
+    held = [f"{count} of {total}" for count in counts]
+    return f"{alpha / smoothness:.2f}", first, *held, *terms, f"{one.gap.max():.1e}"
+
+
+def _draw(name: str, found: Mapping[str, Dynamics], folder: Path) -> list[Path]:
+    """Draw C_t and ε_t against rounds, a figure each, a line per method."""
+    written = []
+    for word, label in (("tracked", "C_t"), ("drift", "ε_t")):
+        columns = {title: getattr(one, word)[-len(one.drift) :] for title, one in found.items()}
+        lines = {title: (range(1, len(column) + 1), column) for title, column in columns.items()}
+        written.append(draw_lines(folder, f"{name}-{word}", lines, ("round", label), logarithmic=True))
+    return written

@@ -1,0 +1,266 @@
+"""The results of an experiment's runs: rounds to a target, final values, and the best of a grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.load import to_plain
+from hpcfed.config.metrics import direction_of_column, is_percentage
+from hpcfed.config.recipe import Recipe
+from hpcfed.lab.report.group import Group
+from hpcfed.lab.report.measure import CRITERIA, Criterion, Quantity, Spread, best, final, moving, round_reached, spread
+from hpcfed.lab.report.paired import student
+from hpcfed.lab.report.read import Run, is_run_folder, read_run
+from hpcfed.lab.reproduce.experiment import Case, Experiment, Goal
+from hpcfed.lab.reproduce.plan import ExperimentLayout, Setting
+from hpcfed.run_folder.code import CodeRecord
+from hpcfed.run_folder.identity import FREE, differences
+from hpcfed.run_folder.rounds import RECORD
+
+
+@dataclass(frozen=True)
+class SettingRuns:
+    """The runs of one setting that have a record.
+
+    Attributes:
+        setting: the method, case and point.
+        title: of the method.
+        runs: seed → run.
+        others: seed → how the run there differs from the experiment's, of those left out.
+    """
+
+    setting: Setting
+    title: str
+    runs: dict[int, Run]
+    others: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> str:
+        """What a table says in place of numbers."""
+        return "left out" if self.others else "not run"
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of the shortest run; 0 without runs."""
+        return min((run.num_rounds for run in self.runs.values()), default=0)
+
+    @property
+    def group(self) -> Group:
+        """The runs as a group of a report, for its figures."""
+        return Group(self.title, tuple(self.runs.values()))
+
+
+@dataclass(frozen=True)
+class TargetCost:
+    """The cost of reaching a target, for a setting's runs.
+
+    Attributes:
+        rounds, params, gradients: over the runs that reached it; None if none did.
+        arrived, runs: number of runs that reached it, and of all runs.
+        is_known: whether the target of any run is known: one that another method sets waits for its runs.
+    """
+
+    rounds: Spread | None
+    params: Spread | None
+    gradients: Spread | None
+    arrived: int
+    runs: int
+    is_known: bool = True
+
+    @property
+    def mean(self) -> float:
+        """Mean rounds, nan unless all runs reached the target."""
+        return self.rounds.mean if self.rounds and self.arrived == self.runs else math.nan
+
+
+def read_settings(experiment: Experiment, layout: ExperimentLayout) -> list[SettingRuns]:
+    """Return the recorded runs of each setting; those of another recipe, data or code are named and left out.
+
+    Raises:
+        InputError: a record is damaged.
+    """
+    recipes = {unit.recipe.output: unit.recipe for unit in layout.plan.units}
+    found = []
+    for setting in layout.settings:
+        one = SettingRuns(setting, experiment.methods[setting.method].title, {})
+        for seed, path in enumerate(setting.folders):
+            if _has_rounds(path):
+                run = read_run(path)
+                other = _other(run, recipes[path])
+                if other:
+                    one.others[seed] = other
+                else:
+                    one.runs[seed] = run
+        found.append(one)
+    return found
+
+
+def left_out(experiment: Experiment, measured: Sequence[SettingRuns]) -> str:
+    """Return a remark on the runs of another recipe, data or code; "" without any."""
+    settings = [one for one in measured if one.others]
+    words = [
+        f"{one.title}, {experiment.cases[one.setting.case].title} ({next(iter(one.others.values()))})"
+        for one in settings
+    ]
+    if not words:
+        return ""
+    more = f", and {len(words) - 3} more" if len(words) > 3 else ""
+    return f"Left out, because their runs are others than the experiment's now: {'; '.join(words[:3])}{more}."
+
+
+def _other(run: Run, recipe: Recipe) -> str:
+    """Return how a run's recipe, data or code differ from those of the experiment; "" if they do not."""
+    changed = differences(_of_the_numbers(run.recipe), _of_the_numbers(to_plain(recipe)), FREE)
+    if changed:
+        first = "other data" if changed[0].startswith("data_content ") else changed[0]
+        return first + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
+    code = CodeRecord(run.folder).changes(recipe)
+    return f"other code: {code}" if code else ""
+
+
+def _of_the_numbers(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that decide a table's numbers: a recipe's, with the model and metrics that it evaluates, and
+    with the initial parameters by the name of their file, which may have moved with the output.
+    """
+    model, evaluate = dict(recipe.get("model", {})), recipe.get("evaluate", {})
+    if model.get("init"):
+        model["init"] = Path(model["init"]).name
+    return {**recipe, "model": model, "evaluated": {key: evaluate.get(key) for key in ("model", "metrics")}}
+
+
+def _has_rounds(folder: Path) -> bool:
+    return is_run_folder(folder) and (folder / RECORD).stat().st_size > 0
+
+
+def criterion_of(experiment: Experiment) -> Criterion:
+    """Return the criterion of the measured column; the recipes' metrics say what it is."""
+    column, metrics = experiment.measure.column, experiment.metrics
+    known = next((one for one in CRITERIA if one.column == column), None)
+    if known is not None:
+        return known
+    title = column.replace("train_", "training ").replace("_", " ")
+    unit: Quantity = "fraction" if is_percentage(column, metrics) else "number"
+    return Criterion(column, title, bool(direction_of_column(column, metrics)), unit)
+
+
+def reached(
+    experiment: Experiment, one: SettingRuns, of_case: Sequence[SettingRuns], target: float | Goal
+) -> TargetCost:
+    """Return a setting's cost of reaching a target, which may be another method's value with the same seed."""
+    criterion, window = criterion_of(experiment), experiment.measure.window
+    rounds: list[float] = []
+    params: list[float] = []
+    gradients: list[float] = []
+    goals = {seed: _goal(target, of_case, seed, criterion) for seed in one.runs}
+    for seed, run in one.runs.items():
+        goal = goals[seed]
+        number = None if math.isnan(goal) else round_reached(run, criterion, goal, window)
+        if number is not None:
+            rounds.append(number)
+            params.append(float(run.column("params")[number - 1]))
+            gradients.append(float(run.column("gradients")[number - 1]))
+    cost, sent, computed = (over_seeds(experiment, values) for values in (rounds, params, gradients))
+    is_known = any(not math.isnan(goal) for goal in goals.values())
+    return TargetCost(cost, sent, computed, len(rounds), len(one.setting.folders), is_known)
+
+
+def over_seeds(experiment: Experiment, values: Iterable[float]) -> Spread | None:
+    """Return the mean over runs with its deviation, or half its 95 % interval if the experiment asks for it."""
+    return shown(experiment, spread(values))
+
+
+def shown(experiment: Experiment, found: Spread | None) -> Spread | None:
+    """Return a mean with its deviation, or half its 95 % interval if the experiment asks for it."""
+    if found is None or found.std is None or not experiment.measure.intervals:
+        return found
+    return replace(found, std=student(found.count - 1) * found.std / math.sqrt(found.count))
+
+
+def beyond(experiment: Experiment, one: SettingRuns, reference: SettingRuns, target: float) -> Spread | None:
+    """Return how much better than the target a setting's reference is when the setting reaches it, over the seeds.
+
+    None unless every seed reached it, and its reference has at least as many rounds.
+    """
+    criterion, window = criterion_of(experiment), experiment.measure.window
+    found = []
+    for seed, run in one.runs.items():
+        number = round_reached(run, criterion, target, window)
+        other = reference.runs.get(seed)
+        if number is None or other is None or other.num_rounds < number:
+            return None
+        value = moving(other.column(criterion.column), window)[number - 1]
+        found.append(float(value - target if criterion.higher_is_better else target - value))
+    return over_seeds(experiment, found) if len(found) == len(one.setting.folders) else None
+
+
+def _goal(target: float | Goal, of_case: Sequence[SettingRuns], seed: int, criterion: Criterion) -> float:
+    """Return a target's value; nan while the runs of the method that sets it have not all reached its round."""
+    if isinstance(target, float | int):
+        return target
+    runs = [one.runs.get(seed) for one in of_case if one.setting.method == target.of]
+    there = [run for run in runs if run is not None and run.num_rounds >= target.round]
+    if not there or any(run is None or (run not in there and run.status != "diverged") for run in runs):
+        return math.nan
+    values = [float(run.column(criterion.column)[target.round - 1]) for run in there]
+    return criterion.best([value for value in values if math.isfinite(value)] or [math.nan])
+
+
+def tuned_to(settings: Sequence[SettingRuns], costs: Sequence[TargetCost]) -> dict[str, int]:
+    """Return method → index of its best setting: most runs at the target, then fewest rounds."""
+    places: dict[str, int] = {}
+    for place, one in enumerate(settings):
+        known = places.setdefault(one.setting.method, place)
+        if _cost(costs[place]) < _cost(costs[known]):
+            places[one.setting.method] = place
+    return places
+
+
+def _cost(reached: TargetCost) -> tuple[int, float]:
+    return -reached.arrived, reached.rounds.mean if reached.rounds else math.inf
+
+
+def final_of(experiment: Experiment, one: SettingRuns) -> Spread | None:
+    """Return the mean over the runs of the measured column's last evaluations, or of its best one."""
+    if experiment.measure.kind == "best":
+        return over_seeds(
+            experiment, (best(run, criterion_of(experiment), experiment.measure.window) for run in one.runs.values())
+        )
+    return over_seeds(
+        experiment, (final(run, experiment.measure.column, experiment.measure.last) for run in one.runs.values())
+    )
+
+
+def best_of(experiment: Experiment, grid: Sequence[SettingRuns]) -> list[SettingRuns]:
+    """Return the points of a grid whose runs all finished with a finite value, the best first."""
+    criterion = criterion_of(experiment)
+    scores = [(final_of(experiment, one), one) for one in grid]
+    whole = [(value.mean, one) for value, one in scores if value and value.count == len(one.setting.folders)]
+    finished = [(mean, one) for mean, one in whole if all(run.status != "diverged" for run in one.runs.values())]
+    ordered = sorted(finished, key=lambda entry: -entry[0] if criterion.higher_is_better else entry[0])
+    return [one for _, one in ordered]
+
+
+def by_case(experiment: Experiment, measured: Sequence[SettingRuns]) -> dict[str, tuple[Case, list[SettingRuns]]]:
+    """Return the settings of each case."""
+    return {
+        name: (case, [one for one in measured if one.setting.case == name]) for name, case in experiment.cases.items()
+    }
+
+
+def rounds_apart(settings: Iterable[SettingRuns], column: str) -> int:
+    """Return the usual number of rounds from one recorded value of a column to the next; 1 without two of them."""
+    runs = [run for one in settings for run in one.runs.values()]
+    gaps = [np.diff(np.flatnonzero(np.isfinite(run.column(column)))) for run in runs]
+    return int(np.median(found)) if len(found := np.concatenate([*gaps, []])) else 1
+
+
+def last_rounds(experiment: Experiment, settings: Iterable[SettingRuns], column: str) -> int:
+    """Return the number of rounds in which the last evaluations of a column lie that are averaged."""
+    last = experiment.measure.last
+    return 1 if last == 1 else last * rounds_apart(settings, column)

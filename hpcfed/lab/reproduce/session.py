@@ -1,0 +1,190 @@
+"""One call of ``hpcfed reproduce``: prepare the available data, run the missing runs, write the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.reproduce.classes import compare_classes
+from hpcfed.lab.reproduce.coefficients import compare_coefficients
+from hpcfed.lab.reproduce.dynamics import compare_dynamics
+from hpcfed.lab.reproduce.experiment import Experiment
+from hpcfed.lab.reproduce.figures import draw
+from hpcfed.lab.reproduce.inputs import Places, is_prepared, lacking, prepare
+from hpcfed.lab.reproduce.measure import left_out, read_settings
+from hpcfed.lab.reproduce.plan import ExperimentLayout, folder_of, lay_out
+from hpcfed.lab.reproduce.projections import compare_projections
+from hpcfed.lab.reproduce.sites import check_sites, compare_sites
+from hpcfed.lab.reproduce.table import make_table, markdown, setting_records
+from hpcfed.lab.sweep.claims import Claims
+from hpcfed.lab.sweep.failures import endings, raise_if_failed
+from hpcfed.lab.sweep.plan import Plan
+from hpcfed.lab.sweep.run import Redo, run_sweep, states_until_stable
+from hpcfed.lab.sweep.table import as_csv
+from hpcfed.ranks.world import World
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """An experiment's results: its table, and the files of the table and the figures."""
+
+    table: Table
+    files: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class ReproduceSession:
+    """The settings of one call.
+
+    Attributes:
+        world: all ranks of the job.
+        places: folders of data and runs.
+        scale: ``full`` or ``small``.
+        rounds, to_targets: see `lay_out`.
+        methods: the methods to run, all if empty; the table shows earlier runs of all methods.
+        groups: number of groups of ranks, with one run each at a time; None for one per rank.
+        redo: treatment of existing runs that differ from what would run now.
+    """
+
+    world: World
+    places: Places
+    scale: str
+    rounds: int | None = None
+    to_targets: bool = False
+    methods: Sequence[str] = ()
+    groups: int | None = None
+    redo: Redo = field(default_factory=Redo)
+
+    def available(self, experiments: Sequence[Experiment], *, prepared: bool) -> list[Experiment]:
+        """Return the experiments limited to cases whose data is available, or already `prepared`; print the others.
+
+        Raises:
+            InputError: none is left.
+        """
+        found = []
+        for experiment in experiments:
+            waiting = lacking(experiment, self.places)
+            for case, words in waiting.items():
+                print(f"{experiment.name}: {experiment.cases[case].title} waits for {words}")
+            kept = [case for case in experiment.cases if case not in waiting]
+            if prepared:
+                kept = [case for case in kept if is_prepared(experiment, case, self.places)]
+            if experiment.measure.kind == "sites" and len(kept) < len(experiment.cases):  # its table is of all
+                kept = []
+            if kept:
+                found.append(experiment.limited(kept))
+        if not found:
+            where = ", ".join(experiment.name for experiment in experiments)
+            if prepared:
+                raise InputError("nothing has been run", where=where, remedy="leave --table out, or name its --output")
+            files = [one.cases[case].data.file for one in experiments for case in lacking(one, self.places)]
+            remedy = "correct the 'file' of its data" if all(files) else "name the folder of all raw data by --raw"
+            raise InputError("no data", where=where, remedy=remedy)
+        return found
+
+    def prepare(self, experiment: Experiment) -> Experiment:
+        """Make the federations of all cases, on rank 0 only; return the experiment with the cases that succeeded.
+
+        Raises:
+            InputError: none did; or, where the table is of all, one did not.
+        """
+        kept, refused = [], []
+        of_sites = experiment.measure.kind == "sites"
+        for name, case in experiment.cases.items():
+            try:
+                for seed in range(experiment.seeds):
+                    for line in prepare(case.data, seed, self.places):
+                        print(line, flush=True)
+                kept.append(name)
+            except InputError as error:
+                refused.append(error)
+                if len(experiment.cases) > 1 and not of_sites:
+                    print(f"{experiment.name}: {case.title} is left out: {error}", flush=True)
+        if not kept or (of_sites and refused):
+            raise refused[0]
+        ready = experiment.limited(kept)
+        if of_sites:
+            check_sites(ready, self.places)
+        return ready
+
+    def run(self, experiment: Experiment) -> bool:
+        """Run what is left of an experiment with prepared data, on all ranks; return whether it was stopped early.
+
+        Raises:
+            InputError: a recipe cannot be run, or runs were refused.
+            EnvironmentFailure: runs failed or were lost.
+        """
+        if not experiment.trains:
+            return False
+        layout = self.world.on_root(lambda: self._layout(experiment, self.methods))
+        if not layout.plan.units:
+            return False
+        stopped = run_sweep(layout.plan, self.world, self.groups, redo=self.redo)
+        self.world.on_root(lambda: raise_if_failed(layout.plan, endings(layout.plan)))
+        return stopped
+
+    def folder(self, experiment: Experiment) -> Path:
+        """Return the folder of an experiment's runs, tables and figures."""
+        return folder_of(experiment, self.scale, self.places)
+
+    def plan(self, experiment: Experiment) -> Plan:
+        """Return the runs of an experiment with prepared data, on rank 0 only.
+
+        Raises:
+            InputError: a recipe cannot be run.
+        """
+        return self._layout(experiment, self.methods).plan
+
+    def show(self, experiment: Experiment) -> ExperimentResult:
+        """Write the table and the figures into the experiment's folder, on rank 0 only.
+
+        Raises:
+            EnvironmentFailure: the disk refuses.
+        """
+        if not experiment.trains:
+            return self._write(experiment)
+        plan = self._layout(experiment).plan
+        for _ in states_until_stable(plan, Claims(plan.folder, "report")):
+            shown = self._write(experiment)
+        return shown
+
+    def _write(self, experiment: Experiment) -> ExperimentResult:
+        folder, remark, records = self.folder(experiment), "", list[dict[str, Any]]()
+        if experiment.measure.kind == "classes":
+            table, pictures = compare_classes(experiment, self.places, folder / "figures")
+        elif experiment.measure.kind == "coefficients":
+            table, pictures = compare_coefficients(experiment, self._layout(experiment), folder / "figures")
+        elif experiment.measure.kind == "dynamics":
+            table, pictures = compare_dynamics(experiment, self._layout(experiment), folder / "figures")
+        else:
+            measured = read_settings(experiment, self._layout(experiment))
+            pictures = draw(experiment, measured, folder / "figures")
+            if experiment.measure.kind == "sites":
+                table = compare_sites(experiment, measured, self.places)
+            elif experiment.measure.kind == "projections":
+                table, more = compare_projections(experiment, measured, self.places, folder / "figures")
+                pictures += more
+            else:
+                table = make_table(experiment, measured)
+            records = setting_records(experiment, measured)
+            remark = left_out(experiment, measured)
+            if experiment.measure.figures and any(len(one.runs) > 1 for one in measured):
+                remark = f"Figures: mean over seeds, and a band of ± one standard deviation. {remark}"
+        table = replace(table, note=f"{table.note} {remark}".strip())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "table.md", markdown(table))
+            if records:
+                write_whole(folder / "settings.csv", as_csv(records))
+        except OSError as error:
+            raise EnvironmentFailure("cannot be written", where=str(folder), got=error.strerror or "") from None
+        tables = [folder / "table.md", *([folder / "settings.csv"] if records else [])]
+        return ExperimentResult(table, [*tables, *pictures])
+
+    def _layout(self, experiment: Experiment, methods: Sequence[str] = ()) -> ExperimentLayout:
+        return lay_out(experiment, self.scale, self.places, self.rounds, to_targets=self.to_targets, methods=methods)

@@ -1,0 +1,89 @@
+"""The figure of a scaling study: time, efficiency, communication and imbalance over the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import ticker
+
+from hpcfed.io.figure_style import LIGHT, Medium, panels, to_files
+from hpcfed.lab.scaling.result import ScalingRow, ScalingStudy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHEET = Medium(8.4, 6.0, 10, legend=True)
+MEASURED, MODEL, IDEAL = LIGHT.groups[0], LIGHT.groups[1], LIGHT.groups[-1]
+PREDICTED: dict[str, Any] = {"linestyle": "--", "color": MODEL, "marker": "o", "markerfacecolor": "none"}
+
+
+def draw(study: ScalingStudy) -> dict[str, bytes]:
+    """Return the figure as PNG and PDF: dots are measured, circles predicted, the dotted line is ideal scaling."""
+    figure, axes = panels(SHEET, 2, 2)
+    time, efficiency, communication, imbalance = axes.ravel()
+    _time(time, study)
+    _share(efficiency, study, "efficiency", lambda row: row.efficiency)
+    _share(communication, study, "communication, share of a round", lambda row: row.communication)
+    _imbalance(imbalance, study)
+    handles, labels = time.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False)
+    doubts = sorted({row.note for row in (*study.rows, *study.predictions) if row.note})
+    doubts += ["no predictions: the model is too far off"] * bool(study.refused and study.model)
+    figure.supxlabel("; ".join(doubts), fontsize=9, color=LIGHT.text)
+    return to_files(figure)
+
+
+def _time(axes: Axes, study: ScalingStudy) -> None:
+    rows = study.rows
+    axes.plot(*_line(rows, lambda row: row.seconds or 0.0), "o", color=MEASURED, label="measured")
+    modelled = [row for row in rows if row.modelled is not None]
+    if modelled:
+        axes.plot(*_line(modelled, lambda row: row.modelled or 0.0), "--", color=MODEL, label="model of cost")
+    if study.predictions:
+        label = f"predicted, cohorts of {' to '.join(f'{size:g}' for size in _ends(study.predictions))}"
+        axes.plot(*_line(study.predictions, lambda row: row.modelled or 0.0), **PREDICTED, label=label)
+    first = rows[0]
+    slope = 1 if study.mode == "strong" else 0
+    ideal = [(first.seconds or 0.0) * (first.ranks / row.ranks) ** slope for row in rows]
+    axes.plot([row.ranks for row in rows], ideal, ":", color=IDEAL, label="ideal")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    _ranks(axes, "time of a round")
+
+
+def _share(axes: Axes, study: ScalingStudy, label: str, value: Callable[[ScalingRow], float]) -> None:
+    _values(axes, study, value)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1, decimals=None, symbol=" %"))
+    _ranks(axes, label)
+
+
+def _imbalance(axes: Axes, study: ScalingStudy) -> None:
+    _values(axes, study, lambda row: row.imbalance)
+    axes.set_ylim(bottom=0)
+    _ranks(axes, "slowest rank's work over average")
+
+
+def _values(axes: Axes, study: ScalingStudy, value: Callable[[ScalingRow], float]) -> None:
+    axes.plot(*_line(study.rows, value), "o", color=MEASURED)
+    if study.predictions:
+        axes.plot(*_line(study.predictions, value), **PREDICTED)
+
+
+def _ends(rows: Sequence[ScalingRow]) -> list[float]:
+    cohorts = {row.cohort for row in rows}
+    return sorted({min(cohorts), max(cohorts)})
+
+
+def _line(rows: Sequence[ScalingRow], value: Callable[[ScalingRow], float]) -> tuple[list[int], list[float]]:
+    ordered = sorted(rows, key=lambda row: row.ranks)
+    return [row.ranks for row in ordered], [value(row) for row in ordered]
+
+
+def _ranks(axes: Axes, label: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("ranks")
+    axes.set_ylabel(label)

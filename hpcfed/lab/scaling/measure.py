@@ -1,0 +1,212 @@
+"""Measurements of a scaling study on the ranks of this job, and their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfed.assembly import resolve
+from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import parse_json, read_text
+from hpcfed.lab.bench.machine import describe
+from hpcfed.lab.scaling.plan import Load, StudySetting, load, overrides, settings
+from hpcfed.ranks.world import World
+
+if TYPE_CHECKING:
+    from hpcfed.api import Result
+
+TIMERS = ("total", "local", "convert", "wait", "reduce", "server")
+PROBED = (8, 1 << 16, 1 << 20)
+"""Bytes of the bare Allreduces to time, besides the round's own size."""
+IRRELEVANT_KEYS = ("rounds", "output", "cohort", "evaluate", "stop", "checkpoint", "observers", "python_path")
+"""Recipe keys that a measurement overrides, or that do not affect it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rounds of one setting on P ranks.
+
+    Attributes:
+        ranks, hosts, cores: P, the number of hosts, and the fewest cores available on a host.
+        cohort: mean number of clients per round.
+        held_out: whether the sample tests the model instead of fitting it.
+        load: the round's work, in samples visited.
+        vector_bytes, client_bytes, rank_bytes: sizes within a round's Allreduce: of its vectors, per member of the
+            cohort, and per rank.
+        seconds: of a round by timer, as in the record, medians over rounds; ``rest`` is the total less the slowest
+            rank's local work.
+        imbalance: the slowest rank's local seconds over the average, averaged over rounds.
+    """
+
+    ranks: int
+    hosts: int
+    cores: int
+    cohort: float
+    held_out: bool
+    load: Load
+    vector_bytes: int
+    client_bytes: int
+    rank_bytes: int
+    seconds: dict[str, float]
+    imbalance: float
+
+    @property
+    def crowded(self) -> bool:
+        """Whether ranks shared cores, which the model does not describe."""
+        return -(-self.ranks // self.hosts) > self.cores
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """All measurements of one job on P ranks.
+
+    Attributes:
+        recipe: the measured recipe without the keys in `IRRELEVANT_KEYS`.
+        mode, rounds: from the command line.
+        machine: see `hpcfed.lab.bench.machine`.
+        samples: one per setting.
+        allreduce: (bytes, seconds) of bare Allreduces; empty on one rank.
+    """
+
+    ranks: int
+    recipe: dict[str, Any]
+    mode: str
+    rounds: int
+    machine: dict[str, Any]
+    samples: list[Sample]
+    allreduce: list[tuple[int, float]]
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """Return the part of a resolved recipe that must be equal in all compared measurements."""
+    plain = to_plain(recipe)
+    same = {key: value for key, value in plain.items() if key not in IRRELEVANT_KEYS}
+    return same if recipe.cohort.without is None else {**same, "without": plain["cohort"]["without"]}
+
+
+def path_of(folder: Path, ranks: int) -> Path:
+    """Return the file of the measurements on this number of ranks."""
+    return folder / f"ranks-{ranks}.json"
+
+
+def measure_here(source: Path, changes: Sequence[str], mode: str, rounds: int, folder: Path, world: World) -> RankTimes:
+    """Measure all settings on the ranks of `world`, and write the result to `folder`; called on every rank.
+
+    Raises:
+        InputError, EnvironmentFailure: the recipe cannot be run, or a rank failed; the same on every rank.
+    """
+    from hpcfed.api import run
+
+    with world.united(), _by_mpi(world):
+        recipe = world.on_root(lambda: resolve(load_recipe(source, changes)))
+        with Federation.open(recipe.data) as federation:
+            sizes = federation.sizes
+        samples = []
+        for setting in settings(recipe, len(sizes), mode, world.size):
+            output = folder / f"ranks-{world.size}" / f"cohort-{setting.cohort or 'own'}"
+            done = run(source, [*changes, *overrides(recipe, setting, rounds, output)], world=world, quiet=True)
+            work = load(done.recipe, sizes, world.size, None)
+            samples.append(_sample(setting, done, work, _bytes_of(done, sizes, world), world))
+        probed = _probe(world, samples[0].vector_bytes)
+        found = RankTimes(world.size, identity(recipe), mode, rounds, describe(), samples, probed)
+        world.on_root(lambda: write_whole(path_of(folder, world.size), json.dumps(asdict(found), indent=1) + "\n"))
+    return found
+
+
+@contextmanager
+def _by_mpi(world: World) -> Iterator[None]:
+    """Let sums go by MPI in the block, as between hosts, where ranks of one host share memory."""
+    shares, world.shares_memory = world.shares_memory, False
+    try:
+        yield
+    finally:
+        world.shares_memory = shares
+
+
+def read(folder: Path, ranks: int) -> RankTimes | None:
+    """Return the measurements on this number of ranks, None if there is no file.
+
+    Raises:
+        InputError: the file is malformed.
+    """
+    path = path_of(folder, ranks)
+    if not path.exists():
+        return None
+    try:
+        stored = parse_json(read_text(path))
+        samples = [Sample(**{**row, "load": Load(**row["load"])}) for row in stored.pop("samples")]
+        probed = [(int(size), float(seconds)) for size, seconds in stored.pop("allreduce")]
+        return RankTimes(**stored, samples=samples, allreduce=probed)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise InputError("not a measurement", where=str(path), got=got, remedy="remove the file") from None
+
+
+def _sample(setting: StudySetting, done: Result, work: Load, num_bytes: tuple[int, int, int], world: World) -> Sample:
+    """Summarize a run's record, without its first rounds."""
+    rows = world.on_root(lambda: done.metrics)
+    kept = rows[min(max(2, len(rows) // 5), len(rows) - 1) :]
+    vector_bytes, client_bytes, rank_bytes = num_bytes
+    rest = median(row["seconds"]["total"] - row["seconds"]["local"] for row in kept)
+    return Sample(
+        ranks=world.size,
+        hosts=len(set(world.hosts)),
+        cores=min(world.gather(describe()["cores"])),
+        cohort=fmean(len(row["cohort"]) for row in kept),
+        held_out=setting.held_out,
+        load=work,
+        vector_bytes=vector_bytes,
+        client_bytes=client_bytes,
+        rank_bytes=rank_bytes,
+        seconds={timer: median(row["seconds"][timer] for row in kept) for timer in TIMERS} | {"rest": rest},
+        imbalance=fmean(row["imbalance"] for row in kept),
+    )
+
+
+def _bytes_of(done: Result, sizes: np.ndarray, world: World) -> tuple[int, int, int]:
+    """Return a rank's bytes in a round's Allreduce: for vectors, per client and per rank."""
+    import torch
+
+    from hpcfed import algorithms
+    from hpcfed.client.averaged_buffers import AveragedBuffers
+    from hpcfed.client.solver import Stepping
+    from hpcfed.client.work import are_ones, common_to_all, effective_steps_and_factors
+    from hpcfed.cohort import Cohorts
+    from hpcfed.models.flat import FlatModel
+    from hpcfed.reduce.buffer import KINDS, RoundBuffer
+
+    recipe = done.recipe
+    dtype, cpu = getattr(torch, recipe.dtype), torch.device("cpu")
+    method = algorithms.build(recipe.algorithm, recipe.python_path)
+    cohort = Cohorts(recipe, sizes, recipe.weights or method.local.weights).round(1)
+    effective_steps, factors = effective_steps_and_factors(method, Stepping(recipe.local), cohort, 1)
+    alike = common_to_all(effective_steps) is not None and are_ones(factors)
+    kind = KINDS[recipe.reduction]
+    model = FlatModel(done.module, dtype, cpu, recipe.parameters)
+    averaged = AveragedBuffers(model)
+    size, others = model.vector.numel(), averaged.entries
+    buffer = RoundBuffer(size, dtype, cpu, world, kind=recipe.reduction, others=others)
+    names, scalars = [*method.reported(alike), *others], len(method.local.scalars) + len(averaged.scalars)
+    sizes_in_words = buffer.sizes([kind.usual_words(dtype)] * len(names), 1, scalars, names)
+    vectors, client, ranks = (words * kind.word.itemsize for words in sizes_in_words)
+    return vectors, client, ranks // world.size
+
+
+def _probe(world: World, vector_bytes: int) -> list[tuple[int, float]]:
+    from hpcfed.lab.bench.reduction import allreduce_seconds
+
+    if world.size == 1:
+        return []
+    sizes = sorted({*PROBED, max(vector_bytes, 8)})
+    return list(zip(sizes, allreduce_seconds(world, sizes), strict=True))

@@ -1,0 +1,166 @@
+"""The time of a round on P ranks: a model of five parameters, fitted to measurements by least squares.
+
+    T(P, S) = fixed + member·S + sample·W + 2⌈log₂ P⌉·latency + 2(P − 1)/P·B·byte
+
+W is the number of samples that the slowest rank visits, S the cohort, B the bytes of the round's one Allreduce, taken
+for Rabenseifner's: a reduce-scatter and an allgather of ⌈log₂ P⌉ messages each. Every rank has its own core or GPU;
+contention for memory, power or the network is not modelled.
+
+`latency` and `byte` come from the smallest and the largest bare Allreduces, `sample` from the slowest rank's local
+seconds, `fixed` and `member` from these and from the rest of the round. No parameter is negative; errors are relative
+to the measured Allreduce or round.
+
+Reference: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hpcfed.lab.scaling.measure import RankTimes, Sample
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The fitted parameters.
+
+    Attributes:
+        fixed: seconds of every round, on every rank: server step, record, placement.
+        member: seconds for each member of the cohort, on every rank.
+        sample: seconds for each sample visited, on the rank that trains.
+        latency: seconds of a message.
+        byte: seconds for each byte sent; its inverse is the bandwidth.
+    """
+
+    fixed: float
+    member: float
+    sample: float
+    latency: float
+    byte: float
+
+    def allreduce(self, ranks: int, num_bytes: float) -> float:
+        """Return the seconds of an Allreduce."""
+        latency, volume = _allreduce_terms(ranks, num_bytes)
+        return self.latency * latency + self.byte * volume
+
+    def round(self, ranks: int, cohort: float, slowest: float, num_bytes: float) -> float:
+        """Return the seconds of a round whose slowest rank visits `slowest` samples."""
+        return self.fixed + self.member * cohort + self.sample * slowest + self.allreduce(ranks, num_bytes)
+
+    def on(self, latency: float, byte: float) -> CostModel:
+        """Return the model of the same machines on another network."""
+        return replace(self, latency=latency, byte=byte)
+
+    def of(self, sample: Sample) -> float:
+        """Return the model's seconds for a measured sample."""
+        return self.round(sample.ranks, sample.cohort, sample.load.slowest, bytes_of(sample))
+
+
+@dataclass(frozen=True)
+class TestedPrediction:
+    """A prediction for a sample outside the fit, beside its measurement, seconds per round."""
+
+    what: str
+    ranks: int
+    cohort: float
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Error of the prediction relative to the measurement."""
+        return self.predicted / self.measured - 1
+
+
+def fit(measured: Sequence[RankTimes]) -> CostModel:
+    """Fit the model to all samples that are neither held out nor crowded.
+
+    Args:
+        measured: with at least one such sample.
+    """
+    samples = [sample for one in measured for sample in one.samples if _fits(sample)]
+    probes = [(one.ranks, size, seconds) for one in measured if _fits_any(one) for size, seconds in one.allreduce]
+    latency, byte = network_of(probes)
+    network = CostModel(0.0, 0.0, 0.0, latency, byte)
+    total = [sample.seconds["total"] for sample in samples]
+    local = [sample.seconds["local"] for sample in samples]
+    begin, each = _least_squares([(1.0, sample.load.slowest) for sample in samples], local, total)
+    left = [sample.seconds["rest"] - network.allreduce(sample.ranks, bytes_of(sample)) for sample in samples]
+    end, member = _least_squares([(1.0, sample.cohort) for sample in samples], left, total)
+    return CostModel(begin + end, member, each, latency, byte)
+
+
+def network_of(probes: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Return latency and seconds for a byte that best fit bare Allreduces: ranks, bytes and seconds of each.
+
+    Of each number of ranks the smallest and the largest count: in between MPI libraries change from one algorithm to
+    another, and a fit to all sizes would be wrong at both ends.
+    """
+    sizes = {ranks: [size for other, size, _ in probes if other == ranks] for ranks, *_ in probes}
+    ends = [probe for probe in probes if probe[1] in (min(sizes[probe[0]]), max(sizes[probe[0]]))]
+    probed = [seconds for *_, seconds in ends]
+    return _least_squares([_allreduce_terms(ranks, size) for ranks, size, _ in ends], probed, probed)
+
+
+def held_out_errors(measured: Sequence[RankTimes]) -> list[TestedPrediction]:
+    """Return predictions for samples outside a fit: each number of ranks from the others, and held-out cohorts."""
+    usable = [one for one in measured if _fits_any(one)]
+    tested = []
+    for one in usable if len(usable) > 1 else []:
+        model = fit([other for other in usable if other is not one])
+        what = f"{one.ranks} rank{'s' if one.ranks > 1 else ''}, by the others"
+        tested += [_tested(what, model, sample) for sample in one.samples if _fits(sample)]
+    if usable:
+        model = fit(usable)
+        held_out = [sample for one in usable for sample in one.samples if sample.held_out and not sample.crowded]
+        tested += [_tested("another cohort", model, sample) for sample in held_out]
+    return tested
+
+
+def bytes_of(sample: Sample) -> float:
+    """Return the bytes of a sample's Allreduce."""
+    return reduced_bytes(sample, sample.ranks, sample.cohort)
+
+
+def reduced_bytes(like: Sample, ranks: int, cohort: float) -> float:
+    """Return the bytes of a round's Allreduce on `ranks` ranks, for the model and method of a sample."""
+    return like.vector_bytes + like.client_bytes * cohort + like.rank_bytes * ranks
+
+
+def _fits(sample: Sample) -> bool:
+    return not (sample.held_out or sample.crowded)
+
+
+def _fits_any(one: RankTimes) -> bool:
+    return any(_fits(sample) for sample in one.samples)
+
+
+def _tested(what: str, model: CostModel, sample: Sample) -> TestedPrediction:
+    return TestedPrediction(what, sample.ranks, sample.cohort, sample.seconds["total"], model.of(sample))
+
+
+def _allreduce_terms(ranks: int, num_bytes: float) -> tuple[float, float]:
+    return 2.0 * math.ceil(math.log2(ranks)), 2.0 * (ranks - 1) / ranks * num_bytes
+
+
+def _least_squares(
+    terms: Sequence[tuple[float, float]], seconds: Sequence[float], scale: Sequence[float]
+) -> tuple[float, float]:
+    """Return the two factors ≥ 0, of two terms each, that best fit `seconds`, (n,), in units of `scale`, (n,).
+
+    Terms are scaled to one length; of two that are collinear the first gets the factor.
+    """
+    from scipy.optimize import nnls  # slow to import
+
+    if not terms:
+        return 0.0, 0.0
+    relative = np.array(terms) / np.array(scale)[:, None]
+    lengths = np.linalg.norm(relative, axis=0)
+    lengths[lengths == 0] = 1
+    fitted, _ = nnls(relative / lengths, np.array(seconds) / np.array(scale))
+    first, second = fitted / lengths
+    return float(first), float(second)

@@ -1,0 +1,278 @@
+"""The arms of a study: what is trained on each split and seed, as recipes.
+
+With K local steps, R rounds and |S| sites a round, a federated model is a mean of models of R · K steps each, from
+R · K · |S| gradients. The baselines are FedAvg's plain SGD at stated numbers of steps:
+
+    pooled        one client with all training samples: R · K, and R · K · |S| steps (K · |S| a round)
+    alone         each site by itself: R · K steps
+    travelling    one model that goes from site to site, K steps at each: R · K, and R · K · |S| steps (R · |S| visits)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hpcfed.assembly import build_model, resolve
+from hpcfed.config.load import load_recipe, to_plain
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.lab.study.methods import MethodChoice
+
+POOLED, ALONE, TRAVELLING, PERSONALISED, ENSEMBLE = BASELINES = (
+    "pooled",
+    "alone",
+    "travelling",
+    "personalised",
+    "ensemble",
+)
+FEDERATED = "federated"
+POINTS = 20
+"""Evaluations of a run, at least."""
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainingAmount:
+    """The amount of training: K steps in each of R rounds, at |S| sites a round.
+
+    Attributes:
+        steps: K of each split; that of ``local.epochs`` follows the sizes of the split's training sets.
+        rounds: R.
+        sites: |S|.
+    """
+
+    steps: tuple[int, ...]
+    rounds: int
+    sites: int
+
+    @property
+    def every(self) -> int:
+        """Rounds between two evaluations."""
+        return max(1, self.rounds // POINTS)
+
+    def in_text(self, factor: int = 1) -> str:
+        """Return `factor` times K: a range where it differs between splits."""
+        low, high = (f"{steps * factor:,}" for steps in (min(self.steps), max(self.steps)))
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: a recipe, trained on each split and seed.
+
+    Attributes:
+        key: its name in files.
+        title: in tables.
+        kind: ``federated``, ``pooled``, ``alone`` or ``travelling``.
+        steps: gradient steps, as text.
+        rounds: of its runs.
+        overrides: of the recipe, those of a method.
+        site: the site that trains alone.
+        factor: |S| where it takes |S| times the steps of a site alone, else 1.
+        tunes: whether its model is fine-tuned on each site, for the arm `personalised`.
+    """
+
+    key: str
+    title: str
+    kind: str
+    steps: str
+    rounds: int
+    overrides: tuple[str, ...] = ()
+    site: int | None = None
+    factor: int = 1
+    tunes: bool = False
+
+    @property
+    def pools(self) -> bool:
+        """Whether it trains on the pooled file."""
+        return self.kind == POOLED
+
+
+def training_amount(recipe: Recipe, sizes: Sequence[np.ndarray]) -> TrainingAmount:
+    """Return a recipe's steps, rounds and sites a round; `sizes` of each split, (N,): the sites' training samples.
+
+    Epochs are those of a site of mean size.
+
+    Raises:
+        InputError: the recipe has a schedule of cohorts, leaves clients out, or has a rule to stop early.
+    """
+    if recipe.cohort.without is not None:
+        remedy = (
+            "leave it out; --kind leave-one-site-out, or a federation file without the site, does that for every arm"
+        )
+        raise InputError("cohort.without in a study", expected="none: all sites train every arm", remedy=remedy)
+    if recipe.cohort.schedule is not None:
+        raise InputError(
+            "cohort.schedule in a study", expected="a size or fraction of the sites", remedy="leave it out"
+        )
+    if recipe.stop.by_scores or recipe.stop.max_hours is not None:
+        what = "stop in a study: runs of other lengths are no fair comparison"
+        raise InputError(what, remedy="leave it out, or override it: stop={}")
+    steps = tuple(_steps(recipe, float(of_split.mean())) for of_split in sizes)
+    return TrainingAmount(steps, recipe.rounds, recipe.cohort.size_in(len(sizes[0])) or len(sizes[0]))
+
+
+def _steps(recipe: Recipe, size: float) -> int:
+    """Return the local steps of a site with so many training samples."""
+    local = recipe.local
+    batch = size if local.batch_size == "full" else float(local.batch_size)
+    if steps := local.steps or (local.epochs or 0) * math.ceil(size / batch):
+        return steps
+    return recipe.budget.high if recipe.budget is not None and recipe.budget.high else 1
+
+
+def has_ensemble(task: str) -> bool:
+    """Whether models of a task can be averaged by their predictions."""
+    return task != "survival"
+
+
+def make_arms(
+    methods: Sequence[MethodChoice],
+    reference: str,
+    baselines: Sequence[str],
+    sites: Sequence[str],
+    amount: TrainingAmount,
+) -> list[Arm]:
+    """Return the arms that are trained; personalised models and ensembles are made of theirs."""
+    one, whole = amount.in_text(amount.rounds), amount.in_text(amount.rounds * amount.sites)
+    federated = f"{one} at each of {amount.sites} sites"
+    tuned = PERSONALISED in baselines
+    arms = [
+        Arm(
+            each.key,
+            each.title,
+            FEDERATED,
+            federated,
+            amount.rounds,
+            each.overrides,
+            tunes=tuned and each.key == reference,
+        )
+        for each in methods
+    ]
+    factors = (1, amount.sites) if amount.sites > 1 else (1,)
+    if POOLED in baselines:
+        for factor, count in zip(factors, (one, whole), strict=False):
+            key = POOLED if factor == 1 else f"{POOLED}-long"
+            arms.append(Arm(key, f"Pooled, {_counted(count)}", POOLED, count, amount.rounds, factor=factor))
+    if TRAVELLING in baselines:
+        for factor, count in zip(factors, (one, whole), strict=False):
+            key = TRAVELLING if factor == 1 else f"{TRAVELLING}-long"
+            rounds = amount.rounds * factor
+            arms.append(Arm(key, f"Travelling, {_counted(count)}", TRAVELLING, count, rounds, factor=factor))
+    if ALONE in baselines or ENSEMBLE in baselines:
+        for k, name in enumerate(sites):
+            arms.append(Arm(f"{ALONE}-{k}", f"{name} alone", ALONE, one, amount.rounds, site=k))
+    return arms
+
+
+def _counted(steps: str) -> str:
+    return f"{steps} step{'' if steps == '1' else 's'}"
+
+
+def recipe_of(
+    arm: Arm,
+    recipe: Recipe,
+    amount: TrainingAmount,
+    split: int,
+    shared: Content,
+    clients: Sequence[int],
+    run: Mapping[str, Any],
+) -> Recipe:
+    """Return an arm's recipe on one split.
+
+    Args:
+        arm: the arm.
+        recipe: of the study.
+        amount: of its training.
+        split: number of the split.
+        shared: the baselines' ``parameters``, none of them private.
+        clients: the sites that are clients of the split's file, in their order.
+        run: name, seed, data and output.
+
+    Raises:
+        InputError: a key is unknown or out of range.
+    """
+    content = to_plain(load_recipe(to_plain(recipe), arm.overrides)) if arm.overrides else to_plain(recipe)
+    of_all = arm.kind == FEDERATED
+    own = _federated(content, len(clients)) if of_all else _plain(content, arm, amount.steps[split], shared, clients)
+    content = {**own, **run}
+    content["rounds"] = arm.rounds
+    content["evaluate"] = _evaluate(content, arm, amount.every, amount.steps[split])
+    return load_recipe(content)
+
+
+def _federated(content: Content, count: int) -> Content:
+    """Return a method's recipe; a cohort of more sites than there are is all of them."""
+    size = content["cohort"]["size"]
+    return content | {"cohort": {**content["cohort"], "size": None if size is None else min(size, count)}}
+
+
+def _plain(content: Content, arm: Arm, steps: int, shared: Content, clients: Sequence[int]) -> Content:
+    """Return a baseline's recipe: SGD of the recipe's ``local`` at one client a round, with K `steps` of a site."""
+    turns = {POOLED: [0], TRAVELLING: list(range(len(clients)))}
+    schedule = [[k] for k in turns[arm.kind]] if arm.site is None else [[list(clients).index(arm.site)]]
+    cohort: Content = {"schedule": schedule}
+    others = [k for k, site in enumerate(clients) if site != arm.site]
+    estimates = content["loss"].get("weights") == "balanced" or content["evaluate"].get("statistics") == "training"
+    if arm.site is not None and others and estimates:
+        cohort["without"] = {"clients": others, "evaluate": "all"}  # estimates of its own samples, tests of all sites
+    local = {**content["local"], "epochs": None, "steps": steps * (arm.factor if arm.kind == POOLED else 1)}
+    if arm.kind == TRAVELLING and arm.factor > 1:
+        local |= _stretched(content["local"], arm.factor)
+    return content | {
+        "algorithm": {"name": "fedavg"},
+        "budget": None,
+        "guess": "none",
+        "weights": None,
+        "cohort": cohort,
+        "local": local,
+        "parameters": dict(shared),
+        "evaluate": {**content["evaluate"], "model": "last"},
+    }
+
+
+def _stretched(local: Content, factor: int) -> Content:
+    """Return the step sizes of `factor` times as many rounds: the same at the same share of all rounds."""
+    found: Content = {"lr_decay": local["lr_decay"] ** (1 / factor)}
+    if local.get("lr_schedule"):
+        found["lr_schedule"] = [{**entry, "round": (entry["round"] - 1) * factor + 1} for entry in local["lr_schedule"]]
+    return found
+
+
+def shared_parameters(recipe: Recipe) -> Content:
+    """Return the recipe's ``parameters`` without private ones, whose buffers are averaged.
+
+    Raises:
+        InputError: the model cannot be built.
+    """
+    roles = recipe.parameters
+    if not roles.keeps_private:
+        return roles.model_dump(mode="json")
+    averaged = roles.buffers == "private" or (roles.buffers is None and _has_buffers(recipe))
+    buffers = "averaged" if averaged else roles.buffers
+    return roles.model_copy(update={"private": (), "buffers": buffers}).model_dump(mode="json")
+
+
+def _has_buffers(recipe: Recipe) -> bool:
+    """Return whether the recipe's module has buffers."""
+    import torch
+
+    with Federation.open(recipe.data) as federation:
+        model = build_model(resolve(recipe), federation, getattr(torch, recipe.dtype), torch.device("cpu"))
+    return any(True for _ in model.module.buffers())
+
+
+def _evaluate(content: Content, arm: Arm, every: int, steps: int) -> Content:
+    """Return the evaluation of an arm: test sets of the sites, some `POINTS` times; fine-tuning takes K `steps`."""
+    every *= arm.factor if arm.kind == TRAVELLING else 1
+    local = content["local"]
+    tuning = {"steps": steps, "lr": local["lr"], "batch_size": local["batch_size"]} if arm.tunes else None
+    models = ["global", "fine-tuned"] if arm.tunes else ["global"]
+    clients = {"every": every, "models": models, "fine_tune": tuning}
+    return {**content["evaluate"], "every": every, "train": {"every": 0}, "clients": clients}

@@ -1,0 +1,278 @@
+"""Bootstrap over patients: how far a study's values depend on which patients of the sites are tested on.
+
+Units are the groups of samples (patients), or single samples without groups, that any split of a site tests on. Each of
+B resamples draws as many units of a site as there are, with replacement. A site's value in a resample is the mean over
+splits, and over seeds, of the metric on the split's test samples, each as often as its unit was drawn; splits share the
+draw, and so do all rows, so that differences are paired. Intervals are from the 2.5th to the 97.5th percentile. Models
+are not trained again: what another training set would change is in the intervals over splits.
+
+Reference: Efron, Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from data_prep.streams import stream
+from hpcfed.config.recipe import Seeds
+from hpcfed.data.cache import Samples
+from hpcfed.errors import Stopped
+from hpcfed.evaluation.metrics import ranking_scores
+from hpcfed.io.output import Output
+from hpcfed.lab.loaded import load
+from hpcfed.lab.study.arms import ALONE, ENSEMBLE, Arm
+from hpcfed.lab.study.ensemble import functions_of, mean_prediction, test_samples
+from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.run_folder.progress import QUIET_SECONDS, clock
+
+if TYPE_CHECKING:
+    from hpcfed.lab.study.plan import Study
+    from hpcfed.lab.study.rows import StudyRow
+    from hpcfed.lab.study.view import Resampled, View
+
+Outputs = Mapping[int, torch.Tensor]
+"""Site → output of a model on its test samples, (n, …)."""
+Weighted = Callable[[np.ndarray], np.ndarray]
+"""How often each of n samples is there, (b, n) → values of a metric, (b,)."""
+Weigh = Callable[[torch.Tensor, torch.Tensor], Weighted]
+"""Output (n, …) and target (n, …) → a metric of them."""
+COUNTS, MOST_AT_ONCE = 1 << 20, 50
+"""Counts of samples, and resamples, that are drawn at a time: between them progress is shown, and a stop heeded."""
+
+
+@dataclass(frozen=True)
+class _OfSplit:
+    """A row's metric at a site in one split: the places of its test samples among all of the site's, and its models."""
+
+    places: np.ndarray
+    models: Sequence[Weighted]
+
+    def __call__(self, times: np.ndarray) -> np.ndarray:
+        """Return the mean over models, (b,), from how often each tested sample of the site is there, (b, n)."""
+        own = times[:, self.places]
+        return np.mean([metric(own) for metric in self.models], axis=0)
+
+
+Measures = dict[tuple[str, str], dict[int, list[_OfSplit]]]
+"""Row and metric → site → the metric in each split that the tables have a value of; a resample's is a mean over all."""
+
+
+@dataclass
+class ResampleProgress:
+    """Prints the progress of resampling on rank 0, at most a line every `QUIET_SECONDS`.
+
+    Attributes:
+        name: of the study.
+        speaks: whether it prints.
+        stops: whether resampling has been asked to stop.
+    """
+
+    name: str
+    speaks: bool = False
+    stops: Callable[[], bool] = lambda: False
+    _began: float = 0.0
+    _spoke: float = 0.0
+
+    def begin(self, count: int, sites: int) -> None:
+        self._began = self._spoke = time.monotonic()
+        self._say(f"{count:,} resamples of the patients of each of {sites} sites")
+
+    def update(self, done: int, total: int) -> None:
+        """Show how many resamples of all sites are done.
+
+        Raises:
+            Stopped: it has been asked to stop.
+        """
+        if self.stops():
+            what = "resampling stopped, the page has no intervals over patients"
+            raise Stopped(what, where=self.name, remedy="the same command computes them")
+        now = time.monotonic()
+        if done and now - self._spoke >= QUIET_SECONDS:
+            self._spoke = now
+            left = clock((now - self._began) / done * (total - done))
+            self._say(f"{done:,}/{total:,} resamples done, {left} left")
+
+    def _say(self, text: str) -> None:
+        if self.speaks:
+            print(f"{self.name}: {text}", file=Output(sys.stdout), flush=True)
+
+
+def resample(view: View, metrics: Sequence[StudyMetric], count: int, progress: ResampleProgress) -> Resampled:
+    """Return the values of `count` resamples of each row that has models, by row and metric.
+
+    Raises:
+        InputError: a model of the runs cannot be read.
+        Stopped: it has been asked to stop.
+    """
+    sites, done = len(view.sites), 0
+    progress.begin(count, sites)
+    measures = _measures(view, [one.name for one in metrics], progress)
+    found = {key: np.full((sites + 1, count), np.nan) for key in measures}
+    for site in range(sites):
+        for start, times in _draws(view.study, site, count):
+            for key, places in measures.items():
+                if site in places:
+                    values = np.mean([one(times) for one in places[site]], axis=0)
+                    found[key][site, start : start + len(times)] = values
+            done += len(times)
+            progress.update(done, count * sites)
+    for metric in metrics:
+        kept = np.flatnonzero(view.measured(metric))
+        for row, name in measures:
+            if name == metric.name and len(kept):
+                found[row, name][-1] = found[row, name][kept].mean(axis=0)
+    return found
+
+
+def _measures(view: View, names: Sequence[str], progress: ResampleProgress) -> Measures:
+    """Return the metrics of each row's outputs, at each site and in each split."""
+    study, found = view.study, Measures()
+    for split, one in enumerate(study.splits.each):
+        progress.update(0, 1)
+        weighs = {name: weigh for name, weigh in _weighs(study, split).items() if name in names}
+        outputs = _outputs(view, split)
+        for site, (_, target) in test_samples(study, split).items():
+            own = study.samples.owner == site
+            places = np.searchsorted(_tested(study, site), np.flatnonzero(one.tests & own))
+            for row in view.rows:
+                each = _of_row(study, row, outputs, site)
+                for name, weigh in weighs.items() if each else ():
+                    of_split = _OfSplit(places, [weigh(output, target) for output in each])
+                    at_sites = found.setdefault((row.key, name), {})
+                    if np.isfinite(of_split(np.ones((1, len(_tested(study, site))), dtype=int))).all():
+                        at_sites.setdefault(site, []).append(of_split)
+    return found
+
+
+def _tested(study: Study, site: int) -> np.ndarray:
+    """Return the samples of a site that any split tests on, (n,)."""
+    return np.flatnonzero(np.any([split.tests for split in study.splits.each], axis=0) & (study.samples.owner == site))
+
+
+def _draws(study: Study, site: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield how often each tested sample of a site is in each of some resamples, (b, n), and the first one's number."""
+    rows = _tested(study, site)
+    units = np.arange(len(rows)) if study.samples.group is None else study.samples.group[rows]
+    names, unit = np.unique(units, return_inverse=True)
+    rng = stream(study.options.split_seed, f"bootstrap of site {site}")
+    size = min(MOST_AT_ONCE, max(1, COUNTS // len(rows)))
+    for start in range(0, count, size):
+        drawn = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), min(size, count - start))
+        yield start, drawn[:, unit]
+
+
+def _outputs(view: View, split: int) -> dict[str, list[Outputs]]:
+    """Return arm → the outputs of its models of a split, one a seed."""
+    study, tests = view.study, test_samples(view.study, split)
+    found: dict[str, list[Outputs]] = {}
+    alone: dict[int, list[Outputs]] = {}
+    for arm in study.arms:
+        done = {run.seed for run in view.results.runs[arm.key] if run.split == split}
+        seeds = [seed for seed in study.seeds if seed.model in done]
+        found[arm.key] = [_of_arm(study, arm, split, seed, tests) for seed in seeds]
+        if arm.kind == ALONE:
+            for seed, one in zip(seeds, found[arm.key], strict=True):
+                alone.setdefault(seed.model, []).append(one)
+    task, sites = study.samples.dataset.task, len(study.trainers(split))
+    found[ENSEMBLE] = [
+        {site: mean_prediction([one[site] for one in models], task) for site in tests}
+        for models in alone.values()
+        if len(models) == sites  # none where a site's model is not there yet
+    ]
+    return found
+
+
+def _of_arm(study: Study, arm: Arm, split: int, seed: Seeds, tests: Mapping[int, Samples]) -> Outputs:
+    """Return a run's outputs on each site's test samples, with the site's private parts where there are any."""
+    run, trainers = load(study.run_folder(arm, split, seed)), study.trainers(split)
+    private = run.recipe.parameters.keeps_private
+    modules = {k: run.evaluated_of(trainers.index(k)) if private and k in trainers else run.evaluated for k in tests}
+    with torch.no_grad():
+        return {site: modules[site](x).double() for site, (x, _) in tests.items()}
+
+
+def _of_row(study: Study, row: StudyRow, outputs: Mapping[str, list[Outputs]], site: int) -> list[torch.Tensor]:
+    """Return the outputs whose mean metric is the row's value on a site; none for a row without stored models."""
+    if row.key == ALONE:
+        arms = [arm.key for arm in study.arms if arm.kind == ALONE and (arm.site == site) != study.leaves_out]
+    else:
+        arms = [row.key]
+    return [one[site] for arm in arms for one in outputs.get(arm, ())]
+
+
+def _weighs(study: Study, split: int) -> dict[str, Weigh]:
+    """Return the study's metrics that are numbers, of samples with multiplicities."""
+    recipe, dataset = study.recipe, study.samples.dataset
+    sums, wholes = functions_of(study, split)
+    found: dict[str, Weigh] = {name: partial(_of_sums, metric) for name, metric in sums.items()}
+    for name, metric in wholes.items():
+        two = dataset.task == "classification" and dataset.num_classes == 2
+        if metric.shape == ():
+            fast = two and recipe.evaluate.metrics[name] == "auroc"
+            found[name] = auroc if fast else partial(_of_all, metric.cells)
+    return found
+
+
+def _of_sums(
+    metric: Callable[[torch.Tensor, torch.Tensor], tuple[float, float]], output: torch.Tensor, target: torch.Tensor
+) -> Weighted:
+    """Return a metric that is a sum over samples: its terms are computed once."""
+    each = [metric(output[k : k + 1], target[k : k + 1]) for k in range(len(output))]
+    columns = [np.array(column, np.float64) for column in zip(*each, strict=True)]
+
+    def values(times: np.ndarray) -> np.ndarray:
+        total, count = ((times * column).sum(axis=1) for column in columns)
+        with np.errstate(invalid="ignore"):
+            return total / count
+
+    return values
+
+
+def _of_all(
+    cells: Callable[[torch.Tensor, torch.Tensor], np.ndarray], output: torch.Tensor, target: torch.Tensor
+) -> Weighted:
+    """Return a metric of all samples at once, computed on each resample."""
+
+    def values(times: np.ndarray) -> np.ndarray:
+        found = np.full(len(times), np.nan)
+        for place, one in enumerate(times):
+            rows = torch.from_numpy(np.repeat(np.arange(len(one)), one))
+            if len(rows):
+                ((value, defined),) = cells(output[rows], target[rows])
+                found[place] = value if defined else np.nan
+        return found
+
+    return values
+
+
+def auroc(output: torch.Tensor, target: torch.Tensor) -> Weighted:
+    """Return the AUROC of two classes: the share of pairs whose positive has the larger score, ties ½.
+
+    Samples are sorted once; a resample adds up, over distinct scores, its positives times its negatives below and half
+    of those beside them.
+    """
+    scores = ranking_scores(output.double().numpy())
+    if not np.isfinite(scores).all():
+        return lambda times: np.full(len(times), np.nan)
+    order = np.argsort(scores)
+    ranked, positive = scores[order], target.numpy()[order] == 1
+    starts = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # the first sample of each score
+
+    def values(times: np.ndarray) -> np.ndarray:
+        drawn = times[:, order]
+        ones = np.add.reduceat(np.where(positive, drawn, 0), starts, axis=1)
+        zeros = np.add.reduceat(drawn, starts, axis=1) - ones
+        below = zeros.cumsum(axis=1) - zeros
+        twice = (ones * (2 * below + zeros)).sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            return twice / (2 * ones.sum(axis=1) * zeros.sum(axis=1))
+
+    return values

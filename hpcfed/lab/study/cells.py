@@ -1,0 +1,55 @@
+"""Values, estimates and intervals as the text of a table's cells: accuracies in %, – for missing values."""
+
+from __future__ import annotations
+
+import math
+
+from hpcfed.lab.report.group import ABSENT
+from hpcfed.lab.report.paired import MeanEstimate
+from hpcfed.lab.study.measures import StudyMetric
+
+Ends = tuple[float, float]
+"""The ends of an interval."""
+
+
+def value_text(value: float, metric: StudyMetric) -> str:
+    """Return a value as text: ``81.2``."""
+    if not math.isfinite(value):
+        return ABSENT
+    return f"{100 * value:.1f}" if metric.is_percentage else f"{value:.3f}"
+
+
+def estimate_text(value: MeanEstimate | None, metric: StudyMetric, splits: int = 0) -> str:
+    """Return an estimate as text: ``81.2 ± 0.4``; ``1 of 5: 81.2`` if it is of fewer values than `splits`."""
+    if value is None:
+        return ABSENT
+    width = "" if value.half_width is None else f"\u00a0±\u00a0{value_text(value.half_width, metric)}"
+    some = f"{value.count} of {splits}: " if value.count < splits else ""
+    return f"{some}{value_text(value.mean, metric)}{width}"
+
+
+def difference_text(value: MeanEstimate | None, metric: StudyMetric) -> str:
+    """Return an estimate of a difference as text: ``+1.2 [−0.3, +2.7]``."""
+    if value is None:
+        return ABSENT
+    mean = _signed(value.mean, metric)
+    return mean if value.interval is None else f"{mean} {signed_interval_text(value.interval, metric)}"
+
+
+def signed_interval_text(ends: Ends | None, metric: StudyMetric) -> str:
+    """Return the interval of a difference as text: ``[−0.3, +2.7]``."""
+    return ABSENT if ends is None else f"[{_signed(ends[0], metric)},\u00a0{_signed(ends[1], metric)}]"
+
+
+def percentile_text(mean: float, ends: Ends | None, metric: StudyMetric) -> str:
+    """Return a mean and its percentile interval as text: ``0.81 [0.70, 0.90]``, ``0.00 [–]`` if its ends are equal."""
+    if ends is None or not math.isfinite(mean):
+        return ABSENT
+    low, high = (value_text(end, metric) for end in ends)
+    shown = ABSENT if ends[0] == ends[1] else f"{low},\u00a0{high}"
+    return f"{value_text(mean, metric)} [{shown}]"
+
+
+def _signed(value: float, metric: StudyMetric) -> str:
+    text = f"{100 * value:+.1f}" if metric.is_percentage else f"{value:+.3f}"
+    return text.replace("-", "−") if float(text) else "0"

@@ -1,0 +1,110 @@
+"""The ensemble of the models that sites train alone: the mean of their predicted probabilities, or of their outputs.
+
+Classes: the mean of the softmax; labels: of the sigmoid; both are measured as logits, log p̄ and log p̄/(1 − p̄).
+Numbers: the mean. Log hazards of separate Cox models have no common scale, so survival has no ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hpcfed.assembly import build_loss
+from hpcfed.config.recipe import Seeds
+from hpcfed.data.cache import Samples
+from hpcfed.data.federation import Federation
+from hpcfed.data.shards import Shards
+from hpcfed.evaluation.metrics import WholeMetric, whole_metrics
+from hpcfed.lab.loaded import load
+from hpcfed.lab.study.arms import ALONE
+from hpcfed.lab.study.federations import files_of
+from hpcfed.lab.study.measures import LOSS
+from hpcfed.lab.study.plan import DATA, Study
+from hpcfed.lab.study.results import GLOBAL, RunResult, Values
+from hpcfed.models.losses import ACCURACY, BatchMetric, metrics_for
+
+Functions = tuple[dict[str, BatchMetric], dict[str, WholeMetric]]
+"""Functions of outputs and targets by name: those of a batch, and those of all samples at once."""
+ROOM = 1 << 30
+"""Bytes of samples that are kept."""
+
+
+def ensemble_result(study: Study, split: int, seed: Seeds) -> RunResult:
+    """Measure the ensemble of a split's and a seed's models on all its test samples.
+
+    Raises:
+        InputError: a model of its runs cannot be read.
+    """
+    arms = [arm for arm in study.arms if arm.kind == ALONE and arm.site in study.trainers(split)]
+    modules = [load(study.run_folder(arm, split, seed)).evaluated for arm in arms]
+    tests, task = test_samples(study, split), study.samples.dataset.task
+    outputs = {site: _mean_output(modules, x, task) for site, (x, _) in tests.items()}
+    functions = functions_of(study, split)
+    measured = {site: _measure(functions, (outputs[site], tests[site][1])) for site in outputs}
+    together = torch.cat(list(outputs.values())), torch.cat([tests[site][1] for site in outputs])
+    whole = _measure(functions, together)
+    return RunResult(split, seed.model, {(GLOBAL, site): values for site, values in measured.items()}, {}, whole)
+
+
+def test_samples(study: Study, split: int) -> dict[int, Samples]:
+    """Return the test samples of a split by site, as runs see them; sites without any are left out."""
+    out = study.splits.each[split].site
+    with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
+        shards = Shards(federation, getattr(torch, study.recipe.dtype), torch.device("cpu"), ROOM)
+        if out is not None:
+            return {out: shards.test_chunk(0, federation.num_test)}
+        found = {site: shards.client_test(k) for k, site in enumerate(study.trainers(split))}
+    return {site: samples for site, samples in found.items() if len(samples[0])}
+
+
+def _mean_output(modules: Sequence[torch.nn.Module], x: Tensor, task: str) -> Tensor:
+    """Return the logits of the mean probabilities, or the mean output, (n, …), in float64."""
+    with torch.no_grad():
+        outputs = [module(x).double() for module in modules]
+    return mean_prediction(outputs, task)
+
+
+def mean_prediction(outputs: Sequence[Tensor], task: str) -> Tensor:
+    """Return the logits of the mean of M models' probabilities, or the mean of their outputs, each (n, …)."""
+    stacked = torch.stack(list(outputs))
+    if task == "classification":
+        return stacked.log_softmax(-1).logsumexp(0) - torch.tensor(float(len(outputs))).log()
+    if task == "multi-label":
+        positive, negative = (torch.nn.functional.logsigmoid(sign * stacked).logsumexp(0) for sign in (1, -1))
+        return positive - negative
+    return stacked.mean(0)
+
+
+def _measure(functions: Functions, samples: Samples) -> Values:
+    """Return the study's metrics of outputs and targets."""
+    output, target = samples
+    sums, whole = functions
+    found: Values = {}
+    for name, metric in sums.items():
+        total, count = metric(output, target)
+        found[name] = total / count if count else None
+    for name, function in whole.items():
+        cells = function.cells(output, target)
+        defined, numbers = cells[:, 1].all(), cells[:, 0]
+        shaped = numbers.reshape(function.shape).tolist() if function.shape else float(numbers[0])
+        found[name] = shaped if defined else None
+    return found
+
+
+def functions_of(study: Study, split: int) -> Functions:
+    """Return the functions of outputs and targets that measure a study: sums, the loss among them, and others.
+
+    The loss is computed in the runs' dtype and has the class weights of the split's training samples. A loss of all
+    samples at once, Cox's, is left out.
+    """
+    recipe, dataset, dtype = study.recipe, study.samples.dataset, getattr(torch, study.recipe.dtype)
+    sums = metrics_for(recipe.evaluate.metrics, recipe.python_path)
+    if dataset.task in ACCURACY:
+        sums = {"accuracy": ACCURACY[dataset.task], **sums}
+    with Federation.open(files_of(study.folder / DATA, split).sites) as federation:
+        loss = build_loss(recipe, federation, dtype, torch.device("cpu"))
+    if not loss.whole:
+        sums = {LOSS: lambda output, target: loss.summed(output.to(dtype), target), **sums}
+    return sums, whole_metrics(recipe.evaluate.metrics, dataset.task, dataset.num_classes, recipe.python_path)

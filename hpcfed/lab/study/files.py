@@ -1,0 +1,75 @@
+"""Tables as files: CSV as shown, tidy CSV with numbers in full, and LaTeX for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcfed.lab.report.tables import Table
+
+ESCAPED = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "−": "$-$", "–": "--", "·": r"$\cdot$", "\u00a0": "~", "…": r"\dots{}", "×": r"$\times$",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
+}  # fmt: skip
+"""Signs of a table's text that LaTeX writes otherwise; \\textquotedbl would need another font encoding."""
+LONG = 32
+"""Characters of a cell beyond which it is set in lines."""
+
+
+def csv_of_table(table: Table) -> str:
+    """Return a table as CSV, its cells as they are shown."""
+    return _csv([table.header, *table.rows])
+
+
+def csv_of_records(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV; numbers read back as the same bits, matrices are JSON, None is empty."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return _csv([names, *([_cell(record.get(name)) for name in names] for record in records)])
+
+
+def latex_of_table(table: Table) -> str:
+    """Return a table as a LaTeX tabular with booktabs' rules; its note is a comment, strong cells are bold."""
+    lines = [f"% {line}" for line in (table.title, table.note) if line]
+    lines += [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\toprule"]
+    lines += [_line([_escaped(cell) for cell in table.header]), r"\midrule"]
+    for number, row in enumerate(table.rows):
+        cells = [_escaped(cell) for cell in row]
+        bold = [
+            rf"\textbf{{{cell}}}" if (number, column) in table.strong else cell for column, cell in enumerate(cells)
+        ]
+        lines.append(_line(bold))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def file_name(title: str) -> str:
+    """Return a table's title as the beginning of a file name."""
+    return re.sub(r"[^\w.]+", "-", title.lower()).strip("-")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _escaped(text: str) -> str:
+    """Return a cell's text for LaTeX; a long one in lines, which may also end behind the signs of a path."""
+    if len(text) <= LONG:
+        return "".join(ESCAPED.get(sign, sign) for sign in text)
+    words = "".join(ESCAPED.get(sign, sign) + r"\allowbreak{}" * (sign in "_-./,:") for sign in text)
+    return rf"\parbox[t]{{4cm}}{{\raggedright\hspace{{0pt}}{words}}}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return json.dumps(value) if isinstance(value, list) else repr(value) if isinstance(value, float) else str(value)
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

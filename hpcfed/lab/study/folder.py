@@ -1,0 +1,134 @@
+"""The folder of a study: its settings, the splits' files, and which folders may hold one.
+
+study.yaml            the settings, from which the folder is known again
+splits.csv            each sample's site and label, and the splits that test on it
+data/                 the federation files of the splits
+sweep/                the runs, as those of ``hpcfed sweep``
+tuning/               settings, data and runs of the inner splits, where values are tuned
+study.html            the results, with tables/ and figures/
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config.load import dump_yaml, read_yaml
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.io.atomic import write_new, write_whole
+from hpcfed.lab.study.federations import files_of, remarks_on, write_split
+from hpcfed.lab.study.plan import DATA, FIGURES, PAGE, SWEEP, TABLES, TUNING, Study
+from hpcfed.lab.study.tuning import naming_tune
+from hpcfed.run_folder.files import unusable
+
+SETTINGS, SAMPLES = "study.yaml", "splits.csv"
+OF_A_STUDY = {SETTINGS, PAGE, TABLES, FIGURES, DATA, SWEEP, TUNING, SAMPLES}
+
+
+def prepare(study: Study, *, fresh: bool) -> list[str]:
+    """Make the study's folder and the splits' files; return remarks on them. On rank 0 only.
+
+    Files of the same splits are kept. Those of others are refused, or set aside as ``previous-1`` if `fresh`.
+
+    Raises:
+        InputError: the folder holds other files, or a study of other splits; or it may not be written.
+        EnvironmentFailure: the disk is full or failed.
+    """
+    folder, about = study.folder, study.about()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir() if not path.name.startswith((".", "previous-"))}
+        foreign = sorted(present - OF_A_STUDY) or (sorted(present) if present and SETTINGS not in present else [])
+        if foreign:
+            what, got = "the folder holds files that are not a study's", ", ".join(foreign[:3])
+            raise InputError(what, where=str(folder), got=got, remedy="choose --output")
+        if SETTINGS in present:
+            _compare(read_yaml(folder / SETTINGS), about, folder, fresh)
+        settings = dump_yaml({**about, "sites": study.samples.sites})
+        if not write_new(folder / SETTINGS, settings):
+            _compare(read_yaml(folder / SETTINGS), about, folder, fresh=False)  # another job may just have made it
+            write_whole(folder / SETTINGS, settings)
+        write_whole(folder / SAMPLES, _samples_csv(study))
+    except OSError as error:
+        raise unusable(folder, error) from None
+    return _write_splits(study)
+
+
+def prepare_inner(inner: Study, *, fresh: bool) -> None:
+    """Make the folder of the study that tunes, and its splits' files. On rank 0 only.
+
+    Raises:
+        InputError: as `prepare`, naming ``--tune``.
+        EnvironmentFailure: the disk refuses.
+    """
+    with naming_tune():
+        prepare(inner, fresh=fresh)
+
+
+def _write_splits(study: Study) -> list[str]:
+    """Write the splits' files that are not there; return remarks on how all of them were filled and scaled.
+
+    Raises:
+        InputError: the samples cannot be scaled or filled.
+        EnvironmentFailure: the disk refuses.
+    """
+    about = study.about()
+    remarks: list[str] = []
+    for number, split in enumerate(study.splits.each):
+        files = files_of(study.folder / DATA, number)
+        ours = {**about, "split": number}
+        if not all(_holds(file, ours) for file in (files.sites, files.pooled)):
+            write_split(files, study.samples, split, str(about["standardize"]), ours)
+        remarks += [f"split {number}: {line}" for line in remarks_on(files)]
+    return remarks
+
+
+def _holds(file: Path, split: Mapping[str, Any]) -> bool:
+    """Whether a file has the federation of a split."""
+    if not file.exists():
+        return False
+    with Federation.open(file) as federation:
+        return federation.partition == {"scheme": "study", **json.loads(json.dumps(split))}
+
+
+def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path, fresh: bool) -> None:
+    """Check that the folder's study has these splits; set it aside if it has not and `fresh`.
+
+    Raises:
+        InputError: it has others.
+    """
+    changed = [key for key in now if before.get(key) != now[key]]
+    if not changed:
+        return
+    if not fresh:
+        apart = "; ".join(f"{key} {before.get(key)!r} there and {now[key]!r} here" for key in changed)
+        remedy = "choose another --output, or start anew with --fresh"
+        raise InputError("a study of other splits", where=str(folder), got=apart, remedy=remedy)
+    number = next(n for n in range(1, 10**6) if not (folder / f"previous-{n}").exists())
+    aside = folder / f"previous-{number}"
+    aside.mkdir()
+    for name in [*sorted(OF_A_STUDY - {SETTINGS}), SETTINGS]:  # last: until then a killed call can be repeated
+        if (folder / name).exists():
+            (folder / name).rename(aside / name)
+
+
+def _samples_csv(study: Study) -> str:
+    """Return a row a sample: its number in ``/train/row``, site, label, any group, and the splits that test on it."""
+    samples, text = study.samples, io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ("sample", "site", "label") if samples.group is None else ("sample", "site", "label", "group")
+    writer.writerow((*head, "tested"))
+    tests = np.array([split.tests for split in study.splits.each])
+    for number, site in enumerate(samples.owner.tolist()):
+        label = "" if samples.label is None else samples.labels[samples.label[number]]
+        tested = " ".join(map(str, np.flatnonzero(tests[:, number])))
+        group = () if samples.group is None else (int(samples.group[number]),)
+        writer.writerow((number, samples.sites[site], label, *group, tested))
+    return text.getvalue()

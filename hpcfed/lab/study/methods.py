@@ -1,0 +1,122 @@
+"""The methods of a study, as ``--methods`` names them: ``fedavg,feddyn:alpha=0.1,fedexp:local.lr=0.05``.
+
+A method is a name of ``algorithm.name``, or ``recipe`` for the recipe's own. After it come its keys, and other keys of
+the recipe if they have a dot. A method that the recipe names has the recipe's parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from hpcfed import algorithms
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError, nearest
+from hpcfed.lab.report.group import method_name
+
+OPTION, OWN, REFERENCE = "--methods", "recipe", "fedavg"
+OF_ALL = ("local.steps", "local.epochs", "cohort.", "evaluate.", "stop.")
+"""Beginnings of keys that are the same for all methods."""
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method.
+
+    Attributes:
+        key, title: its name in files, and in tables.
+        overrides: of the recipe, which select it.
+        name: of the method itself.
+        examples: keys of parameters without default that nobody set; they can be tuned.
+    """
+
+    key: str
+    title: str
+    overrides: tuple[str, ...]
+    name: str = ""
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The methods, the reference that they are compared with among them, and lines for the user."""
+
+    each: tuple[MethodChoice, ...]
+    reference: str
+    remarks: tuple[str, ...] = ()
+
+
+def parse_methods(text: str, recipe: Recipe, tuned: Collection[str] = ()) -> Methods:
+    """Return the methods of a list with commas; FedAvg comes first where it is not among them.
+
+    `tuned` are the parameters that are chosen later, as ``feddyn:alpha``.
+
+    Raises:
+        InputError: an unknown method, a method twice, or text that is no key=value.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise InputError(OPTION, expected="names with commas between, such as fedavg,fedexp", got=repr(text))
+    remarks: list[str] = []
+    names = [word.partition(":")[0] for word in words]
+    own = recipe.algorithm.name == REFERENCE and OWN in names
+    if REFERENCE not in names and not own:
+        words.insert(0, REFERENCE)
+        remarks.append("FedAvg is added: differences are from it")
+    found = [_choice(word, recipe, remarks, tuned) for word in words]
+    for number, one in enumerate(found):
+        if one.key in [other.key for other in found[:number]]:
+            raise InputError(f"the method {one.title!r} stands twice", where=OPTION, remedy="name it once")
+    reference = next(
+        one.key for one, word in zip(found, words, strict=True) if word.partition(":")[0] == (OWN if own else REFERENCE)
+    )
+    return Methods(tuple(found), reference, tuple(remarks))
+
+
+def _choice(word: str, recipe: Recipe, remarks: list[str], tuned: Collection[str]) -> MethodChoice:
+    name, *settings = word.split(":")
+    known = [*algorithms.names(), OWN]
+    if name not in known:
+        remedy = nearest(name, known)
+        if recipe.algorithm.factory is not None:
+            remedy = f"{remedy}; the recipe's own method is {OWN!r}"
+        raise InputError(f"no method {name!r}", where=OPTION, remedy=remedy)
+    pairs = [setting.partition("=") for setting in settings]
+    for setting, (key, equals, value) in zip(settings, pairs, strict=True):
+        if not (key and equals and value):
+            raise InputError(f"method {word!r}", where=OPTION, expected="name:key=value", got=repr(setting))
+        if key.startswith(OF_ALL):
+            raise InputError(f"method {word!r}", where=OPTION, expected=f"one {key} for all methods", got=repr(setting))
+    own = [f"algorithm.{key}={value}" for key, _, value in pairs if "." not in key]
+    others = [f"{key}={value}" for key, _, value in pairs if "." in key]
+    shown = f" ({', '.join(f'{key} {value}' for key, _, value in pairs)})" if pairs else ""
+    key = re.sub(r"[^\w.]+", "-", word)
+    if name == OWN:
+        of_user = recipe.algorithm.factory is not None
+        title = (
+            algorithms.build(recipe.algorithm, recipe.python_path).name
+            if of_user
+            else method_name(recipe.model_dump(mode="json"))
+        )
+        return MethodChoice(key, title + shown, (*own, *others), name)
+    start = [] if recipe.algorithm.name == name else [f"algorithm={name}"]
+    missing: dict[str, object] = {}
+    if start:
+        missing = _missing(name, [key for key, _, _ in pairs])
+        start += [f"algorithm.{key}={value}" for key, value in missing.items()]
+        untuned = {key: value for key, value in missing.items() if f"{name}:{key}" not in tuned}
+        remarks += [
+            f"{name}: {key}={value}, an example; name your own by {OPTION} {name}:{key}=…"
+            for key, value in untuned.items()
+        ]
+        shown = shown or (f" ({', '.join(f'{key} {value}' for key, value in untuned.items())})" if untuned else "")
+    examples = tuple(f"algorithm.{parameter}" for parameter in missing)
+    return MethodChoice(key, algorithms.titles()[name] + shown, (*start, *own, *others), name, examples)
+
+
+def _missing(name: str, given: Sequence[str]) -> dict[str, object]:
+    """Return an example's values of the parameters without default that are not given."""
+    parts = [part for part in algorithms.parts_of(name) if part is not None]
+    needed = {key for part in parts for key, field in part.model_fields.items() if field.is_required()}
+    return {key: value for key, value in algorithms.examples()[name].items() if key in needed and key not in given}

@@ -1,0 +1,85 @@
+"""The tables of a study as records of numbers in full, for CSV files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcfed.lab.report.paired import MeanEstimate
+from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.plan import Study
+from hpcfed.lab.study.statistics import interval
+from hpcfed.lab.study.view import MEAN, View
+
+
+def result_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
+    """Return the rows of ``results.csv``: a method, site and metric each, with numbers in full."""
+    found: list[dict[str, Any]] = []
+    for metric in metrics:
+        theirs, measured = view.site_values(view.reference, metric), view.measured(metric)
+        for row in view.rows:
+            values = view.site_values(row, metric)
+            pairs = zip(*(view.estimates(each, measured) for each in (values, values - theirs)), strict=True)
+            for site, (own, apart) in zip([*view.sites, MEAN], pairs, strict=True):
+                found.append({
+                    "method": row.title, "steps": row.steps, "metric": metric.name, "site": site,
+                    **_numbers("", own), **_numbers("difference_", apart), "splits": own.count if own else 0,
+                })  # fmt: skip
+    return found
+
+
+def value_records(view: View) -> list[dict[str, Any]]:
+    """Return the rows of ``values.csv``: a run, model and site each, with every metric."""
+    return [
+        {"arm": key, "split": run.split, "seed": run.seed, "model": model, "site": view.sites[site], **values}
+        for key, runs in view.results.runs.items()
+        for run in runs
+        for (model, site), values in run.sites.items()
+    ]
+
+
+def bootstrap_records(view: View, metrics: Sequence[StudyMetric]) -> list[dict[str, Any]]:
+    """Return the rows of ``bootstrap.csv``: a method, metric and site each, with intervals in full."""
+    resampled, found = view.resampled or {}, []
+    for metric in metrics:
+        theirs = resampled.get((view.reference.key, metric.name))
+        for row in view.rows:
+            values = resampled.get((row.key, metric.name))
+            if values is None or theirs is None:
+                continue
+            for site, own, other in zip([*view.sites, MEAN], values, theirs, strict=True):
+                low, high = interval(own) or (None, None)
+                low_apart, high_apart = interval(own - other) or (None, None)
+                found.append({
+                    "method": row.title, "metric": metric.name, "site": site, "low": low, "high": high,
+                    "difference_low": low_apart, "difference_high": high_apart,
+                    "resamples": int(np.isfinite(own).sum()),
+                })  # fmt: skip
+    return found
+
+
+def tuning_records(study: Study) -> list[dict[str, Any]]:
+    """Return the rows of ``tuning-points.csv``: an arm, split and point each."""
+    if study.tuned is None:
+        return []
+    return [
+        {
+            "arm": one.arm, "split": one.split, "point": one.point.label, "value": _known(one.value),
+            "loss": _known(one.loss), "chosen": int(study.tuned.chosen[one.arm, one.split] is one),
+        }
+        for one in study.tuned.candidates
+    ]  # fmt: skip
+
+
+def _numbers(prefix: str, value: MeanEstimate | None) -> dict[str, float | None]:
+    """Return mean and interval as columns."""
+    mean = None if value is None else value.mean
+    low, high = (None if value is None else value.interval) or (None, None)
+    return {f"{prefix}mean": mean, f"{prefix}low": low, f"{prefix}high": high}
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,166 @@
+"""One call of ``hpcfed study``: write the splits, run what is left, write the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hpcfed.errors import InputError
+from hpcfed.lab.report.read import mixed_code
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.study.arms import ALONE, ENSEMBLE
+from hpcfed.lab.study.folder import prepare, prepare_inner
+from hpcfed.lab.study.measured import read_results
+from hpcfed.lab.study.plan import SWEEP, Study
+from hpcfed.lab.study.results import StudyResults
+from hpcfed.lab.study.rows import rows_of
+from hpcfed.lab.study.tables import differences_table, results_table
+from hpcfed.lab.study.tuning import TuningResult, choose
+from hpcfed.lab.study.view import View
+from hpcfed.lab.study.written import replace_results
+from hpcfed.lab.sweep.claims import Claims
+from hpcfed.lab.sweep.failures import endings, raise_if_failed
+from hpcfed.lab.sweep.plan import Plan
+from hpcfed.lab.sweep.run import Redo, finished, is_decided, run_states, run_sweep, states_until_stable
+from hpcfed.lab.sweep.run import prepare as prepare_sweep
+from hpcfed.lab.sweep.table import code_of
+from hpcfed.ranks.world import World
+
+if TYPE_CHECKING:
+    from hpcfed.lab.study.bootstrap import ResampleProgress
+
+
+def run_study(
+    study: Study, world: World, groups: int | None, redo: Redo, *, quiet: bool = False
+) -> tuple[bool, list[str], Study]:
+    """Prepare the splits, tune, and run what is left, on all ranks.
+
+    Returns:
+        Whether it was stopped, remarks, and the study with the values that were chosen.
+
+    Raises:
+        InputError: the folder holds other files, a recipe cannot be run, or runs that tune were refused.
+        EnvironmentFailure: the disk refuses, or runs that tune failed.
+    """
+    remarks = world.on_root(lambda: prepare(study, fresh=redo.fresh))
+    if study.tuning is not None:
+        inner = world.on_root(study.inner)
+        if inner.arms:
+            world.on_root(lambda: prepare_inner(inner, fresh=redo.fresh))
+            tried = world.on_root(inner.plan)
+            if run_sweep(tried, world, groups, quiet=quiet, redo=redo, waits=True):
+                return True, remarks, study
+            world.on_root(lambda: raise_if_failed(tried, endings(tried)))
+        study = world.on_root(lambda: replace(study, tuned=_tuned(study, inner)))
+    plan = world.on_root(study.plan)
+    return run_sweep(plan, world, groups, quiet=quiet, redo=redo), remarks, study
+
+
+def next_runs(study: Study, redo: Redo) -> Plan:
+    """Prepare the splits, and return the runs that come next: those that tune until all have ended. On rank 0 only.
+
+    Raises:
+        InputError, EnvironmentFailure: as `run_study`.
+    """
+    prepare(study, fresh=redo.fresh)
+    if study.tuning is not None:
+        inner = study.inner()
+        if inner.arms:
+            prepare_inner(inner, fresh=redo.fresh)
+            tried = inner.plan()
+            claims = Claims(tried.folder, "submit")
+            prepare_sweep(tried, claims, redo)
+            if not is_decided(tried, claims):
+                if (redo.fresh or redo.accept_code) and (study.folder / SWEEP).exists():
+                    option = "--fresh" if redo.fresh else "--accept-code"
+                    expected = "none with --array while values are still tuned, since other runs have begun there"
+                    remedy = "call it without --array, or choose another --output"
+                    raise InputError(option, where=str(study.folder), expected=expected, remedy=remedy)
+                return tried
+            raise_if_failed(tried, endings(tried))
+        study = replace(study, tuned=_tuned(study, inner))
+    return study.plan()
+
+
+def _tuned(study: Study, inner: Study) -> TuningResult:
+    """Return the values that the inner runs chose."""
+    assert study.tuning is not None
+    metric = study.metrics[0]
+    trainers = [study.trainers(split) for split in range(len(study.splits.each))]
+    plan = inner.plan()
+    runs = read_results(inner, finished(run_states(plan, Claims(plan.folder, "report")))).runs
+    return choose(study.arms, study.tuning, runs, trainers, metric.name, metric.larger_is_better)
+
+
+def write_study(study: Study, plan: Plan, words: Sequence[str], remarks: Sequence[str]) -> tuple[View | None, bool]:
+    """Write the page and the tables of the results so far, without resamples, on rank 0 only.
+
+    Returns:
+        The results, None without any finished run, of which nothing is written; and whether all runs have ended.
+
+    Raises:
+        InputError: a run's files are damaged.
+        EnvironmentFailure: the disk refuses.
+    """
+    view, complete = None, False
+    for states in states_until_stable(plan, Claims(plan.folder, "report")):
+        complete = all(one.decided for one in states.values())
+        results = _with_ensemble(study, read_results(study, finished(states)))
+        if any(results.runs.values()):
+            view = View(study, results, rows_of(study, results))
+            _write(view, words, remarks)
+    return view, complete
+
+
+def write_intervals(view: View, words: Sequence[str], remarks: Sequence[str], progress: ResampleProgress) -> None:
+    """Resample patients, and write the page and the tables again with intervals over them, on rank 0 only.
+
+    Raises:
+        InputError: a model of the runs cannot be read.
+        EnvironmentFailure: the disk refuses.
+        Stopped: it has been asked to stop; the page of `write_study` is there.
+    """
+    from hpcfed.lab.study.bootstrap import resample
+
+    found = resample(view, view.study.metrics, view.study.options.bootstrap, progress)
+    _write(replace(view, resampled=found), words, remarks)
+
+
+def remarks_on_code(plan: Plan) -> list[str]:
+    """Return a line on code of the user's that differs between the runs; empty without.
+
+    Raises:
+        InputError: a run's record of code is damaged.
+    """
+    mixed = mixed_code(code_of(unit.recipe) for unit in plan.units)
+    return [f"runs had different code, {mixed}: numbers of one are not comparable with another's"] if mixed else []
+
+
+def main_tables(view: View) -> list[Table]:
+    """Return the tables of the main metric that a terminal shows."""
+    main = view.study.metrics[0]
+    apart = differences_table(view, main)
+    return [results_table(view, main), *([] if apart is None else [apart])]
+
+
+def _write(view: View, words: Sequence[str], remarks: Sequence[str]) -> None:
+    from hpcfed.lab.study.page import write_results
+
+    replace_results(view.study.folder, write_results(view, words, remarks))
+
+
+def _with_ensemble(study: Study, results: StudyResults) -> StudyResults:
+    """Return the results with those of the ensembles whose models are all there."""
+    from hpcfed.lab.study.ensemble import ensemble_result
+
+    if ENSEMBLE not in study.baselines:
+        return results
+    alone = [arm for arm in study.arms if arm.kind == ALONE]
+    found = []
+    for split in range(len(study.splits.each)):
+        for seed in study.seeds:
+            there = sum((run.split, run.seed) == (split, seed.model) for arm in alone for run in results.runs[arm.key])
+            if there == len(study.trainers(split)):
+                found.append(ensemble_result(study, split, seed))
+    return replace(results, runs={**results.runs, ENSEMBLE: found}) if found else results

@@ -1,0 +1,235 @@
+"""The tables of a study: methods × sites, differences from the reference, spread over sites, cross-site, and more."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcfed.lab.report.group import ABSENT
+from hpcfed.lab.report.paired import MeanEstimate
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.study.cells import difference_text, estimate_text, percentile_text, signed_interval_text, value_text
+from hpcfed.lab.study.measures import LOSS, StudyMetric
+from hpcfed.lab.study.plan import Study
+from hpcfed.lab.study.statistics import corrected, interval
+from hpcfed.lab.study.tested import FEW_UNITS, few_events_note, few_units, tested_note
+from hpcfed.lab.study.view import MEAN, View, means_over
+
+CONFIDENCE = "95 %"
+CORRECTED = "Student's t; variance corrected for training samples that splits share: Nadeau and Bengio, 2003"
+
+
+def results_table(view: View, metric: StudyMetric) -> Table:
+    """A row a method, a column a site, and the mean of the sites: mean, and half of the interval's width."""
+    measured = view.measured(metric)
+    found = [view.estimates(view.site_values(row, metric), measured) for row in view.rows]
+    rows = [
+        (row.title, row.steps, *(estimate_text(one, metric, view.num_values) for one in each))
+        for row, each in zip(view.rows, found, strict=True)
+    ]
+    cells = [one for each in found for one in each]
+    note = _note(view, metric) + _some_splits(view, cells) + _one_value(view, cells) + _unmeasured(view, metric)
+    note += _positive(view.study, metric) + tested_note(view.study, metric)
+    return Table("By site", _header(view, "Gradient steps"), tuple(rows), note)
+
+
+def differences_table(view: View, metric: StudyMetric) -> Table | None:
+    """The same of each method's differences from the reference, split by split; bold where zero lies outside.
+
+    None if there is no other row.
+    """
+    reference = view.reference
+    theirs, measured = view.site_values(reference, metric), view.measured(metric)
+    rows: list[tuple[str, ...]] = []
+    strong: set[tuple[int, int]] = set()
+    cells: list[MeanEstimate | None] = []
+    for row in view.rows:
+        if row is reference:
+            continue
+        found = view.estimates(view.site_values(row, metric) - theirs, measured)
+        strong |= {(len(rows), column) for column, one in enumerate(found, 1) if one is not None and one.is_clear}
+        rows.append((row.title, *(difference_text(one, metric) for one in found)))
+        cells += found
+    if not rows:
+        return None
+    points = " in points" if metric.is_percentage else ""
+    note = (
+        f"Each split's value minus {reference.title}'s of the same split{points}: mean and {CONFIDENCE} interval, "
+        "corrected as above; bold where zero lies outside. With so many comparisons some are bold by chance."
+    )
+    note += _one_value(view, cells) + few_events_note(view.study)
+    return Table(f"Difference from {reference.title}", _header(view), tuple(rows), note, frozenset(strong))
+
+
+def spread_table(view: View, metric: StudyMetric) -> Table:
+    """A row a method: the mean of the sites, the worst site, and the range over sites."""
+    rows, measured = [], view.measured(metric)
+    cells: list[MeanEstimate | None] = []
+    for row in view.rows:
+        values = view.site_values(row, metric)
+        means, mean = means_over(values), view.estimates(values, measured)[-1]
+        cells.append(mean)
+        whole = corrected(row.whole(metric.name), 0.0) if not view.study.leaves_out else None
+        rows.append((
+            row.title,
+            estimate_text(mean, metric, view.num_values),
+            *_extremes(view, means, metric),
+            value_text(float(np.nanstd(means)) if np.isfinite(means).any() else math.nan, metric),
+            value_text(whole.mean if whole is not None else math.nan, metric),
+        ))  # fmt: skip
+    header = ("Method", MEAN, "Worst site", "Best site", "Range", "Deviation over sites", "All samples together")
+    note = (
+        "Worst and best site, range and deviation (divided by the number of sites) are of the means over splits. All "
+        "samples together: the metric of the sites' test samples as one set, mean over splits; – where sites have "
+        "models of their own."
+    )
+    if metric.without_direction:
+        note += f" {metric.without_direction}: no worst and best site."
+    note += _some_splits(view, cells) + _one_value(view, cells) + tested_note(view.study, metric)
+    return Table("Over sites", header, tuple(rows), note)
+
+
+def cross_table(view: View, metric: StudyMetric) -> Table | None:
+    """A row for each site's model, a column for each site it is tested on; None if sites are not trained alone."""
+    matrix = view.cross_values(metric)
+    if matrix is None:
+        return None
+    rows = tuple(
+        (f"{name} alone", *(value_text(value, metric) for value in line))
+        for name, line in zip(view.sites, matrix, strict=True)
+    )
+    note = "The model of the row's site on the test samples of the column's, mean over splits and seeds."
+    if view.study.leaves_out:
+        note = "The model of the row's site, where the column's was left out: its training samples are all but those."
+    return Table(f"Cross-site {metric.in_text}", ("Trained at", *view.sites), rows, note)
+
+
+def bootstrap_table(view: View, metric: StudyMetric) -> Table | None:
+    """A row a method: means over splits with intervals over patients, and the difference from the reference."""
+    reference, resampled = view.reference, view.resampled or {}
+    theirs = resampled.get((reference.key, metric.name))
+    if theirs is None:
+        return None
+    rows, measured = [], view.measured(metric)
+    for row in view.rows:
+        found = resampled.get((row.key, metric.name))
+        if found is None:
+            continue
+        own = view.site_values(row, metric)
+        means = means_over(np.vstack([own, view.over_sites(own, measured)]))
+        cells = [
+            percentile_text(float(mean), interval(values), metric) for mean, values in zip(means, found, strict=True)
+        ]
+        apart = ABSENT if row is reference else signed_interval_text(interval(found[-1] - theirs[-1]), metric)
+        rows.append((row.title, *cells, apart))
+    unit = "patients or groups" if view.study.samples.group is not None else "samples"
+    note = (
+        f"Mean over splits, and 95 % percentile interval over {view.study.options.bootstrap:,} resamples of the {unit} "
+        "that each site is tested on, with the models as they are: other test samples are in it, other training "
+        f"samples are not. {ABSENT}: one resample in 20 or more has no value. Last column: of the paired difference. "
+        f"[{ABSENT}]: all resamples have one value, which says nothing of other {unit}."
+    ) + _unmeasured(view, metric)
+    if few := few_units(view.study):
+        note += f" Fewer than {FEW_UNITS} {unit} are tested on at {', '.join(few)}: intervals there are too narrow."
+    header = (*_header(view), f"{MEAN}, minus {reference.title}")
+    return Table("Bootstrap over patients", header, tuple(rows), note)
+
+
+def tuning_table(study: Study) -> Table | None:
+    """A row an arm: how many splits chose which values; None if nothing was tuned."""
+    if study.tuned is None:
+        return None
+    rows = []
+    for arm in study.arms:
+        own = [
+            study.tuned.chosen[arm.key, k] for k in range(len(study.splits.each)) if (arm.key, k) in study.tuned.chosen
+        ]
+        counts = Counter(one.point.label for one in own)
+        if counts:
+            rows.append(
+                (arm.title, "; ".join(f"{label} ({count} of {len(own)})" for label, count in counts.most_common()))
+            )
+    metric, fraction = study.metrics[0], study.options.test_fraction
+    by = "loss" if metric.without_direction else metric.in_text
+    ties = "" if by == LOSS else "; ties: the smaller loss"
+    note = (
+        f"By {by} on an inner holdout of each split's training samples ({100 * fraction:g} %), mean over sites, seed "
+        f"{study.seeds[0].model}{ties}. The split's test samples had no part."
+    )
+    if metric.without_direction:
+        note = f"{metric.without_direction}, so by loss. {note}"
+    elif by_loss := study.tuned.by_loss(metric):
+        note += f" {by_loss}."
+    return Table("Chosen values", ("Arm", "Values, and the splits that chose them"), tuple(rows), note)
+
+
+def _extremes(view: View, means: np.ndarray, metric: StudyMetric) -> tuple[str, str, str]:
+    """Return the worst and the best site, with their values, and the range, from means (N,)."""
+    if not np.isfinite(means).any():
+        return ABSENT, ABSENT, ABSENT
+    low, high = int(np.nanargmin(means)), int(np.nanargmax(means))
+    spread = value_text(float(means[high] - means[low]), metric)
+    if metric.larger_is_better is None:
+        return ABSENT, ABSENT, spread
+    worst, best = (low, high) if metric.larger_is_better else (high, low)
+    shown = [f"{view.sites[k]} {value_text(float(means[k]), metric)}" for k in (worst, best)]
+    return shown[0], shown[1], spread
+
+
+def _header(view: View, *more: str) -> tuple[str, ...]:
+    return ("Method", *more, *view.sites, MEAN)
+
+
+def _note(view: View, metric: StudyMetric) -> str:
+    study, unit = view.study, " in %" if metric.is_percentage else ""
+    seeds = f", each a mean over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
+    if study.leaves_out:
+        return (
+            f"{metric.title}{unit} on the site that was left out{seeds}. {MEAN}: ± half of its {CONFIDENCE} interval "
+            f"over sites ({CORRECTED})."
+        )
+    count = len(study.splits.each)
+    if count == 1:
+        return f"{metric.title}{unit} of one split{seeds}: no interval; --splits asks for more."
+    return f"{metric.title}{unit}, mean over {count} splits{seeds}, ± half of its {CONFIDENCE} interval ({CORRECTED})."
+
+
+def _positive(study: Study, metric: StudyMetric) -> str:
+    """Return a sentence on the class that average precision is of, where there are two; else ""."""
+    labels = study.samples.labels
+    if study.recipe.evaluate.metrics.get(metric.name) != "average-precision" or len(labels) != 2:
+        return ""
+    return f" Of the class {labels[1]!r}, the positive one."
+
+
+def _some_splits(view: View, cells: Sequence[MeanEstimate | None]) -> str:
+    """Return a sentence on cells that are defined in some splits alone, "" without any."""
+    splits = view.num_values
+    some = any(one is not None and one.count < splits for one in cells)
+    mean = f"{MEAN.lower()}: of those in which all its sites have a value"
+    return f" 1 of {splits}: defined in so many splits; {mean}." if some else ""
+
+
+def _one_value(view: View, cells: Sequence[MeanEstimate | None]) -> str:
+    """Return a sentence on cells of several values without interval, "" without any."""
+    what = "sites" if view.study.leaves_out else "splits"
+    without = any(one is not None and one.half_width is None and one.count > 1 for one in cells)
+    return f" A number without interval is the same in all {what}." if without else ""
+
+
+def _unmeasured(view: View, metric: StudyMetric) -> str:
+    """Return sentences on the sites where the metric is undefined in all splits, and on missing labels; "" for none."""
+    measured, labels = view.measured(metric), view.study.tested_labels
+    names = [name for name, kept in zip(view.sites, measured, strict=True) if not kept]
+    missing = ""
+    if labels is not None and metric.needs_all_labels and (found := labels.missing(view.sites)):
+        missing = f" Labels that tested samples lack: {found}."
+    if not any(view.results.runs.values()) or not names:
+        return missing
+    if not measured.any():
+        reason = "" if missing or not metric.undefined else f" ({metric.undefined})"
+        return f" {metric.title} is defined in no split at any site{reason}.{missing}"
+    return f" {metric.title} is defined in no split at {', '.join(names)}: means are over the other sites.{missing}"

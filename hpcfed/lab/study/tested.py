@@ -1,0 +1,118 @@
+"""Test samples of a study: their numbers, classes and events by site and split, as a table and in notes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpcfed.errors import counted, first_of
+from hpcfed.lab.report.tables import Table
+from hpcfed.lab.study.labels import MOST_NAMED, TestedLabels
+from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.plan import Study
+
+MOST_COUNTED = 12
+"""Most sites whose numbers of tested samples stand below each table; the table of the sites has all."""
+FEW_EVENTS = 10
+"""Events of a site in a split below which a concordance, and differences of it, are no ground for a claim."""
+FEW_UNITS = 10
+"""Patients below which a percentile interval over patients is far too narrow."""
+
+
+def splits_table(study: Study) -> Table:
+    """A row a site: samples, the labels among them, and how many are tested on in each split."""
+    samples, tested = study.samples, tested_sizes(study)
+    labels = [] if samples.label is None else list(samples.labels)
+    rows = []
+    for k, name in enumerate(samples.sites):
+        own = samples.owner == k
+        counts = [] if samples.label is None else np.bincount(samples.label[own], minlength=len(labels)).tolist()
+        rows.append((name, f"{own.sum():,}", *(f"{count:,}" for count in counts), tested[k]))
+    header = ("Site", "Samples", *labels, "Tested in a split")
+    return Table("Sites", header, tuple(rows))
+
+
+def tested_sizes(study: Study) -> list[str]:
+    """Return how many samples of each site a split tests on, as text, (N,)."""
+    return [_range(column) for column in _held(study).T]
+
+
+def tested_note(study: Study, metric: StudyMetric) -> str:
+    """Return a sentence on how many samples of each site are tested on, which sites have one class, and their events.
+
+    Of more than `MOST_COUNTED` sites those of one class alone are named; "" if there are none.
+    """
+    held, labels, events = _held(study), study.tested_labels, _events(study)
+    said = []
+    for k, name in enumerate(study.samples.sites):
+        of_one = "" if labels is None else _one_class(labels, k)
+        if of_one or len(study.samples.sites) <= MOST_COUNTED:
+            of_events = "" if events is None else f" ({_events_text(events[held[:, k] > 0, k])})"
+            said.append(f"{name} {_range(held[:, k])}{of_one}{of_events}")
+    doubt = ""
+    if labels is not None and labels.of_one_class.all(axis=2).any() and metric.best_by_one_class:
+        doubt = " Of one class, a model that always says it is right in all; means count each site alike."
+    return (f" Tested samples of a split: {', '.join(said)}.{doubt}" if said else "") + few_events_note(study)
+
+
+def few_events_note(study: Study) -> str:
+    """Return a sentence on the sites where a split tests on fewer than `FEW_EVENTS` events; "" without any."""
+    held, events = _held(study), _events(study)
+    if events is None:
+        return ""
+    few = [
+        name
+        for k, name in enumerate(study.samples.sites)
+        if events[held[:, k] > 0, k].min(initial=FEW_EVENTS) < FEW_EVENTS
+    ]
+    return f" Fewer than {FEW_EVENTS} events at {', '.join(few)}: numbers only, no claim." if few else ""
+
+
+def few_units(study: Study) -> list[str]:
+    """Return the sites with fewer than `FEW_UNITS` patients, or samples, to resample, with their numbers."""
+    tested = np.any([split.tests for split in study.splits.each], axis=0)
+    group = np.arange(len(tested)) if study.samples.group is None else study.samples.group
+    counts = [len(np.unique(group[tested & (study.samples.owner == k)])) for k in range(len(study.samples.sites))]
+    return [f"{name} ({n})" for name, n in zip(study.samples.sites, counts, strict=True) if n < FEW_UNITS]
+
+
+def _events(study: Study) -> np.ndarray | None:
+    """Return how many events of each site each split tests on, (J, N); None for other tasks than survival."""
+    samples = study.samples
+    if samples.label is None or samples.dataset.task != "survival":
+        return None
+    return _counts(study, samples.label == 1)
+
+
+def _events_text(counts: np.ndarray) -> str:
+    """Return the events of a site in the splits that test on it, (J,), as text."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    return counted(high, "event") if low == high else f"{low:,} to {high:,} events"
+
+
+def _held(study: Study) -> np.ndarray:
+    """Return how many samples of each site each split tests on, (J, N)."""
+    return _counts(study, np.ones(len(study.samples.owner), bool))
+
+
+def _counts(study: Study, kept: np.ndarray) -> np.ndarray:
+    """Return how many of the samples `kept`, (n,) bool, of each site each split tests on, (J, N)."""
+    owner, sites = study.samples.owner, len(study.samples.sites)
+    return np.array([np.bincount(owner[one.tests & kept], minlength=sites) for one in study.splits.each])
+
+
+def _range(counts: np.ndarray) -> str:
+    """Return the numbers of tested samples of a site, (J,), as text; splits that leave it out do not count."""
+    some = counts[counts > 0]
+    low, high = (some.min(), some.max()) if len(some) else (0, 0)
+    return f"{high:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _one_class(labels: TestedLabels, site: int) -> str:
+    """Return in how many splits a site's tested samples are of one class, of several labels of which; "" for none."""
+    counts, splits = labels.of_one_class[:, site].sum(axis=0), labels.tested[:, site].sum()
+    found = [
+        f"{f'of label {labels.labels[k]} ' if labels.several else ''}in {count} of {splits}"
+        for k, count in enumerate(counts.tolist())
+        if count
+    ]
+    return f" (one class {first_of(found, MOST_NAMED)})" if found else ""

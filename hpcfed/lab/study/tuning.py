@@ -1,0 +1,207 @@
+"""Tuning inside the training part: the values of each arm's grid are compared on an inner split of it.
+
+The inner split is a holdout of the training samples by site and label, or by group. Every arm is trained at every point
+of its grid on the inner training part with the study's first seed, and the point with the best mean over sites of the
+main metric on the inner test part is taken for the split; ties go to the smaller loss, then to the first point. The
+loss alone decides if the metric has no direction, or is undefined at all sites. A site that trains alone is measured on
+itself. No sample of the split's test part is in the inner files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcfed.config.hints import section_of
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError, nearest
+from hpcfed.lab.study.measures import StudyMetric
+from hpcfed.lab.study.methods import OF_ALL, MethodChoice
+from hpcfed.lab.sweep.grid import Grid, Point, parse_grid, points
+
+if TYPE_CHECKING:
+    from hpcfed.lab.study.arms import Arm
+    from hpcfed.lab.study.results import RunResult
+
+OPTION = "--tune"
+COMMON = ("local.", "loss.", "model.")
+"""Beginnings of the keys that all arms have, baselines too."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The grids: of all arms, and of methods by their keys."""
+
+    common: tuple[Grid, ...]
+    own: Mapping[str, tuple[Grid, ...]]
+    examples: Mapping[str, tuple[str, ...]]
+    """Method's key → keys that it has by an example, which nobody named."""
+
+    def points_of(self, arm: Arm) -> list[Point]:
+        """Return an arm's points; a key that its method names itself is not tuned."""
+        grids = {grid.key: grid for grid in (*self.common, *self.own.get(arm.key, ()))}
+        fixed = {text.partition("=")[0] for text in arm.overrides} - {*self.examples.get(arm.key, ())}
+        return points([grid for key, grid in grids.items() if key not in fixed])
+
+
+@dataclass(frozen=True)
+class TuningCandidate:
+    """One point of an arm in one split: the mean over sites of the main metric and of the loss, nan where unknown."""
+
+    arm: str
+    split: int
+    point: Point
+    value: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """All candidates, and the chosen one of each arm and split."""
+
+    candidates: tuple[TuningCandidate, ...]
+    chosen: Mapping[tuple[str, int], TuningCandidate]
+
+    def overrides(self, arm: str, split: int) -> tuple[str, ...]:
+        """Return the recipe's overrides that were chosen for an arm in a split."""
+        found = self.chosen.get((arm, split))
+        return () if found is None else tuple(found.point.overrides)
+
+    def by_loss(self, metric: StudyMetric) -> str:
+        """Return a line on the choices where the main metric is undefined, "" without any."""
+        compared = [one for one in self.chosen.values() if math.isfinite(one.loss)]
+        unknown = sum(math.isnan(one.value) for one in compared)
+        if not unknown or metric.without_direction:
+            return ""
+        where = f"at no site of the inner holdout in {unknown} of {len(compared)} choices of values"
+        return f"{metric.title} is defined {where}: these are by loss"
+
+
+def parse_tuning(texts: Sequence[str], methods: Sequence[MethodChoice]) -> Tuning | None:
+    """Return the grids of ``--tune KEY=VALUES``, for all arms, and ``--tune METHOD:KEY=VALUES``; None without any.
+
+    Raises:
+        InputError: no grid, a key that is the same for all arms, or a method that is not in the study.
+    """
+    common: list[Grid] = []
+    own: dict[str, list[Grid]] = {}
+    for text in texts:
+        name, colon, rest = text.partition(":") if ":" in text.partition("=")[0] else ("", "", text)
+        key = rest.partition("=")[0]
+        if colon and "." not in key:
+            rest = f"algorithm.{rest}"
+        grid = parse_grid(rest, OPTION)
+        if grid.key.startswith(OF_ALL):
+            raise InputError(f"{grid.key!r} cannot be tuned", where=f"{OPTION} {text}", remedy="set it for all arms")
+        if not colon and not grid.key.startswith(COMMON):
+            meant = [f"{section}{key}" for section in COMMON if key in _keys_of(section.rstrip("."))]
+            remedy = f"did you mean {meant[0]!r}?" if meant else f"name its method: {OPTION} feddyn:alpha=0.1,1"
+            raise InputError(f"not every arm has {grid.key!r}", where=f"{OPTION} {text}", remedy=remedy)
+        known = [method.key for method in methods if method.name == name]
+        if colon and not known:
+            names = [method.name for method in methods]
+            raise InputError(f"no method {name!r} in the study", where=f"{OPTION} {text}", remedy=nearest(name, names))
+        for lists in (own.setdefault(method, []) for method in known) if colon else (common,):
+            if grid.key in [other.key for other in lists]:
+                raise InputError(f"two grids of {grid.key!r}", where=OPTION, remedy="put all its values into one")
+            lists.append(grid)
+    if not texts:
+        return None
+    examples = {method.key: method.examples for method in methods}
+    return Tuning(tuple(common), {name: tuple(grids) for name, grids in own.items()}, examples)
+
+
+def _keys_of(name: str) -> list[str]:
+    """Return the keys of a recipe's section."""
+    section = section_of(Recipe.model_fields[name].annotation)
+    return [] if section is None else list(section.model_fields)
+
+
+@contextmanager
+def naming_tune() -> Iterator[None]:
+    """Let errors of the inner splits name the option."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error), where=OPTION) from None
+
+
+def variants(arms: Sequence[Arm], tuning: Tuning) -> list[Arm]:
+    """Return an arm for each point of each arm that has a choice, without fine-tuning."""
+    return [
+        replace(arm, key=variant(arm.key, number), overrides=(*arm.overrides, *point.overrides), tunes=False)
+        for arm in arms
+        for found in [tuning.points_of(arm)]
+        if len(found) > 1
+        for number, point in enumerate(found)
+    ]
+
+
+def variant(arm: str, number: int) -> str:
+    """Return the key of an arm at one point of its grid."""
+    return f"{arm}.point-{number}"
+
+
+def choose(
+    arms: Sequence[Arm],
+    tuning: Tuning,
+    runs: Mapping[str, Sequence[RunResult]],
+    trainers: Sequence[Sequence[int]],
+    metric: str,
+    larger_is_better: bool | None,
+) -> TuningResult:
+    """Return the chosen point of each arm in each split.
+
+    Args:
+        arms: of the study.
+        tuning: its grids.
+        runs: of the variants, by their keys.
+        trainers: sites that train in each split.
+        metric: the main one; its loss decides if no direction is known.
+        larger_is_better: of the metric.
+
+    Raises:
+        InputError: no point of an arm trained in a split.
+    """
+    candidates, chosen = [], {}
+    for arm in arms:
+        found = tuning.points_of(arm)
+        for split, sites in enumerate(trainers):
+            if arm.site is not None and arm.site not in sites:
+                continue
+            if len(found) == 1:
+                if found[0].keys:
+                    chosen[arm.key, split] = TuningCandidate(arm.key, split, found[0], math.nan, math.nan)
+                continue
+            measured = sites if arm.site is None else [arm.site]
+            here = []
+            for number, point in enumerate(found):
+                run = next((one for one in runs[variant(arm.key, number)] if one.split == split), None)
+                value, loss = (math.nan if run is None else _mean(run, measured, name) for name in (metric, "loss"))
+                here.append(TuningCandidate(arm.key, split, point, value, loss))
+            trained = [one for one in here if math.isfinite(one.loss)]
+            if not trained:
+                what = f"no value of {', '.join(found[0].keys)} trains in split {split}"
+                raise InputError(what, where=arm.title, remedy="try smaller ones")
+            chosen[arm.key, split] = min(trained, key=lambda one: _rank(one, larger_is_better))
+            candidates += here
+    return TuningResult(tuple(candidates), chosen)
+
+
+def _rank(one: TuningCandidate, larger_is_better: bool | None) -> tuple[float, float]:
+    """Return what the best candidate has least of."""
+    if larger_is_better is None or math.isnan(one.value):
+        return (math.inf if larger_is_better is not None else 0.0), one.loss
+    return (-one.value if larger_is_better else one.value), one.loss
+
+
+def _mean(run: RunResult, sites: Sequence[int], metric: str) -> float:
+    """Return the mean of a metric of the model over sites that have it, nan if none has."""
+    values = [run.sites.get(("global", site), {}).get(metric) for site in sites]
+    finite = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return float(np.mean(finite)) if finite else math.nan

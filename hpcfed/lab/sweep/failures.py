@@ -1,0 +1,53 @@
+"""The error of a sweep, study or experiment of which some runs have no result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcfed.errors import EnvironmentFailure, InputError, counted
+from hpcfed.lab.sweep.claims import RETRYABLE, Claims
+from hpcfed.lab.sweep.plan import Plan
+from hpcfed.lab.sweep.run import run_states
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """How a run ended, with the message of its error."""
+
+    ending: str
+    message: str
+
+
+def endings(plan: Plan) -> dict[str, RunEnding]:
+    """Return how the runs of a plan have ended, by name; "" for those that have not.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    states = run_states(plan, Claims(plan.folder, "report"))
+    return {name: RunEnding(one.claim.ending or "", one.claim.message) for name, one in states.items()}
+
+
+def raise_if_failed(plan: Plan, ended: Mapping[str, RunEnding], *, takes_fresh: bool = True) -> None:
+    """Raise an error if runs of a plan were refused, failed or lost, with their number and the first of them.
+
+    `takes_fresh`: whether the command has ``--fresh``.
+
+    Raises:
+        InputError: all of these were refused: they would be again.
+        EnvironmentFailure: some failed or were lost.
+    """
+    broken = [unit for unit in plan.units if ended[unit.name].ending in RETRYABLE]
+    if not broken:
+        return
+    first = ended[broken[0].name]
+    what = f"{len(broken)} of {counted(len(plan.units), 'run')} have no result; the first was {first.ending}"
+    where = str(broken[0].recipe.output)
+    if any(ended[unit.name].ending != "refused" for unit in broken):
+        remedy = "the same command with --retry tries them again"
+        raise EnvironmentFailure(what, where=where, got=first.message, remedy=remedy)
+    kept = takes_fresh and any(unit.recipe.output.exists() for unit in plan.units)
+    fresh = ", with --fresh where other runs change with it" if kept else ""
+    remedy = f"mend the recipe{fresh}; if the cause lies elsewhere, --retry tries them again"
+    raise InputError(what, where=where, got=first.message, remedy=remedy)

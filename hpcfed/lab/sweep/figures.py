@@ -1,0 +1,167 @@
+"""The figures of a sweep: a curve over a single grid, else a heat map for each pair (FedExP's figure 1, GeL's 7).
+
+With three or more grids, a cell of a pair is the best value over the other grids.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
+
+from hpcfed.io.figure import literal
+from hpcfed.io.figure_style import LIGHT, Medium, blank, to_files
+from hpcfed.lab.sweep.grid import Grid
+from hpcfed.lab.sweep.plan import Plan
+from hpcfed.lab.sweep.select import Candidate, Rule
+
+FONT = 10.5
+CELL = 0.78
+"""Inches of a cell's side."""
+BROAD = 5
+"""Columns of a heat map from which its title fits on a line."""
+DECADES = 3.0
+"""Orders of magnitude that the shades of a heat map tell apart."""
+
+
+def draw(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> Mapping[str, bytes]:
+    """Return the figures as PNG and PDF by file name; empty if no configuration has a score, or there is no grid."""
+    if not any(candidate.rank for candidate in ranked):
+        return {}
+    by_point = {candidate.point: candidate for candidate in ranked}
+    axes = [index for index, grid in enumerate(plan.grids) if len(grid.values) > 1]
+    if len(axes) == 1:
+        figures = {_file(plan.grids[axes[0]].key): _curve(plan, axes[0], by_point, rule)}
+    else:
+        figures = {
+            f"{_file(plan.grids[first].key)}-{_file(plan.grids[second].key)}": _heat_map(
+                plan, first, second, by_point, rule
+            )
+            for first, second in itertools.combinations(axes, 2)
+        }
+    return {name + suffix: drawn for name, figure in figures.items() for suffix, drawn in to_files(figure).items()}
+
+
+def table_of(
+    plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cells of a heat map: each one's best mean, and whether it holds the best of all, both (rows, columns).
+
+    A cell without a mean is nan; rows are the first grid's values, columns the second's.
+    """
+    shape = len(plan.grids[first].values), len(plan.grids[second].values)
+    means, best = np.full(shape, math.nan), np.zeros(shape, dtype=bool)
+    for number, point in enumerate(plan.points):
+        cell = tuple(plan.grids[index].values.index(point.values[index]) for index in (first, second))
+        candidate = by_point[number]
+        if math.isfinite(candidate.mean) and (math.isnan(means[cell]) or rule.better(candidate.mean, means[cell])):
+            means[cell] = candidate.mean
+        best[cell] |= candidate.rank == 1
+    return means, best
+
+
+def _heat_map(plan: Plan, first: int, second: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
+    """Rows: the first grid, from the bottom; columns: the second."""
+    means, best = table_of(plan, first, second, by_point, rule)
+    rows, columns = means.shape
+    figure, axes = blank(Medium(1.9 + CELL * columns, 1.5 + CELL * rows, FONT, legend=False))
+    shades = _shades(means, rule)
+    axes.imshow(np.ma.masked_invalid(shades), cmap="cividis", origin="lower", vmin=0, vmax=1, aspect="equal")
+    for (row, column), mean in np.ndenumerate(means):
+        if math.isnan(mean):
+            axes.add_patch(
+                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="///", edgecolor=LIGHT.helper, linewidth=0)
+            )
+        colour = LIGHT.text if math.isnan(mean) or shades[row, column] > 0.55 else LIGHT.background
+        axes.text(column, row, _number(mean, rule), ha="center", va="center", color=colour, fontsize=10)
+        if best[row, column]:
+            axes.add_patch(
+                Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, fill=False, edgecolor=LIGHT.groups[1], linewidth=2.5)
+            )
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks(range(columns), _labels(plan.grids[second]))
+    axes.set_yticks(range(rows), _labels(plan.grids[first]))
+    axes.set_xlabel(literal(plan.grids[second].key))
+    axes.set_ylabel(literal(plan.grids[first].key))
+    others = ", best over the other grids" if sum(len(grid.values) > 1 for grid in plan.grids) > 2 else ""
+    title = _title(rule) + others
+    axes.set_title(title.replace(", ", ",\n") if columns < BROAD else title, fontsize=10, loc="left")
+    return figure
+
+
+def _curve(plan: Plan, index: int, by_point: Mapping[int, Candidate], rule: Rule) -> Figure:
+    """The mean over seeds against the grid's values, ± one standard deviation; diverged configurations left out."""
+    grid = plan.grids[index]
+    figure, axes = blank(Medium(6.4, 4.1, FONT, legend=False))
+    order = sorted(range(len(plan.points)), key=lambda number: plan.points[number].values[index].number or 0.0)
+    kept = [number for number in order if math.isfinite(by_point[number].mean)]
+    numbers = grid.numbers
+    where = [number if numbers is None else numbers[number] for number in kept]
+    means = [by_point[number].mean for number in kept]
+    stds = [by_point[number].std if math.isfinite(by_point[number].std) else 0.0 for number in kept]
+    axes.errorbar(where, means, stds, color=LIGHT.groups[0], linewidth=1.7, marker="o", capsize=3, zorder=3)
+    best = [number for number in kept if by_point[number].rank == 1]
+    for number in best:
+        place = where[kept.index(number)]
+        axes.plot(place, by_point[number].mean, "o", mfc="none", color=LIGHT.groups[1], ms=13, mew=2.2, zorder=4)
+    if grid.is_logarithmic:
+        axes.set_xscale("log")
+    elif numbers is None:
+        axes.set_xticks(range(len(grid.values)), _labels(grid))
+    if not rule.is_percentage and min(means) > 0 and max(means) > 10 * min(means):
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], min(means) / 10))  # a bar may end just above 0, decades below
+    if rule.is_percentage:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None, symbol=" %"))
+    axes.set_xlabel(literal(grid.key))
+    axes.set_ylabel(literal(rule.column.replace("_", " ")))
+    axes.set_title(_title(rule), fontsize=10, loc="left")
+    return figure
+
+
+def _shades(means: np.ndarray, rule: Rule) -> np.ndarray:
+    """Return each cell's shade, from the worst (0) to the best (1).
+
+    Losses that span a decade are compared by logarithm, cut off at `DECADES` from the best.
+    """
+    values = means if rule.largest else -means
+    finite = means[np.isfinite(means)]
+    if not rule.largest and finite.min() > 0 and finite.max() > 10 * finite.min():
+        values = np.maximum(-np.log10(means), -np.log10(finite.min()) - DECADES)
+    low, high = np.nanmin(values), np.nanmax(values)
+    shades: np.ndarray = (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 1.0)
+    return shades
+
+
+def _labels(grid: Grid) -> list[str]:
+    """Return the tick labels of an axis: powers of ten, as in the papers, for a logarithmic grid of such values."""
+    numbers = grid.numbers
+    if numbers is not None and grid.is_logarithmic:
+        exponents = [round(math.log10(number), 6) for number in numbers]
+        if all((2 * exponent).is_integer() for exponent in exponents):
+            return [f"$10^{{{exponent:g}}}$" for exponent in exponents]
+    return [literal(value.label) for value in grid.values]
+
+
+def _number(mean: float, rule: Rule) -> str:
+    if math.isnan(mean):
+        return "–"
+    return f"{100 * mean:.3g}" if rule.is_percentage else f"{mean:.2g}"
+
+
+def _title(rule: Rule) -> str:
+    unit = " (%)" if rule.is_percentage else ""
+    rounds = "last round" if rule.last == 1 else f"mean of the last {rule.last} rounds"
+    return literal(f"{rule.column.replace('_', ' ')}{unit}, {rounds}")
+
+
+def _file(key: str) -> str:
+    return re.sub(r"[^\w.-]", "-", key)

@@ -1,0 +1,157 @@
+"""The plan of a sweep: every configuration × seed as a run, validated before any of them starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfed.assembly import resolve
+from hpcfed.config.load import load_recipes
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import InputError, counted
+from hpcfed.lab.sweep.grid import Grid, Point, points
+from hpcfed.run_folder import files
+from hpcfed.run_folder.identity import WITHOUT_EFFECT, identity
+
+MAX_NAME_LENGTH = 120
+"""Maximum length of a run's name; file systems limit names."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One run of a sweep.
+
+    Attributes:
+        name: unique in the sweep, valid as a file name.
+        point: index of its configuration in `Plan.points`.
+        seed: in words.
+        recipe: resolved; its output lies in the sweep's folder.
+    """
+
+    name: str
+    point: int
+    seed: str
+    recipe: Recipe
+
+    @property
+    def digest(self) -> str:
+        """Digest of the recipe, its number of rounds included."""
+        return identity(self.recipe, WITHOUT_EFFECT)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep: its folder, grids, configurations and runs; all configurations of one seed come before the next seed."""
+
+    name: str
+    folder: Path
+    grids: tuple[Grid, ...]
+    points: tuple[Point, ...]
+    units: tuple[Unit, ...]
+
+    def __str__(self) -> str:
+        seeds = len(self.units) // len(self.points)
+        return f"{counted(len(self.points), 'configuration')} × {counted(seeds, 'seed')}"
+
+
+def make_plan(
+    source: str | Path, overrides: Sequence[str], grids: Sequence[Grid], seeds: Sequence[int], output: Path | None
+) -> Plan:
+    """Validate every configuration × seed, and choose the folders' names.
+
+    Args:
+        source: the recipe's file.
+        overrides: ``section.key=value`` texts, applied before those of a configuration.
+        grids: see `hpcfed.lab.sweep.grid`.
+        seeds: those of the recipe if empty.
+        output: the sweep's folder; default: the recipe's output with ``-sweep`` appended.
+
+    Raises:
+        InputError: a configuration cannot be run; the message names the grid or configuration at fault.
+    """
+    configurations = points(grids)
+    fixed = [*overrides, *([f"seeds={list(seeds)}"] if seeds else [])]
+    try:
+        folder = Path.cwd() / (output or _beside(source, fixed, configurations[0]))
+    except InputError as error:
+        raise _blame(error, source, fixed, configurations[0]) from None
+    folder = Path(os.path.normpath(folder))
+    names = _names(configurations)
+    outputs = [folder / "runs" / name for name in names]
+    by_point = []
+    for path, point in zip(outputs, configurations, strict=True):
+        try:
+            loaded = _load(source, [*fixed, f"output={json.dumps(str(path))}"], point)
+            by_point.append(_at_existing_runs(loaded, path))
+        except InputError as error:
+            raise _blame(error, source, fixed, point) from None
+    units = [
+        Unit(name if recipe.output == path else f"{name}.{recipe.output.name}", number, _seed(recipe), recipe)
+        for recipes in zip(*by_point, strict=True)
+        for number, (name, path, recipe) in enumerate(zip(names, outputs, recipes, strict=True))
+    ]
+    first = units[0].recipe
+    if any(unit.recipe.stop.max_hours for unit in units):
+        remedy = "leave the end of the job to its time limit, or to a signal: timeout -s USR1 8h mpirun …"
+        raise InputError("stop.max_hours", where=str(source), expected="no such limit in a sweep", remedy=remedy)
+    return Plan(first.name, folder, tuple(grids), tuple(configurations), tuple(units))
+
+
+def _at_existing_runs(recipes: list[Recipe], path: Path) -> list[Recipe]:
+    """Return a configuration's recipes, one a seed; a seed whose run is in `path` itself keeps that output.
+
+    A sweep of one seed leaves its runs there, and folders of further seeds go into it.
+    """
+    if not (path / files.RECIPE).is_file():
+        return recipes
+    seed = files.read_recipe(path).get("seed")
+    return [one.model_copy(update={"output": path}) if one.seed.model_dump() == seed else one for one in recipes]
+
+
+def _load(source: str | Path, fixed: Sequence[str], point: Point) -> list[Recipe]:
+    return [resolve(recipe) for recipe in load_recipes(source, [*fixed, *point.overrides])]
+
+
+def _beside(source: str | Path, fixed: Sequence[str], point: Point) -> Path:
+    """Return the recipe's output with ``-sweep`` appended."""
+    output = load_recipes(source, [*fixed, *point.overrides, "seeds=[0]"])[0].output.parent
+    return output.with_name(f"{output.name}-sweep")
+
+
+def _blame(error: InputError, source: str | Path, fixed: Sequence[str], point: Point) -> InputError:
+    """Name the culprit of a configuration's error: the recipe itself, else a single grid's value, else all values."""
+    try:
+        _load(source, fixed, Point((), ()))
+    except InputError as own:
+        if str(own) == str(error):
+            return error
+    for key, value in zip(point.keys, point.values, strict=True):
+        try:
+            _load(source, fixed, Point((key,), (value,)))
+        except InputError as alone:
+            if str(alone) == str(error):
+                return InputError(str(error), where=f"--grid {key}, value {value.label}")
+    return InputError(str(error), where=f"configuration {point.label}")
+
+
+def _names(configurations: Sequence[Point]) -> list[str]:
+    """Return a folder name for each configuration: readable, and independent of the other values in the grids."""
+    names = [re.sub(r"[^\w.,=+-]+", "-", point.label.replace(", ", ",")) for point in configurations]
+    repeated = Counter(names)
+    return [
+        name
+        if len(name) <= MAX_NAME_LENGTH and repeated[name] == 1
+        else f"{name[:MAX_NAME_LENGTH]}-{hashlib.sha256(' '.join(point.overrides).encode()).hexdigest()[:8]}"
+        for name, point in zip(names, configurations, strict=True)
+    ]
+
+
+def _seed(recipe: Recipe) -> str:
+    by_purpose = recipe.seed.model_dump()
+    return str(recipe.seed.model) if len(set(by_purpose.values())) == 1 else json.dumps(by_purpose)

@@ -1,0 +1,93 @@
+"""The result of a sweep: tables, figures, and a summary for the terminal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hpcfed.errors import Diverged, EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.lab.sweep.claims import Claims
+from hpcfed.lab.sweep.failures import RunEnding, raise_if_failed
+from hpcfed.lab.sweep.plan import Plan
+from hpcfed.lab.sweep.run import states_until_stable
+from hpcfed.lab.sweep.select import Candidate, Row, Rule, candidates, remarks
+from hpcfed.lab.sweep.table import read_results, result_records, summary_records, write_tables
+
+MAX_SHOWN = 10
+"""Maximum number of configurations shown in the terminal."""
+
+
+@dataclass(frozen=True)
+class RankedSweep:
+    """A sweep's runs, and its configurations ranked by the rule, the best first."""
+
+    plan: Plan
+    rows: tuple[Row, ...]
+    ranked: tuple[Candidate, ...]
+    rule: Rule
+
+    @property
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """The header and the first rows of the table of configurations, as text."""
+        head = ("rank", *(grid.key for grid in self.plan.grids), self.rule.column, "±", "runs")
+        return head, [self._row(candidate) for candidate in self.ranked[:MAX_SHOWN]]
+
+    @property
+    def notes(self) -> list[str]:
+        """The remarks below the table."""
+        said = [f"{self.rule}, ± one standard deviation over seeds"]
+        if len(self.ranked) > MAX_SHOWN:
+            said.append(f"{len(self.ranked) - MAX_SHOWN} more in summary.csv")
+        return [*said, *remarks(self.plan, self.ranked, self.rule)]
+
+    def _row(self, candidate: Candidate) -> tuple[str, ...]:
+        labels = [value.label for value in self.plan.points[candidate.point].values]
+        mean, std = ("" if math.isnan(value) else f"{value:.4g}" for value in (candidate.mean, candidate.std))
+        return str(candidate.rank or "–"), *labels, mean, std, candidate.status
+
+    def raise_if_failed(self, *, takes_fresh: bool = True) -> None:
+        """Raise an error if runs ended without a result; `takes_fresh`: whether the command has ``--fresh``.
+
+        Raises:
+            InputError: some were refused, and none failed.
+            EnvironmentFailure: some failed or were lost.
+            Diverged: all diverged.
+        """
+        ended = {row.unit.name: RunEnding(row.status, row.message) for row in self.rows}
+        raise_if_failed(self.plan, ended, takes_fresh=takes_fresh)
+        if all(row.status == "diverged" for row in self.rows):
+            raise Diverged("every run of the sweep diverged", where=self.plan.name, remedy="sweep smaller step sizes")
+
+
+def report_sweep(plan: Plan, rule: Rule | None = None, *, parquet: bool = False) -> RankedSweep:
+    """Write tables and figures of the results so far, and return them. On one rank only.
+
+    Raises:
+        InputError: a run's record is damaged, or no run recorded the rule's column.
+        EnvironmentFailure: the disk refuses.
+    """
+    for states in states_until_stable(plan, Claims(plan.folder, "report")):
+        rows, chosen = read_results(plan, states, rule)
+        done = [row for row in rows if row.status == "finished"]
+        if rule is not None and done and not any(rule.column in row.metrics for row in done):
+            raise InputError(
+                f"no run recorded {rule.column}", where=str(plan.folder), remedy="select by another column"
+            )
+        ranked = candidates(plan, rows, chosen)
+        write_tables(plan, result_records(plan, rows, chosen), summary_records(plan, ranked), parquet=parquet)
+    outcome = RankedSweep(plan, tuple(rows), tuple(ranked), chosen)
+    _write_figures(outcome)
+    return outcome
+
+
+def _write_figures(outcome: RankedSweep) -> None:
+    from hpcfed.lab.sweep.figures import draw
+
+    folder = outcome.plan.folder / "figures"
+    try:
+        for name, content in draw(outcome.plan, outcome.ranked, outcome.rule).items():
+            folder.mkdir(exist_ok=True)
+            write_whole(folder / name, content)
+    except OSError as error:
+        raise EnvironmentFailure(error.strerror or "cannot be written", where=str(folder)) from None

@@ -1,0 +1,391 @@
+"""The execution of a sweep: groups of ranks pull runs, one after another, until none is left or the job must stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from hpcfed.config.load import dump_yaml, read_yaml
+from hpcfed.config.user_code.modules import forget, outdated
+from hpcfed.errors import Busy, Diverged, EnvironmentFailure, HpcfedError, InputError, Stopped, counted, first_of
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.output import Output
+from hpcfed.lab.sweep.claims import POLL, RETRYABLE, Claims, RunState
+from hpcfed.lab.sweep.plan import Plan, Unit
+from hpcfed.ranks.devices import DeviceSlot, take_device_slot
+from hpcfed.ranks.signals import Signals, catch_signals
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.folder import RunFolder, refuse_both
+from hpcfed.run_folder.progress import QUIET_SECONDS, Reporter, clock
+
+T = TypeVar("T")
+
+ENDINGS: dict[type[HpcfedError], str] = {
+    Diverged: "diverged",
+    Busy: "busy",
+    InputError: "refused",
+    EnvironmentFailure: "failed",
+    Stopped: "stopped",
+}
+"""Recorded ending by the class of a run's error, the nearest of its bases."""
+OF_A_SWEEP = {"claims", "runs", "figures", "sweep.yaml", "results.csv", "results.parquet", "summary.csv"} | {
+    *("contributions.csv", "contributions.html", "values.csv")
+}
+"""Entries of a sweep's folder."""
+
+
+@dataclass(frozen=True)
+class Redo:
+    """Treatment of existing runs that differ from what the sweep would run now.
+
+    Attributes:
+        retry: whether refused, failed and lost runs are tried again.
+        fresh: whether runs of another recipe or other code start anew, the old ones set aside.
+        accept_code: whether runs continue although the user's code has changed.
+    """
+
+    retry: bool = False
+    fresh: bool = False
+    accept_code: bool = False
+
+
+def run_sweep(
+    plan: Plan,
+    world: World,
+    groups: int | None = None,
+    *,
+    quiet: bool = False,
+    redo: Redo | None = None,
+    waits: bool = False,
+) -> bool:
+    """Run what is left of a sweep on all ranks; called on every rank.
+
+    Args:
+        plan: the same on every rank.
+        world: all ranks of the job.
+        groups: number of groups of ranks, each with one run at a time; default: the smaller of ranks and runs.
+        quiet: whether rank 0 prints no progress.
+        redo: treatment of existing runs; by default those of another recipe or other code are refused.
+        waits: whether it waits for the runs of other jobs, too, for a caller that needs every result.
+
+    Returns:
+        Whether runs are left: a signal or the time limit ended it; or, if it `waits`, another program has their folder.
+
+    Raises:
+        InputError: more groups than ranks; or the folder holds other files, or another recipe's runs.
+    """
+    with world.united():
+        groups = min(world.size, len(plan.units)) if groups is None else groups
+        group = world.split(groups)
+        session = world.on_root(lambda: uuid.uuid4().hex[:12])
+        claims, redo = Claims(plan.folder, session), redo or Redo()
+        forget(world.on_root(lambda: outdated(plan.units[0].recipe.python_path)))
+        world.on_root(lambda: prepare(plan, claims, redo))
+        wanted = sorted({unit.recipe.device for unit in plan.units})
+        left = world.on_root(lambda: not is_decided(plan, claims))
+        device_slots = {str(device): take_device_slot(device, world) for device in wanted if left}
+        progress = SweepProgress(plan, claims, world, groups, speaks=world.is_root and not quiet)
+        with catch_signals(world) as caught:
+            progress.begin()
+            if left:
+                _pull_all(plan, claims, group, device_slots, caught, progress, waits=waits)
+            progress.wait_for_others(caught)
+        stopped = any(world.gather(caught.name is not None or (group.is_root and claims.asked_to_stop())))
+        world.on_root(lambda: _files(plan, claims.forget_stop))
+        return (stopped or waits) and world.on_root(lambda: not is_decided(plan, claims))
+
+
+def run_states(plan: Plan, claims: Claims) -> dict[str, RunState]:
+    """Return the state of each run of the sweep, by name."""
+    return _files(plan, lambda: claims.look([(unit.name, unit.digest) for unit in plan.units]))
+
+
+def is_decided(plan: Plan, claims: Claims) -> bool:
+    """Return whether all runs of the sweep have ended for good."""
+    return all(one.decided for one in run_states(plan, claims).values())
+
+
+def finished(states: Mapping[str, RunState]) -> set[str]:
+    """Return the names of the runs that have finished."""
+    return {name for name, one in states.items() if one.claim.ending == "finished"}
+
+
+def states_until_stable(plan: Plan, claims: Claims) -> Iterator[dict[str, RunState]]:
+    """Yield the states of all runs; once more if another job ended runs while the caller wrote its results.
+
+    Another job that ends a run meanwhile writes results of more runs, which older ones must not replace. While others
+    still have runs it is not yielded again: they write theirs later.
+    """
+    seen = None
+    while True:
+        now = run_states(plan, claims)
+        endings = {name: one.claim.ending for name, one in now.items()}
+        if endings == seen or (seen is not None and any(one.held and one.vouched for one in now.values())):
+            return
+        yield now
+        seen = endings
+
+
+def prepare(plan: Plan, claims: Claims, redo: Redo) -> None:
+    """Make the sweep's folder and check its content; write ``sweep.yaml``. On rank 0 only.
+
+    Raises:
+        InputError: the folder holds other files, a sweep over other keys, a run of another recipe or other code, or a
+            finished run whose record was cut; or it cannot be written.
+    """
+    refuse_both(redo.fresh, redo.accept_code)
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in plan.folder.iterdir() if not path.name.startswith(".")}
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise InputError(
+            "the folder cannot be used", where=str(plan.folder), got=got, remedy="choose --output"
+        ) from None
+    foreign = sorted(present - OF_A_SWEEP)
+    if foreign or (present and "sweep.yaml" not in present):
+        got = ", ".join((foreign or sorted(present))[:3])
+        raise InputError(
+            "the folder holds files that are not a sweep's", where=str(plan.folder), got=got, remedy="choose --output"
+        )
+    if present:
+        _check_keys(plan)
+    states = run_states(plan, claims)
+    anew: set[str] = set()
+    lost: list[str] = []
+    for unit in plan.units:
+        if not states[unit.name].held:
+            try:
+                if not _check(unit, states[unit.name], redo.accept_code):
+                    lost.append(unit.name)
+            except InputError:
+                if run_states(plan, claims)[unit.name].held:  # another job has just started to write there
+                    continue
+                if not redo.fresh:
+                    raise
+                RunFolder(unit.recipe.output).set_aside()
+                anew.add(unit.name)
+    about: dict[str, Any] = {"sweep": plan.name, "runs": len(plan.units)}
+    about["grids"] = {grid.key: [value.label for value in grid.values] for grid in plan.grids}
+    about["seeds"] = list(dict.fromkeys(unit.seed for unit in plan.units))
+
+    def write() -> None:
+        write_whole(plan.folder / "sweep.yaml", dump_yaml(about))
+        for unit in plan.units:
+            decided, ending = states[unit.name].decided, states[unit.name].claim.ending
+            if (redo.retry and ending in RETRYABLE) or (unit.name in {*anew, *lost} and decided):
+                claims.reopen(unit.name, unit.digest, states[unit.name])
+
+    _files(plan, write)
+    if lost:
+        line = f"trained again, since the results were removed: {first_of(lost, 3)}"
+        print(f"{plan.name}: {line}", file=Output(sys.stderr), flush=True)
+
+
+def _check_keys(plan: Plan) -> None:
+    """Check that the sweep in the folder has grids of the same keys: the tables hold one set of them.
+
+    Raises:
+        InputError: it has other keys.
+    """
+    grids = read_yaml(plan.folder / "sweep.yaml", "sweep", "grids").get("grids")
+    there, here = (set(grids) if isinstance(grids, dict) else set()), {grid.key for grid in plan.grids}
+    if there != here:
+        expected, got = (", ".join(sorted(keys)) or "none" for keys in (there, here))
+        remedy = "a sweep over other keys needs another --output"
+        raise InputError(
+            "the keys of the folder's sweep", where=str(plan.folder), expected=expected, got=got, remedy=remedy
+        )
+
+
+def _check(unit: Unit, state: RunState, accept_code: bool) -> bool:
+    """Check that a unit's existing folder holds its run; return False if the run has finished and its result is gone.
+
+    Raises:
+        InputError: it is of another recipe or of other code, or the record of the finished run was cut.
+    """
+    folder, has_finished = RunFolder(unit.recipe.output), state.decided and state.claim.ending == "finished"
+    if not folder.path.exists():
+        return not has_finished
+    if accept_code:
+        folder.accept_code(unit.recipe)
+    if state.decided:
+        folder.check_code(unit.recipe)  # the claim's digest has already matched the recipe
+    if has_finished and folder.has_result():
+        return True
+    if has_finished or not state.decided:
+        folder.is_finished(unit.recipe)
+    return not has_finished
+
+
+@dataclass
+class SweepProgress:
+    """Prints the progress of all groups, and of other jobs, as plain lines on rank 0."""
+
+    plan: Plan
+    claims: Claims
+    world: World
+    groups: int
+    speaks: bool
+    _began: float = field(default_factory=time.monotonic)
+    _spoke: float = 0.0
+    _decided: int = 0
+    _shown: Counter[str] = field(default_factory=Counter)
+
+    def begin(self) -> None:
+        if not self.speaks:
+            return
+        counts = self._counts()
+        self._decided, self._spoke = counts["decided"], time.monotonic()
+        size = f"{counted(self.world.size, 'rank')} in {counted(self.groups, 'group')}"
+        runs = f"{self.plan} = {counted(len(self.plan.units), 'run')}, {counts['decided']} done"
+        self._say(f"{runs}; {size}; {self.plan.folder}")
+
+    def show(self, run: str = "", *, now: bool = False, if_changed: bool = False) -> None:
+        """Print how many runs are done, how they ended, the estimated time left, and `run`, the line of a run."""
+        if not self.speaks or (not now and time.monotonic() - self._spoke < QUIET_SECONDS):
+            return
+        self._spoke = time.monotonic()
+        counts = self._counts()
+        if if_changed and counts == self._shown:
+            return
+        self._shown = counts
+        others = [f"{counts[kind]} {kind}" for kind in ("diverged", *RETRYABLE) if counts[kind]]
+        line = f"{counts['decided']}/{len(self.plan.units)} runs done" + (f" ({', '.join(others)})" if others else "")
+        done, rest = counts["decided"] - self._decided, len(self.plan.units) - counts["decided"]
+        if done and rest:
+            line += f", {counts['held']} going on, {clock((time.monotonic() - self._began) / done * rest)} left"
+        self._say(f"{line}; {run}" if run else line)
+
+    def wait_for_others(self, caught: Signals) -> None:
+        """Keep printing progress until the other groups of this job have ended their runs."""
+        while self.speaks and any(s.held and s.vouched for s in self._own().values()) and caught.name is None:
+            time.sleep(POLL)
+            self.show()
+
+    def _say(self, text: str) -> None:
+        print(f"{self.plan.name}: {text}", file=Output(sys.stdout), flush=True)
+
+    def _own(self) -> dict[str, RunState]:
+        states = run_states(self.plan, self.claims)
+        return {name: one for name, one in states.items() if one.claim.session == self.claims.session}
+
+    def _counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for state in run_states(self.plan, self.claims).values():
+            counts["decided"] += state.decided
+            counts["held"] += state.held
+            counts[state.claim.ending or ""] += state.decided
+        return counts
+
+
+class _Between(Reporter):
+    """Reporter of a run in a sweep: prints the sweep's progress with its own, and passes on other groups' stops."""
+
+    def __init__(self, unit: Unit, progress: SweepProgress, caught: Signals, *, listens: bool):
+        super().__init__(unit.name, unit.recipe.rounds, speaks=False, live=False)
+        self._progress, self._caught, self._listens, self._looked = progress, caught, listens, time.monotonic()
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        if self._progress.speaks:
+            self.count(row)
+            self._progress.show(self.line(row))
+        if self._listens and self._caught.name is None and time.monotonic() - self._looked >= POLL:
+            self._looked = time.monotonic()
+            if self._progress.claims.asked_to_stop():
+                self._caught.name = "a signal to another group"
+
+
+def _pull_all(
+    plan: Plan,
+    claims: Claims,
+    group: World,
+    device_slots: Mapping[str, DeviceSlot],
+    caught: Signals,
+    progress: SweepProgress,
+    *,
+    waits: bool,
+) -> None:
+    """Run one unit after another on this group, until none is left or the job must stop."""
+    avoided: set[str] = set()  # runs whose folder another job uses although its claim seemed dead
+
+    pull = partial(_next, plan, claims, caught, avoided, progress, waits=waits)
+    while (taken := group.on_root(partial(_files, plan, pull))) is not None:
+        unit, number = taken
+        began = time.monotonic()
+        ending, message = _run(unit, number, claims, group, device_slots, caught, progress)
+        if ending == "busy":
+            avoided.add(unit.name)
+        end = partial(claims.end, unit.name, number, ending, message, time.monotonic() - began)
+        group.on_root(partial(_files, plan, end))
+        progress.show(now=True)
+        if ending == "stopped" or any(group.gather(caught.name is not None)):
+            group.on_root(partial(_files, plan, claims.ask_to_stop))
+
+
+def _next(
+    plan: Plan, claims: Claims, caught: Signals, avoided: set[str], progress: SweepProgress, *, waits: bool
+) -> tuple[Unit, int] | None:
+    """Claim the next run; None if nothing is left or this job stops.
+
+    It waits for holders that may be dead, and, if it `waits`, for those that are alive.
+    """
+    while caught.name is None and not claims.asked_to_stop():
+        states = run_states(plan, claims)
+        for unit in plan.units:
+            if states[unit.name].open and unit.name not in avoided:
+                number = claims.take(unit.name, unit.digest, states[unit.name])
+                if number is not None:
+                    return unit, number
+        if not any(one.held and (waits or not one.vouched) for one in states.values()):
+            return None
+        progress.show(if_changed=True)
+        time.sleep(POLL)
+    if caught.name is not None:
+        claims.ask_to_stop()
+    return None
+
+
+def _run(
+    unit: Unit,
+    number: int,
+    claims: Claims,
+    group: World,
+    device_slots: Mapping[str, DeviceSlot],
+    caught: Signals,
+    progress: SweepProgress,
+) -> tuple[str, str]:
+    """Run one unit on all ranks of the group; return its ending and error message."""
+    from hpcfed.loop import train
+
+    folder, recipe = RunFolder(unit.recipe.output), unit.recipe
+    beating = claims.held(unit.name, number, group.end_at_once) if group.is_root else nullcontext()
+    try:
+        with beating, group.united(), _Between(unit, progress, caught, listens=group.is_root) as reporter:
+            if not group.on_root(lambda: folder.is_finished(recipe)):
+                train(recipe, folder, reporter, group, device_slots[recipe.device])
+    except HpcfedError as error:
+        ending = next((ENDINGS[kind] for kind in type(error).__mro__ if kind in ENDINGS), None)
+        if ending is None:  # a defect on another rank
+            raise
+        return ending, str(error)
+    return "finished", ""
+
+
+def _files(plan: Plan, function: Callable[[], T]) -> T:
+    """Call a function that reads or writes the sweep's files.
+
+    Raises:
+        EnvironmentFailure: the file system refuses.
+    """
+    try:
+        return function()
+    except OSError as error:
+        raise EnvironmentFailure("cannot be used", where=str(plan.folder), got=error.strerror or str(error)) from None

@@ -1,0 +1,218 @@
+"""Ranking of configurations by a rule such as the papers': a column's mean over the last K rounds, then over seeds.
+
+train_accuracy:last10        FedExP, appendix D.3: of 50 rounds
+train_loss:last100           GeL, after Reddi et al., "Adaptive federated optimization"
+test_auroc:last1             the direction of accuracies, losses and built-in metrics is known
+server_lr:last1:max          any other column, also one that a method of your own reports, method.norm:last1:min
+clients.global.test.accuracy.worst_decile:last1:max         with evaluate.clients and clients' own test samples
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcfed.config.metrics import ALWAYS_MEASURED, direction_of_column, is_matrix, is_percentage
+from hpcfed.config.recipe import Recipe
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError, counted, nearest
+from hpcfed.lab.report.read import mixed_code
+from hpcfed.lab.sweep.plan import Plan, Unit
+from hpcfed.run_folder.rounds import COLUMNS, interval_of, numbers_of, read_rounds
+
+RULE = re.compile(r"([\w.-]+?)(?::last(\d+))?(?::(max|min))?")
+LAST = 10
+"""Default number of rounds to average."""
+REPORTED = "method."
+"""Beginning of the columns of numbers that a server rule reports; their names are known after a round."""
+DEFAULT_COLUMNS = ("test_accuracy", "test_loss", "train_accuracy", "train_loss", "local_loss")
+"""Columns of the default rule: the first that any run recorded."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Comparison of configurations: the mean of `column` over the `last` rounds; the largest or smallest is best."""
+
+    column: str
+    last: int
+    largest: bool
+    is_percentage: bool = False  # whether figures show the column in percent
+
+    def __str__(self) -> str:
+        rounds = "the last round" if self.last == 1 else f"the last {self.last} rounds"
+        return f"{'largest' if self.largest else 'smallest'} mean {self.column} over {rounds}"
+
+    def score(self, rows: Sequence[Mapping[str, float]]) -> float:
+        """Return a run's score, the mean over its last rounds; nan if none of them recorded the column.
+
+        The last round is always evaluated: a loss missing there was not finite, so the run has no score.
+        """
+        if rows and self.column.startswith(("test_", "train_")) and self.column not in rows[-1]:
+            return math.nan
+        numbers = [row[self.column] for row in rows[-self.last :] if self.column in row]
+        return statistics.fmean(numbers) if numbers else math.nan
+
+    def better(self, first: float, second: float) -> bool:
+        return first > second if self.largest else first < second
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run in the table: its status, the last value of each metric, and its score (nan without one)."""
+
+    unit: Unit
+    status: str
+    rounds: int
+    seconds: float
+    metrics: Mapping[str, float]
+    score: float
+    message: str
+    code: Mapping[str, str] = field(default_factory=dict)  # the user's files with their hashes
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration: its runs, and the mean and standard deviation of their scores over seeds.
+
+    It has a mean, and a rank from 1, only if all its runs finished with a finite score.
+    """
+
+    point: int
+    rows: tuple[Row, ...]
+    mean: float
+    std: float
+    rank: int | None = None
+
+    @property
+    def status(self) -> str:
+        """``finished``, or the reason for having no rank: ``1 of 5 diverged``."""
+        others = [row.status for row in self.rows if row.status != "finished"]
+        if not others:
+            return "finished" if math.isfinite(self.mean) else "no score"
+        worst = max(dict.fromkeys(others), key=others.count)
+        return worst if len(others) == len(self.rows) else f"{others.count(worst)} of {len(self.rows)} {worst}"
+
+
+def parse_rule(text: str, plan: Plan, option: str = "--select") -> Rule:
+    """Parse a rule, and check that the plan's runs record its column; `option` is named in errors.
+
+    Raises:
+        InputError: they do not, or the text is no rule.
+    """
+    match, where = RULE.fullmatch(text), f"{option} {text}"
+    if match is None:
+        raise InputError("a rule", where=where, expected="column:lastK, such as train_loss:last10", got=repr(text))
+    column, last, direction = match.groups()
+    first = plan.units[0].recipe
+    known = [*COLUMNS, *_own_columns(first)]
+    if column not in known and not column.startswith(REPORTED):
+        raise InputError(f"no column {column!r}", where=where, remedy=nearest(column, known))
+    if column.startswith("clients.") and column.split(".")[2] == "test":
+        with Federation.open(first.data) as federation:
+            if federation.test_offsets is None:
+                what = "clients of this federation have no test samples of their own"
+                raise InputError(f"{column} is not recorded", where=where, got=what, remedy="use its column of 'train'")
+    known_direction = direction_of_column(column, first.evaluate.metrics)
+    if direction is None and known_direction is None:
+        raise InputError("a rule", where=where, expected=f"a direction, {text}:max or {text}:min", got=repr(text))
+    for unit in plan.units:
+        evaluate = unit.recipe.evaluate
+        every = {"test": evaluate.every, "train": evaluate.train.every}.get(column.partition("_")[0], 1)
+        if every == 0:
+            key = "evaluate.every" if column.startswith("test_") else "evaluate.train.every"
+            raise InputError(f"{column} is not recorded", where=where, remedy=f"set {key}=1")
+    fewest = min(unit.recipe.rounds for unit in plan.units)
+    if last is not None and not 1 <= int(last) <= fewest:
+        raise InputError("a rule", where=where, expected=f"the last 1 to {fewest} rounds", got=last)
+    largest = direction == "max" if direction else bool(known_direction)
+    return Rule(column, int(last or min(LAST, fewest)), largest, is_percentage(column, first.evaluate.metrics))
+
+
+def _own_columns(recipe: Recipe) -> Iterator[str]:
+    """Yield the columns of the recipe's metrics, and of statistics over clients."""
+    metrics = [name for name, metric in recipe.evaluate.metrics.items() if not is_matrix(metric)]
+    yield from (f"{part}_{name}" for part in ("test", "train") for name in metrics)
+    measures = (*ALWAYS_MEASURED, *metrics)
+    over_clients = (recipe.evaluate.clients.models, ("train", "test"), measures, ("mean", "worst_decile", "variance"))
+    if recipe.evaluate.clients.every:
+        yield from (f"clients.{'.'.join(parts)}" for parts in itertools.product(*over_clients))
+
+
+def usual_rule(plan: Plan, records: Iterable[Sequence[Mapping[str, float]]]) -> Rule:
+    """Return the default rule, of the first of `DEFAULT_COLUMNS` that any run recorded: the mean over the last rounds.
+
+    Of runs that end by their scores it is the last round alone, since a fast one has few rounds, and so poor ones.
+    """
+    recorded = {column for rows in records for row in rows[-1:] for column in DEFAULT_COLUMNS if column in row}
+    column = next((column for column in DEFAULT_COLUMNS if column in recorded), DEFAULT_COLUMNS[-1])
+    by_scores = any(unit.recipe.stop.by_scores for unit in plan.units)
+    last = 1 if by_scores else min(LAST, *(unit.recipe.rounds for unit in plan.units))
+    return Rule(column, last, bool(direction_of_column(column, {})), is_percentage(column))
+
+
+def read_numbers(path: Path, recipe: Recipe) -> list[dict[str, float]]:
+    """Return each round's recorded numbers by column, without scores of a former last round; empty without a record.
+
+    Raises:
+        InputError: a line is damaged.
+    """
+    rows = read_rounds(path) if path.exists() else []
+    evaluate = recipe.evaluate.model_dump(include={"every", "train", "clients"})
+    return [
+        {
+            name: value
+            for name, value in numbers_of(row, path).items()
+            if math.isfinite(value) and (number == len(rows) or number % interval_of(name, evaluate) == 0)
+        }
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+def candidates(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Candidate]:
+    """Return the configurations, the best first; ties share a rank, in the grid's order; unranked ones come last."""
+    found = []
+    for number in range(len(plan.points)):
+        own = tuple(row for row in rows if row.unit.point == number)
+        scores = [row.score for row in own if row.status == "finished" and math.isfinite(row.score)]
+        whole = len(scores) == len(own)
+        mean = statistics.fmean(scores) if whole else math.nan
+        std = statistics.stdev(scores) if whole and len(scores) > 1 else math.nan
+        found.append(Candidate(number, own, mean, std))
+    scored = [candidate for candidate in found if math.isfinite(candidate.mean)]
+    ranked = []
+    for candidate in sorted(scored, key=lambda one: -one.mean if rule.largest else one.mean):
+        rank = 1 + sum(rule.better(other.mean, candidate.mean) for other in scored)
+        ranked.append(Candidate(candidate.point, candidate.rows, candidate.mean, candidate.std, rank))
+    return ranked + [candidate for candidate in found if not math.isfinite(candidate.mean)]
+
+
+def remarks(plan: Plan, ranked: Sequence[Candidate], rule: Rule) -> list[str]:
+    """Return warnings about a selection: ties, a best value at the edge of its grid, missing or shorter results."""
+    best = [candidate for candidate in ranked if candidate.rank == 1]
+    said = []
+    if len(best) > 1:
+        others = "; ".join(plan.points[candidate.point].label for candidate in best[1:])
+        said.append(f"tied with {others}: the first in the grid's order is chosen")
+    for index, grid in enumerate(plan.grids if best else ()):
+        numbers, chosen = grid.numbers, plan.points[best[0].point].values[index].number
+        if numbers is not None and chosen is not None and len(numbers) > 2 and chosen in (min(numbers), max(numbers)):
+            said.append(f"{grid.key} is best at the edge of its grid, {chosen:g}: a wider one may hold a better value")
+    finished = [row for one in ranked for row in one.rows if row.status == "finished"]
+    shortest = min((row.rounds for row in finished), default=rule.last)
+    if shortest < rule.last:
+        some = f"a run ended after {counted(shortest, 'round')}, and its mean is over these"
+        said.append(f"{some}; --select {rule.column}:last1 compares the last round of each")
+    of_seeds = (mixed_code(row.code for row in one.rows if row.status == "finished") for one in ranked)
+    if mixed := next(filter(None, of_seeds), ""):
+        said.append(f"seeds of one configuration had different code, {mixed}: see `code` in results.csv")
+    elif mixed := mixed_code(row.code for row in finished):
+        said.append(f"configurations had different code, {mixed}: scores of one are not comparable with another's")
+    waiting = sum(row.status not in ("finished", "diverged") for candidate in ranked for row in candidate.rows)
+    if waiting:
+        said.append(f"{waiting} of {len(plan.units)} runs have no result, which may change the choice")
+    return said

@@ -1,0 +1,169 @@
+"""The results of a sweep as tidy tables: runs in ``results.csv``, configurations in ``summary.csv``, one per row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.lab.report.read import read_code
+from hpcfed.lab.sweep.claims import RunState
+from hpcfed.lab.sweep.plan import Plan
+from hpcfed.lab.sweep.select import Candidate, Row, Rule, read_numbers, usual_rule
+from hpcfed.run_folder import code
+from hpcfed.run_folder.rounds import RECORD
+
+Record = dict[str, Any]
+
+
+def read_results(plan: Plan, states: Mapping[str, RunState], rule: Rule | None) -> tuple[list[Row], Rule]:
+    """Return a row for each run of the plan, and the rule that scored them (the default rule for None).
+
+    Raises:
+        InputError: a run's record is damaged.
+    """
+    records = {
+        unit.name: read_numbers(unit.recipe.output / RECORD, unit.recipe) if states[unit.name].decided else []
+        for unit in plan.units
+    }
+    chosen = rule or usual_rule(plan, records.values())
+    rows = []
+    for unit in plan.units:
+        one, record = states[unit.name], records[unit.name]
+        status = str(one.claim.ending) if one.decided else "running" if one.held else one.claim.ending or "waiting"
+        rows.append(
+            Row(
+                unit=unit,
+                status="stopped" if status in ("busy", "again") else status,
+                rounds=len(record),
+                seconds=sum(row.get("seconds.total", 0.0) for row in record),
+                metrics=_final(record),
+                score=chosen.score(record) if status == "finished" else math.nan,
+                message=one.claim.message if one.decided else "",
+                code=code_of(unit.recipe),
+            )
+        )
+    return rows, chosen
+
+
+def code_of(recipe: Recipe) -> dict[str, str]:
+    """Return the user's files that a run had, with their hashes."""
+    return read_code(recipe.output / code.CODE_FILE) if code.references(recipe) else {}
+
+
+def _final(record: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the last value of each metric, timers excluded."""
+    final: dict[str, float] = {}
+    for row in record:
+        final |= row
+    return {name: value for name, value in final.items() if not name.startswith("seconds.")}
+
+
+def result_records(plan: Plan, rows: Sequence[Row], rule: Rule) -> list[Record]:
+    """Return the table of runs: grid keys, seed, status, rounds, final metrics, score."""
+    names = _metric_names(rows)
+    return [
+        {
+            **_settings(plan, row.unit.point),
+            "seed": row.unit.seed,
+            "status": row.status,
+            "rounds": row.rounds,
+            **{name: row.metrics.get(name) for name in names},
+            "score": row.score if math.isfinite(row.score) else None,
+            "rule": str(rule),
+            "seconds": round(row.seconds, 3),
+            "folder": str(row.unit.recipe.output.relative_to(plan.folder)),
+            **({"code": "; ".join(map(" ".join, row.code.items()))} if any(one.code for one in rows) else {}),
+            "message": row.message,
+        }
+        for row in rows
+    ]
+
+
+def summary_records(plan: Plan, ranked: Sequence[Candidate]) -> list[Record]:
+    """Return the table of configurations, the best first: mean and standard deviation over the seeds that finished."""
+    names = _metric_names([row for candidate in ranked for row in candidate.rows])
+    return [
+        {
+            "rank": candidate.rank,
+            **_settings(plan, candidate.point),
+            "status": candidate.status,
+            "runs": len(candidate.rows),
+            "finished": sum(row.status == "finished" for row in candidate.rows),
+            "score_mean": candidate.mean if math.isfinite(candidate.mean) else None,
+            "score_std": candidate.std if math.isfinite(candidate.std) else None,
+            **{key: value for name in names for key, value in _spread(name, candidate.rows).items()},
+        }
+        for candidate in ranked
+    ]
+
+
+def write_tables(plan: Plan, results: Sequence[Record], summary: Sequence[Record], *, parquet: bool) -> None:
+    """Write ``results.csv``, ``summary.csv`` and optionally ``results.parquet`` into the sweep's folder.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    try:
+        write_whole(plan.folder / "results.csv", as_csv(results))
+        write_whole(plan.folder / "summary.csv", as_csv(summary))
+        if parquet:
+            write_whole(plan.folder / "results.parquet", _parquet(results))
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise EnvironmentFailure("the tables cannot be written", where=str(plan.folder), got=got) from None
+
+
+def check_parquet() -> None:
+    """Check that Parquet files can be written.
+
+    Raises:
+        InputError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise InputError("--parquet", expected="pyarrow", got="none", remedy="pip install pyarrow") from None
+
+
+def _settings(plan: Plan, point: int) -> Record:
+    """Return a configuration's values by key, as numbers if the whole grid is numeric."""
+    pairs = zip(plan.grids, plan.points[point].values, strict=True)
+    return {grid.key: value.text if grid.numbers is None else value.number for grid, value in pairs}
+
+
+def _metric_names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
+
+def _spread(name: str, rows: Sequence[Row]) -> Record:
+    values = [float(row.metrics[name]) for row in rows if row.status == "finished" and name in row.metrics]
+    return {
+        f"{name}_mean": statistics.fmean(values) if values else None,
+        f"{name}_std": statistics.stdev(values) if len(values) > 1 else None,
+    }
+
+
+def as_csv(records: Sequence[Record]) -> str:
+    """Return records, at least one, as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def _parquet(records: Sequence[Record]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {name: [record[name] for record in records] for name in records[0]}
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()

@@ -1,0 +1,166 @@
+"""The terminal view of runs: curves, one line per run, and the time of a round by phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpcfed.io.console import short_names
+from hpcfed.lab.report.measure import unit_of
+from hpcfed.lab.watch.canvas import Series, chart
+from hpcfed.lab.watch.follow import WatchedRun
+from hpcfed.run_folder.progress import clock
+from hpcfed.run_folder.rounds import PHASES
+
+COLOURS = ("#3a9bd1", "#e8743b", "#1fa37a", "#cc79a7", "#c49a1a", "#8592e0", "#8a8a8a")
+OF_PHASES = ("#6a8ab8", "#d9634a", "#e0a458", "#8fa35f", "#8d98a5")
+"""Of medium lightness, readable on light and dark terminals."""
+STATES = {"finished": "green", "stopped": "yellow", "diverged": "red", "failed": "red"}
+CELLS = {"round": 0, "accuracy": 0, "loss": 72, "η_g": 90, "per round": 72, "imbalance": 80, "": 0}
+"""Columns of the table of runs, and the terminal width from which each is shown."""
+SIDE_BY_SIDE = 100
+"""Width from which two charts stand side by side."""
+CURVES = (("test_accuracy", "test accuracy"), ("test_loss", "test loss"), ("train_loss", "training loss"))
+MOST_SITES = 12
+"""Most clients that are shown by name."""
+LOCAL = ("local_loss", "local training loss")
+
+
+def view(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
+    """Return a view of `width` × `height` characters: the charts take the height that the lines below leave."""
+    sites = _sites(runs[0]) if len(runs) == 1 else None
+    lines = len(runs) + 3 + (2 if len(runs) == 1 else 0) + (-(-len(sites) // width) if sites else 0)
+    parts: list[RenderableType] = []
+    if any(run.done for run in runs):
+        parts += [_charts(runs, width, min(max(height - lines - 1, 7), 20)), Text()]
+    parts.append(_table(runs, width))
+    if len(runs) == 1 and runs[0].done:
+        parts += [Text(), _phases(runs[0], width)]
+        if sites:
+            parts.append(sites)
+    return Group(*parts)
+
+
+def plain(run: WatchedRun) -> str:
+    """Return one line on a run, without colours or curves."""
+    cells = [
+        f"round {run.done}/{run.rounds}",
+        _accuracy(run) and f"accuracy {_accuracy(run)}",
+        _number(run.last("test_loss")) and f"test loss {_number(run.last('test_loss'))}",
+        _number(run.last("local_loss")) and f"local loss {_number(run.last('local_loss'))}",
+        _number(run.last("server_lr")) and f"η_g {_number(run.last('server_lr'))}",
+        _pace(run),
+        run.done and f"imbalance {run.recent('imbalance'):.2f}",
+        _state(run).plain,
+    ]
+    return f"{run.name}: " + "  ".join(cell for cell in cells if cell)
+
+
+def _charts(runs: Sequence[WatchedRun], width: int, height: int) -> RenderableType:
+    recorded = [entry for entry in CURVES if any(math.isfinite(run.last(entry[0])) for run in runs)]
+    shown = [*recorded, LOCAL][:2]
+    if width < SIDE_BY_SIDE:
+        return Group(*_chart(runs, *shown[0], width, height))
+    half = (width - 4) // 2
+    grid = Table.grid(padding=(0, 4, 0, 0))
+    for _ in shown:
+        grid.add_column(width=half, no_wrap=True)
+    for pair in zip(*(_chart(runs, column, title, half, height) for column, title in shown), strict=True):
+        grid.add_row(*pair)
+    return grid
+
+
+def _chart(runs: Sequence[WatchedRun], column: str, title: str, width: int, height: int) -> list[Text]:
+    series = [
+        Series(_colour(number), range(1, run.done + 1), run.columns.get(column, ())) for number, run in enumerate(runs)
+    ]
+    rounds = max(run.done for run in runs)  # not the recipe's: the first hundred of 20,000 would be one stroke
+    return chart(title, series, rounds, width, height, is_percentage=unit_of(column) == "fraction")
+
+
+def _table(runs: Sequence[WatchedRun], width: int) -> Table:
+    has_accuracy = any(_accuracy(run) for run in runs)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("run", no_wrap=True, overflow="ellipsis", max_width=max(width // 4, 12))
+    table.add_column("", width=max(8, min(24, width // 6)))
+    for name in (name for name, room in CELLS.items() if width >= room and (name != "accuracy" or has_accuracy)):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for number, run in enumerate(runs):
+        loss = next((text for name in ("test_loss", "local_loss") if (text := _number(run.last(name)))), "–")
+        cells: dict[str, RenderableType] = {
+            "round": f"{run.done}/{run.rounds}",
+            "accuracy": _accuracy(run) or "–",
+            "loss": loss,
+            "η_g": _number(run.last("server_lr")) or "–",
+            "per round": _pace(run).removesuffix("/round") or "–",
+            "imbalance": f"{run.recent('imbalance'):.2f}" if run.done else "–",
+            "": _state(run),
+        }
+        headers = [str(column.header) for column in table.columns[2:]]
+        colour = _colour(number)
+        bar = ProgressBar(run.rounds, run.done, complete_style=colour, finished_style=colour)
+        table.add_row(Text(run.name, colour), bar, *(cells[header] for header in headers))
+    return table
+
+
+def _phases(run: WatchedRun, width: int) -> RenderableType:
+    """Return the time of the last rounds by phase, as a divided bar and in words."""
+    seconds = {phase: run.recent(f"seconds.{phase}") for phase in PHASES}
+    seconds["local"] -= seconds["wait"]  # recorded is the slowest rank's local time; waiting is a phase of its own
+    total = sum(value for value in seconds.values() if value > 0)
+    bar, words, length = Text().append("time of a round  ", "dim"), Text(), max(10, min(40, width - 20))
+    for (phase, value), colour in zip(seconds.items(), OF_PHASES, strict=True):
+        share = value / total if total > 0 and value > 0 else 0.0
+        bar.append("█" * round(share * length), colour)
+        if share >= 0.005:
+            words.append("■ ", colour).append(f"{phase} {100 * share:.0f} %  ", "dim")
+    return Group(bar, Text(" " * 17) + words)
+
+
+def _sites(run: WatchedRun) -> Text | None:
+    """Return what few clients get from the last model evaluated, by name; None for many, or without a table."""
+    clients = run.clients
+    if clients is None or len(clients.names) > MOST_SITES:
+        return None
+    words = Text().append("clients  ", "dim")
+    for name, value in zip(short_names(clients.names), clients.main.tolist(), strict=True):
+        text = f"{100 * value:.1f} %" if clients.measure == "accuracy" else f"{value:.4g}"
+        words.append(f"{name} ").append(f"{text}  ", "bold")
+    return words
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _state(run: WatchedRun) -> Text:
+    """Return how the run ended, how long it will take, or that it is silent."""
+    if run.is_over:
+        return Text(run.status, STATES.get(run.status, ""))
+    if run.is_silent():
+        return Text(f"silent for {clock(run.silent)}", "yellow")
+    if not run.done:
+        return Text("no rounds yet", "dim")
+    left = run.seconds_left()
+    return Text(f"{clock(left)} left" if math.isfinite(left) else "")
+
+
+def _pace(run: WatchedRun) -> str:
+    seconds = run.recent("seconds.total")
+    if not math.isfinite(seconds):
+        return ""
+    return f"{1000 * seconds:.0f} ms/round" if seconds < 1 else f"{seconds:.3g} s/round"
+
+
+def _accuracy(run: WatchedRun) -> str:
+    value = run.last("test_accuracy")
+    return f"{100 * value:.2f} %" if math.isfinite(value) else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else ""

@@ -1,0 +1,198 @@
+"""A recorded run's recipe on subsets of its clients, as a sweep over ``cohort.without``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from hpcfed.data.federation import Federation
+from hpcfed.errors import InputError
+from hpcfed.lab.sweep.claims import Claims
+from hpcfed.lab.sweep.grid import Grid, Value
+from hpcfed.lab.sweep.plan import Plan, Unit, make_plan
+from hpcfed.lab.sweep.run import Redo, prepare, run_states, run_sweep
+from hpcfed.lab.sweep.select import Rule, parse_rule
+from hpcfed.lab.whatif.shapley import Orders, Subset, all_subsets, as_numbers, random_orders, subsets_of, without_one
+from hpcfed.lab.whatif.without import begin, branch_point_of
+from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
+from hpcfed.ranks.world import World
+
+MOST_EXACT = 6
+"""Clients up to which all subsets are run by default."""
+KEY = "cohort.without"
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What to compute.
+
+    Attributes:
+        run: the recorded run.
+        metric: rule for v(S), as a sweep's ``--select``; None: accuracy or loss on the test set in the last round.
+        seeds: of the runs; none: the run's.
+        permutations: orders of clients that are sampled; 0: leave-one-out alone; None: all subsets.
+        cohorts: ``empty`` or ``redrawn``, as ``cohort.without`` has it.
+        output: the folder; None: beside the run's.
+        data, code: present places of the federation file and of the user's code, where they have moved.
+    """
+
+    run: Path
+    metric: str | None = None
+    seeds: Sequence[int] = ()
+    permutations: int | None = None
+    cohorts: str = "empty"
+    output: Path | None = None
+    data: Path | None = None
+    code: Path | None = None
+
+
+@dataclass(frozen=True)
+class Coalitions:
+    """The subsets of a run's clients and their runs; the same on every rank.
+
+    Attributes:
+        base: the recorded run.
+        plan: a configuration for each subset but the empty one, × seeds.
+        subsets: of the plan's configurations, in their order.
+        orders: sampled orders; None where all subsets are run, empty for leave-one-out alone.
+        rule: by which a run's record becomes v(S).
+        names, sizes: of the clients, (N,), with their number of training samples.
+        own_tests: whether clients have test sets.
+    """
+
+    base: RecordedRun
+    plan: Plan
+    subsets: tuple[Subset, ...]
+    orders: Orders | None
+    rule: Rule
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    own_tests: bool
+
+    @cached_property
+    def unit_of(self) -> Mapping[tuple[Subset, str], Unit]:
+        """The run of each subset and seed."""
+        return {(self.subsets[unit.point], unit.seed): unit for unit in self.plan.units}
+
+    @property
+    def seeds(self) -> list[str]:
+        """The seeds, in words."""
+        return list(dict.fromkeys(unit.seed for unit in self.plan.units))
+
+
+def plan_coalitions(request: Contributions) -> Coalitions:
+    """Validate every subset's recipe.
+
+    Raises:
+        InputError: too many clients for all subsets, no test set, or a recipe that cannot be run.
+    """
+    run = request.run.resolve()
+    base = recorded(run, placed_recipe(run, request.data, request.code))
+    if base.recipe.cohort.without is not None:
+        remedy = "use the run with all clients"
+        raise InputError("a run without some clients", where=str(request.run), expected="one of all", remedy=remedy)
+    with Federation.open(base.recipe.data) as federation:
+        names, sizes = tuple(federation.client_names()), tuple(federation.sizes.tolist())
+        num_test, own_tests = federation.num_test, federation.test_offsets is not None
+    if not num_test:
+        remedy = "prepare the federation with a test set"
+        raise InputError("no test set to measure models on", where=str(base.recipe.data), remedy=remedy)
+    subsets, orders = _chosen(len(names), request.permutations)
+    overrides = list(_overrides(base, own_tests))
+    grid = Grid(KEY, tuple(_value(len(names), subset, request.cohorts) for subset in subsets))
+    folder = request.output or run.with_name(f"{run.name}-contributions")
+    plan = make_plan(run / "recipe.yaml", overrides, [grid], request.seeds, folder)
+    rule = _rule(request.metric, base, plan)
+    return Coalitions(base, plan, tuple(subsets), orders, rule, names, sizes, own_tests)
+
+
+def _chosen(num_clients: int, permutations: int | None) -> tuple[list[Subset], Orders | None]:
+    """Return the subsets to run, none of them empty, and the sampled orders."""
+    if num_clients < 2:
+        raise InputError("contributions", expected="two clients or more", got="one")
+    if permutations is None and num_clients > MOST_EXACT:
+        runs = 1 + num_clients
+        raise InputError(
+            f"{num_clients} clients have 2^{num_clients} subsets",
+            expected=f"at most {MOST_EXACT} clients for all of them",
+            remedy=f"--permutations 10 samples orders, up to {10 * num_clients} runs a seed; --permutations 0 "
+            f"leaves out one at a time, {runs} runs a seed",
+        )
+    if permutations is None:
+        return all_subsets(num_clients)[1:], None
+    orders = random_orders(num_clients, permutations)
+    found = dict.fromkeys([*without_one(num_clients), *subsets_of(orders)])
+    return [subset for subset in found if subset], orders
+
+
+def _value(num_clients: int, subset: Subset, cohorts: str) -> Value:
+    """Return the grid's value for a subset: who is left out of it."""
+    others = frozenset(range(num_clients)) - subset
+    if not others:
+        return Value("null", "none")
+    section = {"clients": sorted(others), "cohorts": cohorts, "evaluate": "all"}
+    return Value(json.dumps(section), as_numbers(others))
+
+
+def _overrides(base: RecordedRun, own_tests: bool) -> list[str]:
+    """Return what differs from the run's recipe besides its clients: places, and evaluations at the end."""
+    recipe = base.recipe
+    found = [f"data={json.dumps(str(recipe.data))}"]
+    found.append(f"python_path={json.dumps([str(path) for path in recipe.python_path])}")
+    if not recipe.evaluate.every:
+        found.append(f"evaluate.every={recipe.rounds}")
+    if own_tests and not recipe.evaluate.clients.every:
+        found.append(f"evaluate.clients.every={recipe.rounds}")
+    return found
+
+
+def _rule(text: str | None, base: RecordedRun, plan: Plan) -> Rule:
+    """Return the rule for v(S).
+
+    Raises:
+        InputError: it is of no test score.
+    """
+    if text is None:
+        text = "test_loss" if base.rows[-1].get("test_accuracy") is None else "test_accuracy"
+    rule = parse_rule(text, plan, "--metric")
+    if not rule.column.startswith("test_"):
+        raise InputError("--metric", expected="a score on the test set, such as test_accuracy", got=rule.column)
+    return rule if ":last" in text else replace(rule, last=1)
+
+
+def run_coalitions(coalitions: Coalitions, world: World, groups: int | None, *, quiet: bool, redo: Redo) -> bool:
+    """Run what is left of the subsets on all ranks; return whether a signal ended it before the last."""
+    world.on_root(lambda: _begin_all(coalitions, redo))
+    return run_sweep(coalitions.plan, world, groups, quiet=quiet, redo=redo)
+
+
+def num_left(coalitions: Coalitions) -> tuple[int, int]:
+    """Return how many runs have not ended, and how many of these other jobs have."""
+    plan = coalitions.plan
+    left = [one for one in run_states(plan, Claims(plan.folder, "report")).values() if not one.decided]
+    return len(left), sum(one.held for one in left)
+
+
+def _begin_all(coalitions: Coalitions, redo: Redo) -> None:
+    """Lay out the runs that share rounds with the recorded one."""
+    plan, base = coalitions.plan, coalitions.base
+    prepare(plan, Claims(plan.folder, "contributions"), redo)
+    for unit in plan.units:
+        if unit.recipe.seed == base.recipe.seed:
+            begin(base, unit.recipe)
+
+
+def rounds_of(coalitions: Coalitions) -> tuple[int, int, int]:
+    """Return rounds of all runs, those computed, and those that differ from the recorded run's."""
+    base, total, computed, needed = coalitions.base, 0, 0, 0
+    for unit in coalitions.plan.units:
+        rounds = unit.recipe.rounds
+        shares = unit.recipe.seed == base.recipe.seed
+        branch = branch_point_of(base, unit.recipe) if shares else None
+        total += rounds
+        computed += rounds - (branch.start if branch else 0)
+        needed += rounds - (branch.joined - 1 if branch else 0)
+    return total, computed, needed

@@ -1,0 +1,86 @@
+"""The page of contributions: the table of clients with a figure, in one file without script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from hpcfed.errors import visible
+from hpcfed.io.figure import literal
+from hpcfed.io.figure_style import DARK, LIGHT, Medium, blank, to_files, to_svg
+from hpcfed.version import __version__
+
+FONT, WIDTH, MARGIN, EACH = 10.5, 6.4, 1.4, 0.34
+"""Points; inches of the figure's width, of its axes, and of a client."""
+MAX_CLIENTS = 40
+"""Clients in the figure."""
+
+
+def render(
+    name: str,
+    about: Mapping[str, str],
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    figure: str,
+) -> str:
+    """Return the page's HTML.
+
+    Args:
+        name: of the recorded run.
+        about: facts on it.
+        head, rows: of the table of clients.
+        notes: remarks below the table.
+        figure: an ``svg`` element.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hpcfed", "lab/whatif"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("contributions.html.j2").render(
+        version=__version__,
+        light=LIGHT.variables(),
+        dark=DARK.variables(),
+        name=name,
+        about=about,
+        head=head,
+        rows=rows,
+        notes=notes,
+        figure=figure,
+    )
+    return visible(page)
+
+
+def draw(clients: Sequence[Any], column: str, over: str, *, has_shapley: bool) -> tuple[str, dict[str, bytes]]:
+    """Return a bar for each client as ``svg`` and as files: Shapley values, else leave-one-out, with intervals.
+
+    Args:
+        clients: the contributions.
+        column: of the score.
+        over: values that means and intervals are over, ``5 seeds``.
+        has_shapley: whether there are Shapley values.
+    """
+    key, title = ("shapley", "Shapley value") if has_shapley else ("left_out", "leave-one-out value")
+    shown = sorted(clients, key=lambda one: -np.nan_to_num(getattr(one, key).mean, nan=-np.inf))[:MAX_CLIENTS]
+    means = np.array([getattr(one, key).mean for one in shown])
+    halves = np.array([getattr(one, key).half_width for one in shown], dtype=float)
+    known = np.isfinite(halves)
+    figure, axes = blank(Medium(WIDTH, MARGIN + EACH * len(shown), FONT, legend=False))
+    places = np.arange(len(shown))
+    axes.barh(places, np.nan_to_num(means), color=LIGHT.groups[0], height=0.62, zorder=2)
+    if known.any():
+        axes.errorbar(means[known], places[known], halves[known], 0, "none", color=LIGHT.text, capsize=3, zorder=3)
+    axes.axvline(0, color=LIGHT.text, linewidth=0.8)
+    axes.set_yticks(places, [literal(one.name) for one in shown])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    what = f"{title} in {column.replace('_', ' ')}, a gain where positive"
+    axes.set_xlabel(f"{what}\nwhiskers: 95 % interval over {over}" if known.any() else what)
+    files = {f"contributions{suffix}": content for suffix, content in to_files(figure).items()}
+    return to_svg(figure, "contributions"), files

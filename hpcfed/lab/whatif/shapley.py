@@ -1,0 +1,111 @@
+"""Leave-one-out and Shapley values of clients, from the value v(S) of models trained on subsets of them.
+
+    leave-one-out   v(all) − v(all without i)
+    Shapley         φ_i = Σ_{S without i} |S|! (N − |S| − 1)! / N! · (v(S and i) − v(S))
+
+or, sampled, the mean of what i adds to those before it over random orders of all clients. φ sums to v(all) − v(none).
+
+References: Shapley, "A value for n-person games", 1953; Castro, Gómez, Tejada, "Polynomial calculation of the Shapley
+value based on sampling", Computers & Operations Research 2009.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.lab.report.paired import student
+
+Subset = frozenset[int]
+Orders = Sequence[Sequence[int]]
+ROUNDING = 64 * np.finfo(np.float64).eps
+"""Largest difference that is rounding, in units of the largest score: the terms of a Shapley value, 2^(N − 1) = 32 for
+6 clients, are each rounded twice, by half an ε or less, before they are averaged over seeds."""
+
+
+@dataclass(frozen=True)
+class ContributionEstimate:
+    """A mean, and half the width of its 95 % interval: nan for one value, or where all are equal."""
+
+    mean: float
+    half_width: float = math.nan
+
+
+def all_subsets(num_clients: int) -> list[Subset]:
+    """Return all subsets of the clients, the smallest first."""
+    members = range(num_clients)
+    return [frozenset(own) for size in range(num_clients + 1) for own in itertools.combinations(members, size)]
+
+
+def without_one(num_clients: int) -> list[Subset]:
+    """Return all clients together, and all but each."""
+    every = frozenset(range(num_clients))
+    return [every, *(every - {k} for k in range(num_clients))]
+
+
+def random_orders(num_clients: int, count: int) -> list[list[int]]:
+    """Return random orders of the clients; more of them begin with the same ones."""
+    rng = np.random.default_rng(0)
+    return [rng.permutation(num_clients).tolist() for _ in range(count)]
+
+
+def subsets_of(orders: Orders) -> list[Subset]:
+    """Return the subsets that orders pass through, each once."""
+    found = (frozenset(order[:size]) for order in orders for size in range(len(order) + 1))
+    return list(dict.fromkeys(found))
+
+
+def leave_one_out(values: Mapping[Subset, float], num_clients: int) -> np.ndarray:
+    """Return v(all) − v(all without i), (N,)."""
+    every, *others = without_one(num_clients)
+    return np.array([values[every] - values[other] for other in others])
+
+
+def shapley(values: Mapping[Subset, float], num_clients: int) -> np.ndarray:
+    """Return the Shapley values, (N,), from the value of every subset."""
+    found = np.zeros(num_clients)
+    for subset in all_subsets(num_clients):
+        for k in set(range(num_clients)) - subset:
+            weight = 1 / (num_clients * math.comb(num_clients - 1, len(subset)))
+            found[k] += weight * (values[subset | {k}] - values[subset])
+    return found
+
+
+def added_in(orders: Orders, values: Mapping[Subset, float]) -> np.ndarray:
+    """Return what each client adds to those before it, (orders, N)."""
+    found = np.zeros((len(orders), len(orders[0])))
+    for row, order in enumerate(orders):
+        for before, k in enumerate(order):
+            found[row, k] = values[frozenset(order[: before + 1])] - values[frozenset(order[:before])]
+    return found
+
+
+def estimates(samples: np.ndarray, scores: Iterable[float]) -> list[ContributionEstimate]:
+    """Return mean and interval (Student's) of each column of samples, (n, N), differences of some scores.
+
+    A mean within `ROUNDING` is 0, and values that differ by as little are equal.
+    """
+    noise = ROUNDING * max((abs(score) for score in scores if math.isfinite(score)), default=0.0)
+    return [_estimate(own, noise) for own in samples.T]
+
+
+def mean_over(values: Sequence[Mapping[Subset, float]]) -> dict[Subset, float]:
+    """Return each subset's mean value over seeds."""
+    return {subset: float(np.mean([one[subset] for one in values])) for subset in values[0]}
+
+
+def _estimate(samples: np.ndarray, noise: float) -> ContributionEstimate:
+    mean = float(samples.mean())
+    mean = 0.0 if abs(mean) <= noise else mean
+    if len(samples) < 2 or not np.ptp(samples) > noise:
+        return ContributionEstimate(mean)
+    return ContributionEstimate(mean, student(len(samples) - 1) * float(samples.std(ddof=1)) / math.sqrt(len(samples)))
+
+
+def as_numbers(subset: Subset) -> str:
+    """Return the members by number: ``0+3``."""
+    return "+".join(map(str, sorted(subset))) or "none"

@@ -1,0 +1,300 @@
+"""Contributions of clients from the finished runs of subsets: tables, a page, and a figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.assembly import assemble
+from hpcfed.errors import EnvironmentFailure, counted
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.text import open_file
+from hpcfed.lab.sweep.claims import Claims
+from hpcfed.lab.sweep.report import RankedSweep
+from hpcfed.lab.sweep.run import run_states
+from hpcfed.lab.sweep.select import Row
+from hpcfed.lab.sweep.table import read_results
+from hpcfed.lab.whatif.coalitions import Coalitions, rounds_of
+from hpcfed.lab.whatif.page import draw, render
+from hpcfed.lab.whatif.shapley import (
+    ContributionEstimate,
+    Subset,
+    added_in,
+    as_numbers,
+    estimates,
+    leave_one_out,
+    mean_over,
+    shapley,
+    without_one,
+)
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.rounds import RECORD, read_rounds, skipped_in
+
+NOBODY: Subset = frozenset()
+NONE = ContributionEstimate(math.nan)
+TABLE, VALUES, PAGE = "contributions.csv", "values.csv", "contributions.html"
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one client brings to the common test set, and takes on its own; gains, larger is better.
+
+    Attributes:
+        client, name, samples: of the client.
+        left_out: leave-one-out value.
+        shapley: Shapley value; nan if it was not asked for.
+        with_all, without, alone: the metric on its own test set, of the models of all, of all others, and of its own
+            data; nan without such a test set or run. Means over seeds.
+        takes: gain on its own test set from taking part.
+    """
+
+    client: int
+    name: str
+    samples: int
+    left_out: ContributionEstimate
+    shapley: ContributionEstimate
+    with_all: float
+    without: float
+    alone: float
+    takes: ContributionEstimate
+
+
+@dataclass(frozen=True)
+class CoalitionValues:
+    """The values of all subsets, and what follows for the clients.
+
+    Attributes:
+        coalitions: of the runs.
+        rows: a row for each run.
+        values: v(S) of each seed, the metric as recorded; v(none) is that of w⁰.
+        clients: what each brings and takes.
+    """
+
+    coalitions: Coalitions
+    rows: Sequence[Row]
+    values: Sequence[Mapping[Subset, float]]
+    clients: Sequence[Contribution]
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks below the table."""
+        own, mean = self.coalitions, mean_over(self.values)
+        every = frozenset(range(len(own.names)))
+        said = [f"v(S): {own.rule}, on the test set of all clients; {_over(own)}"]
+        said.append(f"v(all) {mean[every]:.4g}, v(none) {mean[NOBODY]:.4g}, the initial model's")
+        total, computed, needed = rounds_of(own)
+        runs = counted(len(own.plan.units), "run")
+        most = "up to " if _stops_by_scores(own) else ""
+        said.append(f"{runs}; rounds computed: {most}{computed:,} of {total:,}; needed: {most}{needed:,}")
+        if most:
+            said.append("each subset's run ends by its own scores (stop), so that numbers of rounds differ")
+        if diverged := sum(row.status == "diverged" for row in self.rows):
+            said.append(f"{counted(diverged, 'run')} diverged: values that depend on it are empty")
+        if skipped := self._skipped():
+            whose = ", ".join(f"{own.names[k]} in {counted(count, 'run')}" for k, count in sorted(skipped.items()))
+            said.append(f"updates were left out (on_bad_client: skip): {whose}")
+        if own.base.recipe.parameters.keeps_private and own.own_tests:
+            said.append("clients outside S are measured with the private part of the initial model")
+        return said
+
+    def _skipped(self) -> Counter[int]:
+        """Return client → runs of which some round left out its update."""
+        runs = [row.unit.recipe for row in self.rows if row.unit.recipe.on_bad_client == "skip"]
+        records = (read_rounds(recipe.output / RECORD) for recipe in runs if (recipe.output / RECORD).exists())
+        return Counter(k for record in records for k in {k for row in record for k in skipped_in(row)})
+
+
+def _stops_by_scores(coalitions: Coalitions) -> bool:
+    return bool(coalitions.base.recipe.stop.by_scores)
+
+
+def _over(coalitions: Coalitions) -> str:
+    """Return what means and intervals are over, in words."""
+    seeds = counted(len(coalitions.seeds), "seed")
+    if coalitions.orders:
+        return f"Shapley values of {_drawn(coalitions)}, 95 % intervals over them; leave-one-out over {seeds}"
+    which = "Shapley values of all subsets" if coalitions.orders is None else "leave-one-out alone"
+    return f"{which}, {'means and 95 % intervals over ' if len(coalitions.seeds) > 1 else 'of '}{seeds}"
+
+
+def _drawn(coalitions: Coalitions) -> str:
+    """Return what the values in the figure are means over, in words."""
+    if coalitions.orders:
+        return counted(len(coalitions.orders), "random order")
+    return counted(len(coalitions.seeds), "seed")
+
+
+def contributed(coalitions: Coalitions) -> CoalitionValues:
+    """Return the clients' contributions, from finished runs. On rank 0 alone.
+
+    Raises:
+        InputError, EnvironmentFailure, Diverged: runs ended without a result, or all diverged.
+    """
+    plan = coalitions.plan
+    rows, _ = read_results(plan, run_states(plan, Claims(plan.folder, "report")), coalitions.rule)
+    RankedSweep(plan, tuple(rows), (), coalitions.rule).raise_if_failed(takes_fresh=False)
+    scores = {row.unit.name: row.score for row in rows}
+    values = []
+    for seed in coalitions.seeds:
+        own = {subset: scores[coalitions.unit_of[subset, seed].name] for subset in coalitions.subsets}
+        values.append({NOBODY: _of_initial_model(coalitions, seed), **own})
+    finished = {row.unit.name for row in rows if row.status == "finished"}
+    return CoalitionValues(coalitions, rows, values, _clients(coalitions, values, finished))
+
+
+def _of_initial_model(coalitions: Coalitions, seed: str) -> float:
+    """Return v(none), of w⁰."""
+    every = frozenset(range(len(coalitions.names)))
+    recipe = coalitions.unit_of[every, seed].recipe
+    parts, evaluator = assemble(recipe, World())
+    with parts.clients:
+        found = evaluator(parts.initial_w.to("cpu"), test=True, train=False)[coalitions.rule.column]
+    return float(found) if isinstance(found, int | float) else math.nan
+
+
+def _clients(
+    coalitions: Coalitions, values: Sequence[Mapping[Subset, float]], finished: Collection[str]
+) -> list[Contribution]:
+    count, sign = len(coalitions.names), 1.0 if coalitions.rule.largest else -1.0
+    scores = [score for own in values for score in own.values()]
+    left_out = estimates(sign * np.array([leave_one_out(own, count) for own in values]), scores)
+    shares = [NONE] * count
+    if coalitions.orders is None:
+        shares = estimates(sign * np.array([shapley(own, count) for own in values]), scores)
+    elif coalitions.orders:
+        shares = estimates(sign * added_in(coalitions.orders, mean_over(values)), scores)
+    every, *others = without_one(count)
+    found = []
+    for k in range(count):
+        of_all, of_others, of_one = (
+            np.array([_own_score(coalitions, subset, seed, k, finished) for seed in coalitions.seeds])
+            for subset in (every, others[k], frozenset({k}))
+        )
+        (takes,) = estimates(sign * (of_all - of_others)[:, None], [*of_all, *of_others])
+        found.append(
+            Contribution(
+                client=k,
+                name=coalitions.names[k],
+                samples=coalitions.sizes[k],
+                left_out=left_out[k],
+                shapley=shares[k],
+                with_all=float(of_all.mean()),
+                without=float(of_others.mean()),
+                alone=float(of_one.mean()),
+                takes=takes,
+            )
+        )
+    return found
+
+
+def _own_score(coalitions: Coalitions, subset: Subset, seed: str, client: int, finished: Collection[str]) -> float:
+    """Return the metric on a client's own test set at the end of a run; nan if it has not finished or measured it."""
+    unit = coalitions.unit_of.get((subset, seed))
+    path = None if unit is None or unit.name not in finished else unit.recipe.output / "clients.csv"
+    if path is None or not coalitions.own_tests or not path.exists():
+        return math.nan
+    measure = coalitions.rule.column.removeprefix("test_")
+    with open_file(path) as file:
+        rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
+    mine = [row for row in rows if row["client"] == str(client) and (row["model"], row["split"]) == ("global", "test")]
+    last = max(mine, key=lambda row: int(row["round"]), default={})
+    return float(last.get(measure) or math.nan)
+
+
+def write_contributions(found: CoalitionValues) -> Path:
+    """Write ``contributions.csv``, ``values.csv``, the page and the figure; return the page's path.
+
+    Raises:
+        EnvironmentFailure: the disk refuses.
+    """
+    folder, own = found.coalitions.plan.folder, found.coalitions
+    has_shapley = own.orders is None or bool(own.orders)
+    figure, files = draw(found.clients, own.rule.column, _drawn(own), has_shapley=has_shapley)
+    try:
+        write_whole(folder / TABLE, _csv([_record(one) for one in found.clients]))
+        write_whole(folder / VALUES, _csv(list(_value_records(found))))
+        (folder / "figures").mkdir(exist_ok=True)
+        for name, content in files.items():
+            write_whole(folder / "figures" / name, content)
+        head, rows = table(found)
+        about = {"run": str(own.base.folder), "federation": str(own.base.recipe.data), "seeds": ", ".join(own.seeds)}
+        write_whole(folder / PAGE, render(own.base.recipe.name, about, head, rows, found.notes, figure))
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise EnvironmentFailure("cannot be written", where=str(folder), got=what) from None
+    return folder / PAGE
+
+
+def table(found: CoalitionValues) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and rows of the table of clients, as text; columns without any value are left out."""
+    head = ("client", "samples", "leave-one-out", "Shapley", "own: with all", "own: without it", "takes", "own: alone")
+    rows = [
+        (
+            one.name,
+            f"{one.samples:,}",
+            *(_text(estimate) for estimate in (one.left_out, one.shapley)),
+            *(_number(value) for value in (one.with_all, one.without)),
+            _text(one.takes),
+            _number(one.alone),
+        )
+        for one in found.clients
+    ]
+    kept = [place for place in range(len(head)) if place < 3 or any(row[place] != "–" for row in rows)]
+    return tuple(head[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
+
+
+def _text(estimate: ContributionEstimate) -> str:
+    if math.isnan(estimate.mean):
+        return "–"
+    half = "" if math.isnan(estimate.half_width) else f" ± {estimate.half_width:.2g}"
+    return f"{estimate.mean:+.4g}{half}".replace("-", "−") if estimate.mean else f"0{half}"
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"
+
+
+def _record(one: Contribution) -> dict[str, Any]:
+    """Return a client's row of ``contributions.csv``."""
+    pairs = {"leave_one_out": one.left_out, "shapley": one.shapley, "takes": one.takes}
+    spread = {
+        key: value
+        for name, own in pairs.items()
+        for key, value in ((name, own.mean), (f"{name}_half_width", own.half_width))
+    }
+    own = {"own_with_all": one.with_all, "own_without": one.without, "own_alone": one.alone}
+    return {"client": one.client, "name": one.name, "samples": one.samples, **spread, **own}
+
+
+def _value_records(found: CoalitionValues) -> Sequence[dict[str, Any]]:
+    """Return the rows of ``values.csv``: v(S) of each subset and seed, as recorded."""
+    own, every = found.coalitions, frozenset(range(len(found.coalitions.names)))
+    return [
+        {
+            "subset": as_numbers(subset),
+            "left_out": as_numbers(every - subset),
+            "seed": seed,
+            own.rule.column: value,
+            "folder": str(own.unit_of[subset, seed].recipe.output.relative_to(own.plan.folder)) if subset else "",
+        }
+        for seed, values in zip(own.seeds, found.values, strict=True)
+        for subset, value in values.items()
+    ]
+
+
+def _csv(records: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        plain = {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in record.items()}
+        writer.writerow(plain)
+    return text.getvalue()

@@ -1,0 +1,47 @@
+"""The certificate of a finished run folder: written if it is missing, checked, and signed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcfed.config.load import load_recipe
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.provenance.signature import sign
+from hpcfed.run_folder.certificate import faults, read_certificate, write_certificate
+from hpcfed.run_folder.files import CERTIFICATE, SIGNATURE, read_mapping
+from hpcfed.run_folder.folder import RunFolder
+
+
+def certify(run: Path, key: Path | None) -> Iterator[str]:
+    """Yield a line for each thing done.
+
+    Raises:
+        InputError: the run is not finished, its folder is not what the certificate says, or it cannot be signed.
+        EnvironmentFailure: a file cannot be read or written.
+    """
+    if not (run / "recipe.yaml").exists():
+        what = "not a run folder" if run.exists() else "no such run"
+        raise InputError(what, where=str(run), remedy="name the output folder of a run")
+    folder = RunFolder(run.resolve())
+    result = read_mapping(folder.path / "result.json")
+    if result.get("status") != "finished":
+        got = str(result.get("status", "unfinished"))
+        raise InputError("only finished runs have a certificate", where=str(run), got=got)
+    certificate = read_certificate(folder.path)
+    if certificate is None:
+        write_certificate(folder, load_recipe(folder.path / "recipe.yaml"), result.get("stopped"))
+        certificate = read_certificate(folder.path) or {}
+        yield f"{folder.path / CERTIFICATE}: written, for the run had none"
+    try:
+        found = faults(folder.path, certificate)
+    except OSError as error:
+        raise EnvironmentFailure("cannot be read", where=str(run), got=str(error)) from error
+    if found:
+        remedy = "restore it, or train again with --fresh"
+        raise InputError(
+            "the folder is not what its certificate says", where=str(run), got=str(found[0]), remedy=remedy
+        )
+    yield f"{len(certificate['files'])} files and {len(certificate['rounds'])} rounds are as certified"
+    if key is not None:
+        yield f"{folder.path / SIGNATURE}: signed with {sign(folder.path, key.expanduser())}"

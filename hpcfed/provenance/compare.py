@@ -1,0 +1,207 @@
+"""``hpcfed compare``: where two runs part: the first round, its clients, and by replay the step and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfed.errors import Diverged, InputError, first_of
+from hpcfed.provenance.differences import in_bits, of_environments
+from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
+from hpcfed.provenance.replay.capture import reports_of
+from hpcfed.provenance.replay.enter import RewoundRun, entered
+from hpcfed.provenance.replay.replay import Replay, replay_in
+from hpcfed.run_folder.code import CODE_FILE
+from hpcfed.run_folder.files import RECIPE, read_mapping, read_recipe
+from hpcfed.run_folder.identity import differences
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
+
+SAME, PART = 0, 1
+"""Exit codes."""
+UNIMPORTANT = ("name", "output", "observers", "checkpoint", "watchdog", "update_hashes", "verify_data", "data_access")
+"""Keys of recipes whose difference explains nothing."""
+OF_OWN_STATE = {"client-average", "step-average"}
+"""Values of ``evaluate.model`` with a state of their own, which the hash of a round includes."""
+OF_TRAINING = ("cohort", "local_loss", "delta_sq", "mean_delta_sq", "server_lr")
+MAX_LISTED = 6
+"""Columns, or clients, that are named at most."""
+Say = Callable[[str], None]
+
+
+def compare(runs: Sequence[Path], data: Path | None, code: Path | None, say: Say) -> int:
+    """Say where two runs part, and in what they differ; return the exit code.
+
+    Args:
+        runs: the two run folders.
+        data, code: present places of the federation file and of the user's code, where both have moved.
+        say: prints a line.
+
+    Raises:
+        InputError: a folder is no run's, or its record is damaged or has no round.
+    """
+    folders = [run.resolve() for run in runs]
+    for folder, run in zip(folders, runs, strict=True):
+        if not (folder / RECIPE).is_file():
+            raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
+    first, second = (read_rounds(folder / RECORD) for folder in folders)
+    for rows, run in ((first, runs[0]), (second, runs[1])):
+        if not rows:
+            raise InputError("a run without rounds: nothing to compare", where=str(run), remedy="train it first")
+    for line in _settings(folders):
+        say(line)
+    models = {read_recipe(folder).get("evaluate", {}).get("model") for folder in folders}
+    by_hash = len(models) == 1 or not models & OF_OWN_STATE
+    round = _first_other_round(first, second, say, by_hash)
+    if not by_hash:
+        say("hashes are left out: they are of what evaluate.model keeps, too; give both runs the same one")
+        return SAME if round is None else PART
+    if round is None:
+        return SAME
+    try:
+        places = [recorded(folder, placed_recipe(folder, data, code)) for folder in folders]
+        _look_into(places, round, say)
+    except (InputError, Diverged) as error:
+        say(f"clients and steps cannot be compared here: {error}")
+    return PART
+
+
+def _settings(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield what differs between the recipes, the environments and the code of two runs."""
+    there, here = (read_recipe(folder) for folder in folders)
+    yield from (f"recipe: {text}" for text in differences(there, here, UNIMPORTANT))
+    one, other = (read_mapping(folder / "environment.json") for folder in folders)
+    yield from (f"environment: {text}" for text in of_environments(one, other))
+    code = [read_mapping(folder / CODE_FILE).get("files", {}) for folder in folders]
+    for name in sorted(code[0].keys() | code[1].keys()):
+        if _hash(code[0], name) != _hash(code[1], name):
+            yield f"code: module {name} differs"
+
+
+def _hash(code: Mapping[str, Any], name: str) -> Any:
+    return (code.get(name) or {}).get("hash")
+
+
+def _first_other_round(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]], say: Say, by_hash: bool
+) -> int | None:
+    """Return the first round after which the models differ; None, having said so, if there is none.
+
+    Not `by_hash`, rounds are compared by what is recorded of their training.
+    """
+    scores = None
+    for row, other in zip(first, second, strict=False):
+        found = in_bits(row, other)
+        if not by_hash:
+            found = [one for one in found if one.column in OF_TRAINING]
+        if found and (found[0].column == "hash" or not by_hash):
+            say(f"part in round {row['round']}")
+            for one in [one for one in found if one.column != "hash"][:MAX_LISTED]:
+                say(f"  {one.column}: {one.recorded} and {one.here}" if one.column != "cohort" else "  cohort differs")
+            return int(row["round"])
+        if found and scores is None:
+            scores = f"{found[0].column} in round {row['round']}"
+    common = min(len(first), len(second))
+    same = "the same model, bit for bit," if by_hash else "the same losses and norms of updates"
+    say(f"{same} in all {common} rounds" + (f"; but another {scores}" if scores else ""))
+    if len(first) != len(second):
+        say(f"one has {len(first)} rounds, the other {len(second)}")
+    return None
+
+
+def _look_into(runs: Sequence[RecordedRun], round: int, say: Say) -> None:
+    """Say which clients' updates differ in a round, and for the first of them in which step.
+
+    Raises:
+        InputError, Diverged: it cannot be computed here.
+    """
+    cohorts = [run.rows[round - 1]["cohort"] for run in runs]
+    if cohorts[0] != cohorts[1]:
+        say("their cohorts differ: look at seed.cohort, cohort, and the federations")
+        return
+    begun = [entered(run, round) for run in runs]
+    if not torch.equal(begun[0].simulation.w, begun[1].simulation.w):
+        say(f"the models differ before round {round} already: look at seed.model, model and init")
+        return
+    kept = [_recorded_hashes(run, round) for run in runs]
+    hashes = [_hashes_here(one, round) if known is None else known for known, one in zip(kept, begun, strict=True)]
+    other = [client for client, one, two in zip(cohorts[0], *hashes, strict=True) if one != two]
+    if not other:
+        anew = " and ".join(str(run.folder) for run, known in zip(runs, kept, strict=True) if known is None)
+        says = "all updates are the same: their sum or the server's step differs: look at reduction and algorithm"
+        if anew:
+            says = f"{says}; or the machine of {anew}, which recorded no update_hashes: they were computed again here"
+        say(says)
+        return
+    names = begun[0].parts.federation.client_names()
+    shown = first_of([f"{client} ({names[client]})" for client in other], MAX_LISTED)
+    say(f"clients whose updates differ: {len(other)} of {len(cohorts[0])}: {shown}")
+    replays = [replay_in(run, one, round, other[0]) for run, one in zip(runs, begun, strict=True)]
+    unlike = [
+        run for run, found in zip(runs, replays, strict=True) if found.recorded_hash not in (None, found.reported.hash)
+    ]
+    for run in unlike:
+        say(f"{run.folder}: this machine computes another update of client {other[0]} than it recorded")
+    unexplained = "what it reports is not: look at algorithm and guess"
+    if unlike:
+        unexplained = "computed here: look at the processors and libraries of the two runs, and their settings"
+    say(f"client {other[0]}: {_first_difference(*replays) or f'all its steps are the same, {unexplained}'}")
+
+
+def _recorded_hashes(run: RecordedRun, round: int) -> list[int] | None:
+    """Return the recorded hash of each update of a round, (S,); None if the run has none."""
+    found = read_update_hashes(run.folder / UPDATE_HASHES, [len(row["cohort"]) for row in run.rows], round)
+    return None if found is None else [int(value) for value in found]
+
+
+def _hashes_here(begun: RewoundRun, round: int) -> list[int]:
+    """Return the hash of each update of a round, (S,), computed again."""
+    plan = begun.simulation.plan(round)
+    reports = reports_of(begun.parts, plan, range(len(plan.cohort.clients)))
+    return [reports[client].hash for client in plan.cohort.clients.tolist()]
+
+
+def _first_difference(first: Replay, second: Replay) -> str:
+    """Return the first thing in which a client's training differs between two runs, "" if there is none."""
+    own = [one.reported.task for one in (first, second)]
+    for name in ("shift", "mu", "anchor", "from_anchor", "offset", "radius"):
+        if not _same(*(getattr(task.tilt, name) for task in own)):
+            return f"the method adds another {name} to its gradients: look at its state and at algorithm"
+    if sample := _other_sample(*(task.samples for task in own)):
+        return f"its data differ, {sample} first"
+    for one, two in zip_longest(first.steps, second.steps):
+        if one is None or two is None:
+            return f"it takes {len(first.steps)} steps and {len(second.steps)}"
+        if not (_same(one.x, two.x) and _same(one.y, two.y)):
+            return f"step {one.number}: another minibatch: look at seed.batches, local.batch_size and augment"
+        if one.loss != two.loss or one.gradient != two.gradient:
+            values = f"loss {one.loss!r} and {two.loss!r}, ‖gradient‖ {one.gradient!r} and {two.gradient!r}"
+            return f"step {one.number}: from the same iterate and minibatch another gradient: {values}"
+        if not _same(one.iterate, two.iterate) or one.drift != two.drift:
+            return (
+                f"step {one.number}: from the same iterate, minibatch and gradient another iterate "
+                f"(drift {one.drift!r} and {two.drift!r}): look at the step size, the optimizer and local.matmul"
+            )
+    return ""
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        return torch.equal(one, two)
+    return one is two or (not isinstance(one, Tensor) and not isinstance(two, Tensor) and one == two)
+
+
+def _other_sample(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> str:
+    """Return the words for the first sample in which two clients' data differ; "" if none does."""
+    if any(a.shape != b.shape for a, b in zip(one, two, strict=True)):
+        return f"{len(one[1])} and {len(two[1])} samples"
+    for what, a, b in (("x", one[0], two[0]), ("y", one[1], two[1])):
+        other = torch.nonzero((a != b).flatten(1).any(dim=1) if a.dim() > 1 else a != b)
+        if len(other):
+            return f"{what} of its sample {int(other[0])}"
+    return ""

@@ -1,0 +1,105 @@
+"""A recorded run as it is found: its recipe with present places, its record and its kept states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.assembly import resolve
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.modules import forget, outdated
+from hpcfed.errors import InputError
+from hpcfed.run_folder.certificate import DIGITS, named_files, read_certificate, sha256_of
+from hpcfed.run_folder.checkpoint.writer import manifests, round_of
+from hpcfed.run_folder.code import CodeRecord
+from hpcfed.run_folder.files import read_mapping
+from hpcfed.run_folder.rounds import RECORD, read_rounds
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run folder.
+
+    Attributes:
+        folder: of the run.
+        recipe: resolved, with the present places of data and code.
+        rows: the record, round t at t − 1.
+        checkpoints: rounds whose state is kept, ascending.
+        environment: ``environment.json``.
+        finished: whether the run has ended.
+    """
+
+    folder: Path
+    recipe: Recipe
+    rows: Sequence[Mapping[str, Any]]
+    checkpoints: Sequence[int]
+    environment: Mapping[str, Any]
+    finished: bool
+
+
+def placed_recipe(run: Path, data: Path | None, code: Path | None) -> Recipe:
+    """Return the recipe of a run folder, its data and the user's code where they lie now.
+
+    A schedule or weights file that is not where the recipe names it is found by its name and content, beside the
+    federation file, in the run folder, beside it, or in the folder of the code.
+
+    Raises:
+        InputError: it is no run folder, or its recipe cannot be read, or a file that it names is not the run's.
+    """
+    path = run / "recipe.yaml"
+    if not path.is_file():
+        raise InputError("not a run folder", where=str(run), remedy="name the output folder of a run")
+    recipe = load_recipe(path)
+    moved: dict[str, Any] = {"output": run}
+    if data is not None:
+        moved["data"] = data.resolve()
+    if code is not None:
+        moved["python_path"] = [code.resolve()]
+    recipe = recipe.model_copy(update=moved)
+    return _with_named_files(recipe, [recipe.data.parent, run, run.parent, *recipe.python_path])
+
+
+def _with_named_files(recipe: Recipe, folders: Sequence[Path]) -> Recipe:
+    """Return the recipe with its schedules and weights where files of the certified content are.
+
+    Raises:
+        InputError: one is missing or another, and none of `folders` has it.
+    """
+    certified = (read_certificate(recipe.output) or {}).get("named_files", {})
+    for key, path in named_files(recipe).items():
+        wanted = certified.get(key)
+        if wanted is None or (path.is_file() and sha256_of(path) == wanted):
+            continue
+        here = [folder / path.name for folder in folders]
+        found = next((each for each in here if each.is_file() and sha256_of(each) == wanted), None)
+        if found is None:
+            what = "is not the file that the run used" if path.is_file() else "no such file"
+            remedy = f"put the run's {path.name} (sha256 {wanted[:DIGITS]}…) there, or beside the federation file"
+            raise InputError(f"{key}: {what}", where=str(path), remedy=remedy)
+        section, name = key.split(".")
+        own = getattr(recipe, section).model_copy(update={name: found})
+        recipe = recipe.model_copy(update={section: own})
+    return recipe
+
+
+def recorded(run: Path, recipe: Recipe) -> RecordedRun:
+    """Return a run folder, read, with its recipe resolved.
+
+    Raises:
+        InputError: the record is damaged or empty, the recipe cannot be run here, or the code is not the run's.
+    """
+    rows = read_rounds(run / RECORD)
+    if not rows:
+        raise InputError("no rounds yet", where=str(run / RECORD), remedy="wait for the run's first round")
+    forget(outdated(recipe.python_path))
+    resolved = resolve(recipe)
+    if changed := CodeRecord(run).changes(resolved):
+        remedy = "name the folder of the recorded code with --code"
+        raise InputError(f"the code is not this run's: {changed}", where=str(run), remedy=remedy)
+    kept = sorted(round_of(path) for path in manifests(run / "checkpoints"))
+    finished = read_mapping(run / "result.json").get("status") == "finished"
+    kept = [round for round in kept if round <= len(rows)]
+    return RecordedRun(run, resolved, rows, kept, read_mapping(run / "environment.json"), finished)

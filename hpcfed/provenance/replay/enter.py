@@ -1,0 +1,66 @@
+"""A recorded run entered before a round: from the nearest kept state, by computing the rounds in between."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcfed.assembly import assemble
+from hpcfed.errors import InputError
+from hpcfed.parts import Parts
+from hpcfed.provenance.recorded import RecordedRun
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.checkpoint.layout import RecordLayout
+from hpcfed.run_folder.checkpoint.restore import holds, of_round
+from hpcfed.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class RewoundRun:
+    """A simulation after the round before the one asked for.
+
+    Attributes:
+        parts, simulation: of the run, in a world of one.
+        start: round of the kept state it began from; 0: the initial model.
+        parted: first round computed on the way whose hash is not the recorded one; None if all are.
+    """
+
+    parts: Parts
+    simulation: Simulation
+    start: int
+    parted: int | None
+
+
+def entered(run: RecordedRun, round: int, say: Callable[[str], None] = lambda text: None) -> RewoundRun:
+    """Return the simulation of a run as it was before a round, counted from 1; `say` prints what is computed.
+
+    Raises:
+        InputError: the round is not recorded, or its checkpoint is damaged or of other states.
+        Diverged, EnvironmentFailure: as training does.
+    """
+    if not 1 <= round <= len(run.rows):
+        raise InputError("round", expected=f"1 to {len(run.rows)}, which are recorded", got=str(round))
+    parts, _ = assemble(run.recipe, world := World())
+    simulation = Simulation(parts)
+    weakref.finalize(simulation, parts.clients.__exit__, None, None, None)  # states that went to disk
+    start = max((kept for kept in run.checkpoints if kept < round), default=0)
+    if start:
+        layout = RecordLayout(parts.method.local.begin(simulation.w))
+        found = of_round(run.folder / "checkpoints", start, layout, parts.placement, world)
+        if not holds(found.replicated, simulation.replicated()):
+            remedy = "evaluate.model has changed since: choose another round"
+            raise InputError("the checkpoint holds other states", where=f"round {start}", remedy=remedy)
+        simulation.restore(found.replicated, found.clients)
+        simulation.magnitudes.restore(found.progress["magnitudes"])
+    if start + 1 < round:
+        which = f"rounds {start + 1} to {round - 1} are" if start + 2 < round else f"round {start + 1} is"
+        say(f"{which} computed, from {f'the state of round {start}' if start else 'w⁰'}")
+    parted = None
+    if start and simulation.hash != run.rows[start - 1].get("hash"):
+        parted = start
+    for number in range(start + 1, round):
+        outcome = simulation.round(number)
+        if parted is None and outcome.hash != run.rows[number - 1].get("hash"):
+            parted = number
+    return RewoundRun(parts, simulation, start, parted)

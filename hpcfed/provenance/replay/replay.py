@@ -1,0 +1,261 @@
+"""`hpcfed.replay`: one client of one round of a recorded run, as an object to step through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hpcfed.assembly import build_loss, build_model
+from hpcfed.client.augment import augmented
+from hpcfed.client.solver import Task, start_of
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.generators import Generators
+from hpcfed.data.batches import minibatches
+from hpcfed.data.cache import Samples
+from hpcfed.errors import InputError
+from hpcfed.models.flat import FlatModel
+from hpcfed.models.losses import Loss
+from hpcfed.parts import Parts
+from hpcfed.provenance.recorded import RecordedRun, placed_recipe, recorded
+from hpcfed.provenance.replay.capture import ClientReport, reports_of
+from hpcfed.provenance.replay.enter import RewoundRun, entered
+from hpcfed.rng import Purpose, stream
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES, read_update_hashes
+from hpcfed.types import State
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MOST_BYTES = 1 << 30
+"""Bytes of iterates that are kept; of larger models the norms alone."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the client's training.
+
+    Attributes:
+        number: k, from 1.
+        x, y: its minibatch, (B, …) each.
+        loss: of the minibatch at y_{k−1}, before a clip, a tilt or weight decay.
+        gradient: ‖∇f(y_{k−1}; minibatch)‖, likewise.
+        drift: ‖y_k − w‖.
+        iterate: y_k, (d,); None where all of them would take more than `MOST_BYTES`.
+        own, buffers: private parts and averaged buffers after it, where the model has them and iterates are kept.
+    """
+
+    number: int
+    x: Tensor
+    y: Tensor
+    loss: float
+    gradient: float
+    drift: float
+    iterate: Tensor | None
+    own: State = field(default_factory=dict, repr=False)
+    buffers: State = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One client's training in one round of a recorded run.
+
+    Attributes:
+        recipe, round, client, name: which.
+        w: the server's model before the round, (d,).
+        reported: what the client reported: vectors, scalars, and the update's ``hash``.
+        recorded_hash: the hash in the run's ``update-hashes.bin``; None where it has none.
+        start: round of the kept state from which the rounds before were computed; 0: the initial model.
+        parted: first round on the way whose hash is not the recorded one; None if all are.
+        steps: of the training, in order.
+    """
+
+    recipe: Recipe
+    round: int
+    client: int
+    name: str
+    w: Tensor
+    reported: ClientReport
+    recorded_hash: int | None
+    start: int
+    parted: int | None
+    steps: list[Step] = field(repr=False)
+    _entered: RewoundRun = field(repr=False)
+    _run: RecordedRun = field(repr=False)
+
+    @property
+    def samples(self) -> Samples:
+        """All samples of the client: x (n, …) and y (n, …)."""
+        return self.reported.task.samples
+
+    def module(self, step: int = 0) -> nn.Module:
+        """Return the model with the parameters after a step; 0: the server's model.
+
+        Raises:
+            InputError: there is no such step, or the iterates were not kept.
+        """
+        if not 0 <= step <= len(self.steps):
+            raise InputError("step", expected=f"0 to {len(self.steps)}", got=str(step))
+        vector = self.steps[step - 1].iterate if step else self.w
+        if vector is None:
+            raise InputError("the iterates of so large a model are not kept", where=f"client {self.client}")
+        model = self._entered.parts.model
+        model.load(vector, self.steps[step - 1].own if step else self.reported.task.own)
+        if step and not model.is_plain:
+            model.set_buffers(self.steps[step - 1].own, self.steps[step - 1].buffers)
+        return model.module
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the run left the client out of the round, since its training failed (``on_bad_client: skip``)."""
+        return self.client in self._run.rows[self.round - 1].get("skipped", [])
+
+    @cached_property
+    def agrees(self) -> bool:
+        """Whether the update is the recorded one: by its hash, or where none is recorded by the hash of the round,
+        which is computed for that. Of a skipped client whether it is not finite here either.
+        """
+        if self.parted is not None:
+            return False
+        if self.skipped:
+            sums = [float(vector.double().sum()) for vector in self.reported.vectors.values()]
+            return not all(map(math.isfinite, (*sums, *self.reported.scalars.values())))
+        if self.recorded_hash is not None:
+            return self.reported.hash == self.recorded_hash
+        return self._entered.simulation.round(self.round).hash == self._run.rows[self.round - 1].get("hash")
+
+
+def replay(
+    run: str | Path,
+    round: int,
+    client: int | str,
+    *,
+    data: str | Path | None = None,
+    code: str | Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Replay:
+    """Train one client of one round of a recorded run again, alone in this process, to the same bits.
+
+    Args:
+        run: the run folder.
+        round: t, counted from 1.
+        client: its number or name.
+        data, code: present places of the federation file and of the user's code, where they have moved.
+        say: prints what is done.
+
+    Raises:
+        InputError: it is no run folder, has no such round, or the client took no part in it.
+    """
+    folder = Path(run).resolve()
+    places = (None if place is None else Path(place) for place in (data, code))
+    found = recorded(folder, placed_recipe(folder, *places))
+    return replay_in(found, entered(found, round, say), round, client)
+
+
+def replay_in(run: RecordedRun, begun: RewoundRun, round: int, client: int | str) -> Replay:
+    """Train one client of a round in a simulation that was entered before it.
+
+    Raises:
+        InputError: it took no part in it.
+    """
+    parts, plan = begun.parts, begun.simulation.plan(round)
+    number = parts.federation.client_number(client)
+    name = parts.federation.client_name(number)
+    clients = plan.cohort.clients.tolist()
+    if number not in clients:
+        cohort = ", ".join(map(str, clients[:20])) + (", …" if len(clients) > 20 else "")
+        got = f"a cohort of {cohort or 'nobody'}"
+        raise InputError(f"client {number} ({name}) took no part in round {round}", got=got)
+    place = clients.index(number)
+    steps: list[Step] = []
+    meter = _StepMeter(run.recipe, parts, number, round, plan.w, int(plan.cohort.steps[place]), steps)
+    reported = reports_of(parts, plan, [place], meter)[number]
+    sizes = [len(row["cohort"]) for row in run.rows]
+    hashes = read_update_hashes(run.folder / UPDATE_HASHES, sizes, round)
+    known = None if hashes is None else int(hashes[place])
+    return Replay(
+        recipe=run.recipe,
+        round=round,
+        client=number,
+        name=name,
+        w=plan.w.clone(),
+        reported=reported,
+        recorded_hash=known,
+        start=begun.start,
+        parted=begun.parted,
+        steps=steps,
+        _entered=begun,
+        _run=run,
+    )
+
+
+class _StepMeter:
+    """Measures each step of a client as an engine takes it: the loss and gradient where it began, and the drift.
+
+    It has a model of its own, so that the engine computes as always, and draws what the model draws (dropout) from the
+    client's stream again.
+    """
+
+    def __init__(self, recipe: Recipe, parts: Parts, client: int, round: int, w: Tensor, steps: int, found: list[Step]):
+        self._parts, self._client, self._w, self._found = parts, client, w, found
+        device, dtype = parts.model.vector.device, parts.model.vector.dtype
+        self._model: FlatModel = build_model(recipe, parts.federation, dtype, device)
+        self._loss: Loss = build_loss(recipe, parts.federation, dtype, device).of_client(client)
+        self._batches = _batches(recipe, parts, client, round, steps)
+        self._keeps = steps * w.nbytes <= MOST_BYTES
+        self._draws = Generators(device, recipe.seed.batches, Purpose.DROPOUT, round, client)
+        self._y: Tensor | None = None
+        self._beside: tuple[State, State] = ({}, {})
+
+    def begin(self, task: Task, w: Tensor) -> None:
+        """Note where training starts."""
+        if task.client == self._client:
+            self._y = start_of(task.tilt, w).clone()
+            self._beside = task.own, self._parts.model.averaged
+            self._model.forget()
+
+    def __call__(self, client: int, number: int, y: Tensor) -> None:
+        """Measure a step; see `hpcfed.client.solver.StepCallback`."""
+        if client != self._client:
+            return
+        drift = float(torch.linalg.vector_norm(y - self._w))
+        engine = self._parts.model
+        beside = ({}, {}) if engine.is_plain else (engine.private_state(), engine.averaged_buffers())
+        kept = (y.clone(), *beside) if self._keeps else (None,)
+        if number == len(self._found):  # guessed steps, which count with the last one
+            last = self._found.pop()
+            self._found.append(Step(number, last.x, last.y, last.loss, last.gradient, drift, *kept))
+            return
+        x_batch, y_batch = next(self._batches)
+        assert self._y is not None
+        loss, gradient = self._measure(self._y, x_batch, y_batch)
+        self._found.append(Step(number, x_batch, y_batch, loss, gradient, drift, *kept))
+        self._y, self._beside = y.clone(), beside
+
+    def _measure(self, y: Tensor, x_batch: Tensor, y_batch: Tensor) -> tuple[float, float]:
+        own, buffers = self._beside
+        self._model.load(y, own)
+        if not self._model.is_plain:
+            self._model.set_buffers(own, buffers)
+        self._model.trained_grad.zero_()
+        with self._draws.here(), torch.enable_grad():
+            loss = self._loss.batch(self._model.module(x_batch), y_batch)
+            loss.backward()
+        return float(loss.detach()), float(torch.linalg.vector_norm(self._model.grad))
+
+
+def _batches(recipe: Recipe, parts: Parts, client: int, round: int, steps: int) -> Iterator[Samples]:
+    """Yield the minibatches of a client in a round, as both engines visit them."""
+    seed, section = recipe.seed.batches, recipe.local
+    samples = parts.shards.clients([client])[0]
+    batches = minibatches(samples, section.batch_size, steps, stream(seed, Purpose.BATCHES, round, client))
+    if section.augment is None:
+        return batches
+    rng, augment = stream(seed, Purpose.AUGMENT, round, client), section.augment
+    return ((augmented(x, augment, rng), y) for x, y in batches)

@@ -1,0 +1,87 @@
+"""A replay as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcfed.data.picture import FIGURE_TYPES
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.atomic import write_whole
+from hpcfed.io.figure import rendered
+from hpcfed.provenance.replay.replay import Replay
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PANELS = (("loss", "minibatch loss"), ("gradient", "gradient norm"), ("drift", "drift ‖y − w‖"))
+
+
+def table(replay: Replay) -> Table:
+    """Return the steps as a table for the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("step", "samples", "loss", "‖gradient‖", "drift ‖y − w‖"):
+        grid.add_column(name, justify="right")
+    for step in replay.steps:
+        numbers = (f"{value:.6g}" for value in (step.loss, step.gradient, step.drift))
+        grid.add_row(str(step.number), str(len(step.y)), *numbers)
+    return grid
+
+
+def lines(replay: Replay) -> list[str]:
+    """Return what was replayed, what it reported, and whether that is what the run recorded."""
+    vectors = ", ".join(f"‖{name}‖ {float(vector.norm()):.6g}" for name, vector in replay.reported.vectors.items())
+    scalars = "".join(f", {name} {value:.6g}" for name, value in replay.reported.scalars.items())
+    return [f"reports {vectors}{scalars}; hash {replay.reported.hash:016x}", _verdict(replay)]
+
+
+def _verdict(replay: Replay) -> str:
+    if replay.parted is not None:
+        return f"differs: the state after round {replay.parted} is not the recorded one; 'hpcfed verify' tells more"
+    if replay.skipped:
+        left_out = "the run left this client out of the round (on_bad_client: skip)"
+        return f"{left_out}: its update is not finite here either" if replay.agrees else f"differs: {left_out}"
+    if replay.recorded_hash is None:
+        same = "is" if replay.agrees else "differs: it is not"
+        return f"no hash of updates was recorded (update_hashes: true); the round's hash {same} as recorded"
+    if replay.agrees:
+        return "as recorded, bit for bit"
+    return f"differs: hash {replay.recorded_hash:016x} was recorded"
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture of an unknown type.
+
+    Raises:
+        InputError: it is.
+    """
+    if path is not None and path.suffix not in FIGURE_TYPES:
+        got = path.suffix or "no ending"
+        raise InputError("unknown type of picture", where=str(path), expected=", ".join(FIGURE_TYPES), got=got)
+
+
+def draw(replay: Replay, path: Path) -> None:
+    """Draw loss, gradient norm and drift over the steps into a PNG, PDF or SVG.
+
+    Raises:
+        EnvironmentFailure: it cannot be written.
+    """
+    from hpcfed.io.figure_style import LIGHT, Medium, panels
+
+    figure, axes = panels(Medium(8.4, 2.8, 10, legend=False), 1, len(PANELS))
+    numbers = [step.number for step in replay.steps]
+    for axis, (key, label) in zip(axes.ravel(), PANELS, strict=True):
+        values: Sequence[float] = [getattr(step, key) for step in replay.steps]
+        axis.plot(numbers, values, color=LIGHT.groups[0])
+        axis.set_xlabel("step")
+        axis.set_title(label)
+    figure.suptitle(f"round {replay.round}, client {replay.client} ({replay.name})")
+    content = rendered(figure, path.suffix[1:])
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise EnvironmentFailure("cannot be written", where=str(path), got=str(error)) from error

@@ -1,0 +1,91 @@
+"""Comparison of recorded vectors, ours or another framework's, with those computed here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcfed.errors import InputError
+from hpcfed.io.text import parse_json, read_text
+from hpcfed.provenance.vectors.trajectory import FORMAT, VERSION, vectors
+
+TOLERANCE = 1e-12
+"""Relative to the largest parameter: float64, another order of additions."""
+
+
+class Agreement(NamedTuple):
+    """How far a method's recorded trajectory is from ours: the largest difference, and its round; 0 if none differs."""
+
+    method: str
+    difference: float
+    round: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is within `TOLERANCE`."""
+        return self.difference <= TOLERANCE
+
+
+def read_vectors(path: Path) -> dict[str, Any]:
+    """Return the vectors in a file.
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
+    try:
+        content = parse_json(read_text(path))
+    except (OSError, ValueError) as error:
+        raise InputError("vectors cannot be read", where=str(path), got=str(error)) from None
+    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+        expected = f'"format": "{FORMAT}", "version": {VERSION}'
+        raise InputError("not a file of vectors", where=str(path), expected=expected)
+    return content
+
+
+def agreements(path: Path) -> Iterator[Agreement]:
+    """Yield how each method of a file agrees with the trajectory computed here: models after each round.
+
+    Raises:
+        InputError: the file is none of vectors, names an unknown method, or is of another problem.
+    """
+    recorded, here = read_vectors(path), vectors()
+    if recorded.get("problem") != here["problem"]:
+        raise InputError("the vectors are of another problem", where=str(path))
+    for method, own in (recorded.get("methods") or {}).items():
+        if method not in here["methods"]:
+            raise InputError(f"no method {method!r}", where=str(path))
+        try:
+            yield Agreement(method, *_largest(own, here["methods"][method]))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"malformed vectors of {method}", where=str(path), got=repr(error)) from None
+
+
+def _largest(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the largest difference over rounds, relative to the largest parameter, and its round.
+
+    Other cohorts or minibatches count as infinitely far.
+    """
+    worst, at = 0.0, 0
+    for row, own in zip(recorded["rounds"], here["rounds"], strict=True):
+        for key in ("cohort", "batches"):
+            if row[key] != own[key]:
+                return math.inf, own["round"]
+        found, wanted = (list(_numbers(one["w"])) for one in (row, own))
+        scale = max(map(abs, wanted))
+        difference = max(abs(a - b) for a, b in zip(found, wanted, strict=True)) / scale
+        if not difference <= worst:
+            worst, at = difference, own["round"]
+    return worst, at
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from _numbers(value[key])
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _numbers(entry)
+    else:
+        yield float(value)

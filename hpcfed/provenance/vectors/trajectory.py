@@ -1,0 +1,92 @@
+"""The trajectory of a method on the problem: cohorts, minibatches and the model after each round."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcfed import algorithms
+from hpcfed.assembly import assemble, resolve
+from hpcfed.config.load import load_recipe
+from hpcfed.config.recipe import Algorithm, Recipe
+from hpcfed.data.batches import minibatches
+from hpcfed.errors import InputError
+from hpcfed.models.flat import FlatModel
+from hpcfed.provenance.vectors.problem import ROUNDS, SIZES, clients, recipe_of, write_problem
+from hpcfed.ranks.world import World
+from hpcfed.rng import Purpose, stream
+from hpcfed.simulation import Simulation
+from hpcfed.version import __version__
+
+FORMAT, VERSION = "hpcfed-vectors", 1
+
+
+def vectors() -> dict[str, Any]:
+    """Return the problem and the trajectory of every method, as plain JSON data."""
+    with tempfile.TemporaryDirectory(prefix="hpcfed-vectors-") as folder:
+        data = Path(folder) / "problem.h5"
+        write_problem(data)
+        methods = {name: trajectory(_with_parameters(name), data) for name in algorithms.names()}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "hpcfed": __version__,
+        "problem": {
+            "model": "z = weight x + bias; loss: softmax cross-entropy, the mean over a minibatch",
+            "clients": [{"x": x.tolist(), "y": y.tolist()} for x, y in clients()],
+        },
+        "methods": methods,
+    }
+
+
+def trajectory(algorithm: Mapping[str, Any], data: Path) -> dict[str, Any]:
+    """Return a method's trajectory."""
+    recipe = resolve(load_recipe(recipe_of(algorithm, data)))
+    parts, _ = assemble(recipe, World())
+    simulation = Simulation(parts)
+    initial = _plain(parts.model, simulation.w)
+    rounds = []
+    for number in range(1, ROUNDS + 1):
+        lr, outcome = parts.stepping.lr(number), simulation.round(number)
+        cohort = outcome.cohort
+        steps = zip(cohort.clients.tolist(), cohort.steps.tolist(), strict=True)
+        rounds.append(
+            {
+                "round": number,
+                "lr": lr,
+                "cohort": cohort.clients.tolist(),
+                "p": cohort.shares.tolist(),
+                "q": cohort.fraction,
+                "batches": {str(client): _batches(recipe, client, number, count) for client, count in steps},
+                "server_lr": outcome.server_lr,
+                "w": _plain(parts.model, simulation.w),
+            }
+        )
+    chosen = recipe.algorithm.model_dump(mode="json")
+    return {"algorithm": chosen, "weights": recipe.weights, "initial": initial, "rounds": rounds}
+
+
+def _with_parameters(name: str) -> dict[str, Any]:
+    """Return a method with the papers' defaults, or with its example's parameters where some have no default."""
+    plain = {"name": name}
+    try:
+        algorithms.build(Algorithm.model_validate(plain))
+    except InputError:
+        return {**plain, **algorithms.examples()[name]}
+    return plain
+
+
+def _plain(model: FlatModel, w: torch.Tensor) -> dict[str, Any]:
+    """Return the parameters of a model, (d,), by name, as lists."""
+    return {name: tensor.tolist() for name, tensor in model.named(w).items()}
+
+
+def _batches(recipe: Recipe, client: int, round: int, steps: int) -> list[list[int]]:
+    """Return the samples of each minibatch of a client in a round."""
+    own = torch.arange(SIZES[client])
+    rng = stream(recipe.seed.batches, Purpose.BATCHES, round, client)
+    return [y.tolist() for _, y in minibatches((own[:, None], own), recipe.local.batch_size, steps, rng)]

@@ -1,0 +1,255 @@
+"""``certificate.json`` of a run folder: all that a result depends on, and the digests of all that the run left.
+
+recipe, named_files   the resolved recipe; SHA-256 of the schedules and weights that it names
+data                  content hash of the federation
+code                  the user's modules → SHA-256 of their text
+environment           ``environment.json``
+rounds                of each round, "hash digest": 16 digits of the SHA-256 of its row, without what was measured
+chain                 SHA-256 over (recipe, named_files, data, code), then over (it, row) round after round
+files                 path in the folder → SHA-256; null for clients' states larger than `LARGEST_STATES`
+repeatable, why_not   whether the same recipe gives the same bits elsewhere, as far as the run can tell
+bits                  ``portable``: elsewhere is any machine; ``native``: one of the same processor and libraries
+
+Written at the end of a run, whole or not at all, and removed when the run goes on. Alone it protects against accidents;
+signed (`hpcfed.provenance.signature`) it protects against intent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.config.load import IN_RECIPE_FOLDER, to_plain
+from hpcfed.config.recipe import Recipe
+from hpcfed.errors import EnvironmentFailure, InputError
+from hpcfed.io.text import parse_json, read_text
+from hpcfed.run_folder.checkpoint.writer import manifests
+from hpcfed.run_folder.code import CODE_FILE
+from hpcfed.run_folder.cut import MODELS
+from hpcfed.run_folder.files import CERTIFICATE, CLIENTS, RECIPE, read_mapping
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.run_folder.identity import STATE, WITHOUT_EFFECT, deciding
+from hpcfed.run_folder.rounds import RECORD, iterate_rounds
+from hpcfed.run_folder.update_hashes import UPDATE_HASHES
+
+FORMAT, VERSION = "hpcfed-certificate", 1
+VARYING_COLUMNS = ("seconds", "imbalance")
+"""Columns of the record that differ from run to run."""
+FILES = (RECIPE, "environment.json", RECORD, CLIENTS, UPDATE_HASHES, CODE_FILE, *MODELS)
+LARGEST_STATES = 1 << 30
+"""Bytes; each record of a larger file of states has a checksum of its own (`hpcfed.run_folder.checkpoint.layout`)."""
+DIGITS = 16
+IRRELEVANT_KEYS = (*WITHOUT_EFFECT, "checkpoint", "watchdog")
+"""Keys of the recipe that decide no result."""
+KINDS = {"recipe": dict, "named_files": dict, "code": dict, "rounds": list, "chain": str, "files": dict}
+"""Entries that are read, by their types."""
+
+
+def write_certificate(folder: RunFolder, recipe: Recipe, stopped: str | None) -> None:
+    """Write the certificate of a run that has ended; on rank 0 alone.
+
+    Raises:
+        EnvironmentFailure: a file of the folder cannot be read, or the certificate not written.
+    """
+    try:
+        content = certificate_of(folder.path, recipe, stopped)
+    except OSError as error:
+        where, got = str(error.filename or folder.path), error.strerror or str(error)
+        raise EnvironmentFailure("cannot be read for the certificate", where=where, got=got) from error
+    folder.write(CERTIFICATE, content)
+
+
+def certificate_of(folder: Path, recipe: Recipe, stopped: str | None) -> dict[str, Any]:
+    """Return the certificate of the run in a folder.
+
+    Raises:
+        InputError: its record is damaged.
+        OSError: as the system reports it.
+    """
+    environment = read_mapping(folder / "environment.json")
+    environment.pop("data", None)  # the file's inode and times
+    basis = {
+        "recipe": to_plain(recipe),
+        "named_files": {key: sha256_of(path) if path.is_file() else None for key, path in named_files(recipe).items()},
+        "data": recipe.data_content,
+        "code": {
+            name: _of_text(source["text"]) for name, source in read_mapping(folder / CODE_FILE).get("files", {}).items()
+        },
+    }
+    rounds = CertifiedRounds(basis)
+    for row in iterate_rounds(folder / RECORD):
+        rounds.add(row)
+    why_not = "; ".join(doubts(environment, rounds.first_skipped))
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": recipe.name,
+        "repeatable": not why_not,
+        "why_not": why_not or None,
+        "bits": recipe.bits,
+        "stopped": stopped,
+        **basis,
+        "environment": environment,
+        "rounds": rounds.entries,
+        "chain": rounds.chain,
+        "files": dict(_digests(folder)),
+    }
+
+
+def doubts(environment: Mapping[str, Any], first_skipped: int | None) -> Iterator[str]:
+    """Yield the reasons why the same recipe may give other bits elsewhere."""
+    if environment.get("bitwise") is False:
+        yield str(environment.get("bitwise_why_not"))
+    if first_skipped is not None:
+        yield f"clients were skipped, in round {first_skipped} first: what made their training fail may not recur"
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a round's row of the record, without what was measured."""
+    kept = {key: value for key, value in row.items() if key not in VARYING_COLUMNS}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+class CertifiedRounds:
+    """The certified rounds, added one after another.
+
+    Args:
+        basis: what the run depends on.
+        state: ``client_state`` in the chain, which decides nothing; certificates of before have the recipe's.
+
+    Attributes:
+        entries: "hash digest" of each round.
+        chain: the last link of the chain: SHA-256 of the basis, then of each row after the other; equal for equal
+            results, on any machine.
+        first_skipped: the first round that skipped a client; None if none did.
+    """
+
+    def __init__(self, basis: Mapping[str, Any], state: str | None = None):
+        decides = {**basis, "recipe": deciding(basis["recipe"], IRRELEVANT_KEYS) | ({STATE: state} if state else {})}
+        self.entries = list[str]()
+        self.chain = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        self.first_skipped: int | None = None
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add the next round, by its row of the record."""
+        digest = row_digest(row)
+        self.entries.append(f"{row.get('hash')} {digest[:DIGITS]}")
+        self.chain = hashlib.sha256(f"{self.chain} {digest}".encode()).hexdigest()
+        if self.first_skipped is None and row.get("skipped"):
+            self.first_skipped = row["round"]
+
+
+def named_files(recipe: Recipe) -> dict[str, Path]:
+    """Return the schedules and weights that a recipe names, by their dotted keys; the data have a hash of their own."""
+    found = {}
+    for keys in IN_RECIPE_FOLDER:
+        value: Any = recipe
+        for key in keys:
+            value = getattr(value, key, None)
+        if isinstance(value, Path) and keys != ("data",):
+            found[".".join(keys)] = value
+    return found
+
+
+def read_certificate(folder: Path) -> dict[str, Any] | None:
+    """Return the certificate of a run folder; None if there is none.
+
+    Raises:
+        InputError: it is no certificate, or of another version.
+    """
+    path = folder / CERTIFICATE
+    try:
+        content = parse_json(read_text(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError("not a certificate", where=str(path), got=str(error)) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError("not a certificate", where=str(path), expected=f'"format": "{FORMAT}"')
+    if content.get("version") != VERSION:
+        raise InputError("a certificate of another version", where=str(path), expected=str(VERSION))
+    for key, kind in KINDS.items():
+        if not isinstance(content.get(key), kind):
+            raise InputError("not a certificate", where=str(path), expected=f"{key!r} of type {kind.__name__}")
+    return content
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A difference between a run folder and its certificate: the file or part, and what is wrong with it."""
+
+    part: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.what}"
+
+
+def faults(folder: Path, certificate: Mapping[str, Any]) -> list[Fault]:
+    """Return where a run folder differs from its certificate, the certificate itself included.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    found = []
+    for name, digest in certificate["files"].items():
+        path = folder / name
+        if not path.is_file():
+            found.append(Fault(name, "is missing"))
+        elif digest is not None and sha256_of(path) != digest:
+            found.append(Fault(name, "is not the file that the certificate names"))
+    found += _faults_of_rounds(folder, certificate)
+    return found
+
+
+def _faults_of_rounds(folder: Path, certificate: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield the rounds whose rows were changed, and whether the certificate contradicts itself."""
+    basis = {key: certificate.get(key) for key in ("recipe", "named_files", "data", "code")}
+    rounds, before = CertifiedRounds(basis), CertifiedRounds(basis, certificate["recipe"].get(STATE))
+    try:
+        for row in iterate_rounds(folder / RECORD):
+            rounds.add(row)
+            before.add(row)
+    except InputError as damage:
+        yield Fault(RECORD, str(damage))
+        return
+    entries, recorded = rounds.entries, certificate["rounds"]
+    if len(entries) != len(recorded):
+        yield Fault(RECORD, f"has {len(entries)} rounds, the certificate {len(recorded)}")
+    for round, (found, own) in enumerate(zip(entries, recorded, strict=False), start=1):
+        if found != own:
+            yield Fault(RECORD, f"round {round} was changed: hash and digest {found}, certified {own}")
+    if entries == recorded and certificate["chain"] not in (rounds.chain, before.chain):
+        yield Fault(CERTIFICATE, "its recipe, data, code and rounds do not give its chain")
+
+
+def _digests(folder: Path) -> Iterator[tuple[str, str | None]]:
+    private = (str(path.relative_to(folder)) for path in sorted((folder / "private").glob("*.safetensors")))
+    for name in (*FILES, *private):
+        if (folder / name).is_file():
+            yield name, sha256_of(folder / name)
+    for manifest in reversed(manifests(folder / "checkpoints")):
+        server, clients = manifest.with_suffix(".server"), manifest.with_suffix(".clients")
+        yield f"checkpoints/{manifest.name}", sha256_of(manifest)
+        yield f"checkpoints/{server.name}", read_mapping(manifest).get("sha256") or sha256_of(server)
+        if clients.is_file():
+            small = clients.stat().st_size <= LARGEST_STATES
+            yield f"checkpoints/{clients.name}", sha256_of(clients) if small else None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        OSError: as the system reports it.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_text(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()

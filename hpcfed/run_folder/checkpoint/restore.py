@@ -1,0 +1,217 @@
+"""Reading of the newest whole checkpoint, on any number of ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from hpcfed.algorithms._evaluated import LAST_ROUND
+from hpcfed.errors import InputError
+from hpcfed.io.text import Malformed, open_file
+from hpcfed.ranks.placement import Placement
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.checkpoint.layout import Damaged, Manifest, RecordLayout, stem, unreadable
+from hpcfed.run_folder.checkpoint.writer import manifests
+from hpcfed.run_folder.code import FRESH
+from hpcfed.types import State
+
+log = logging.getLogger("hpcfed")
+
+OF_THE_LAST_ROUND = {name for names in LAST_ROUND.values() for name in names}
+"""Tensors that a checkpoint has where the evaluated model is made of them; until the next round they are not known."""
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """A checkpoint, with the client states of this rank.
+
+    Attributes:
+        round: t, the last round it contains.
+        replicated: as in the snapshot, on every rank.
+        clients: states of the clients at home here, on the host.
+        progress: as in the snapshot.
+    """
+
+    round: int
+    replicated: Mapping[str, Tensor]
+    clients: Mapping[int, State]
+    progress: Mapping[str, Any]
+
+
+def newest(
+    folder: Path,
+    recipes: Collection[str],
+    names: Collection[str],
+    layout: RecordLayout,
+    placement: Placement,
+    world: World,
+    say: Callable[[str], None],
+) -> RestoredState | None:
+    """Return the newest whole checkpoint of a folder, or None; damaged ones are reported and skipped.
+
+    Args:
+        folder: ``checkpoints/`` of a run folder.
+        recipes: digests of which its manifest must have one.
+        names: of the replicated tensors that it must hold.
+        layout: of the clients' records.
+        placement: the rank of each client in this world.
+        world: the ranks.
+        say: prints a line on rank 0.
+
+    Raises:
+        InputError: the newest is of another recipe, or holds other states.
+        EnvironmentFailure: a file of it cannot be read, though it may be whole.
+    """
+    paths = world.on_root(lambda: _manifests(folder))
+    for path, before in zip_longest(paths, paths[1:]):
+        try:
+            manifest, replicated = _read_on_root(path, world)
+            if manifest.recipe not in recipes:
+                raise InputError("the checkpoint is of another recipe", where=str(path), remedy=FRESH)
+            if not holds(replicated, names):
+                raise InputError(
+                    "the checkpoint holds other states than this recipe's",
+                    where=str(path),
+                    remedy=f"leave evaluate.model as it was; or {FRESH}",
+                )
+            mine = partial(_read_clients, folder, manifest, replicated, layout, placement, world.rank)
+            clients = world.together(mine)
+        except Damaged as damage:
+            follows = "no other is left, the run starts again" if before is None else f"trying {before.name}"
+            remark = f"{path} is damaged ({damage}); {follows}"
+            log.warning(remark)
+            say(remark)
+            continue
+        return RestoredState(manifest.round, replicated, clients, manifest.progress)
+    return None
+
+
+def holds(found: Collection[str], names: Collection[str]) -> bool:
+    """Whether a checkpoint has exactly the tensors `names`; those of `LAST_ROUND` may be missing or extra."""
+    return {*found} ^ {*names} <= OF_THE_LAST_ROUND
+
+
+def of_round(folder: Path, round: int, layout: RecordLayout, placement: Placement, world: World) -> RestoredState:
+    """Return the checkpoint of a round, of any recipe; the arguments are those of `newest`.
+
+    Raises:
+        InputError: it is damaged.
+        EnvironmentFailure: a file of it cannot be read.
+    """
+    path = folder / f"{stem(round)}.json"
+
+    def read() -> RestoredState:
+        try:
+            manifest, replicated = _read_server(path)
+            clients = _read_clients(folder, manifest, replicated, layout, placement, world.rank)
+        except Damaged as damage:
+            raise InputError("the checkpoint is damaged", where=str(path), got=str(damage)) from None
+        return RestoredState(manifest.round, replicated, clients, manifest.progress)
+
+    return world.together(read)
+
+
+def damage_of(manifest: Path) -> str:
+    """Return what is damaged in a checkpoint, the records of clients aside, which are checked when read; "" if nothing.
+
+    Raises:
+        EnvironmentFailure: a file of it cannot be read, though it may be whole.
+    """
+    try:
+        _read_server(manifest)
+    except Damaged as damage:
+        return str(damage)
+    return ""
+
+
+def _manifests(folder: Path) -> list[Path]:
+    try:
+        return manifests(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+
+
+def _read_on_root(path: Path, world: World) -> tuple[Manifest, Mapping[str, Tensor]]:
+    """Return a checkpoint's manifest and replicated tensors, read by rank 0, on every rank."""
+    tensors: dict[str, Tensor] = {}
+
+    def read() -> Manifest:
+        manifest, found = _read_server(path)
+        tensors.update(found)
+        return manifest
+
+    return world.on_root(read), world.broadcast_tensors(tensors)
+
+
+def _read_server(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
+    manifest = Manifest.read(path)
+    server = path.with_suffix(".server")
+    try:
+        with open_file(server) as file:
+            data = file.read()
+    except OSError as error:
+        raise unreadable(server, error) from None
+    except Malformed as error:
+        raise Damaged(f"{server.name} is {error}") from None
+    if xxhash.xxh3_128_hexdigest(data) != manifest.server_hash:
+        raise Damaged(f"{server.name} does not match its checksum")
+    try:
+        return manifest, load(data)
+    except SafetensorError as error:
+        raise Damaged(f"{server.name}: {error}") from None
+
+
+def _read_clients(
+    folder: Path,
+    manifest: Manifest,
+    replicated: Mapping[str, Tensor],
+    layout: RecordLayout,
+    placement: Placement,
+    rank: int,
+) -> Mapping[int, State]:
+    """Read the records of the clients at home on this rank."""
+    touched = replicated["touched"].numpy()
+    if len(touched) != manifest.num_clients:
+        raise Damaged(f"{stem(manifest.round)}.json does not belong to its other files")
+    places = np.flatnonzero(placement.home_of(touched) == rank)
+    if not len(places):
+        return {}
+    offsets = layout.offsets(manifest.sections or [len(touched)], manifest.version)[places]
+    path, payloads = folder / f"{stem(manifest.round)}.clients", dict[int, bytes]()
+    try:
+        with open_file(path) as file:
+            for client, offset in zip(touched[places].tolist(), offsets.tolist(), strict=True):
+                file.seek(offset)
+                payloads[client] = layout.read(file, client, manifest.round)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except Malformed as error:
+        raise Damaged(f"{path.name} is {error}") from None
+    return _Records(payloads, layout)
+
+
+class _Records(Mapping[int, State]):
+    """Clients' states, as tensors when they are asked for: a million of them at once would take ten times the bytes."""
+
+    def __init__(self, payloads: Mapping[int, bytes], layout: RecordLayout):
+        self._payloads, self._layout = payloads, layout
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._payloads)
+
+    def __getitem__(self, client: int) -> State:
+        return self._layout.state_of(self._payloads[client])

@@ -1,0 +1,277 @@
+"""Writing of checkpoints on a background thread, while the next rounds train.
+
+States are never changed in place, so a snapshot is references; the thread turns them into bytes. Each rank writes the
+clients at home on it. A later round's reduction carries how far each rank is; once all are done, rank 0 renames the
+files and writes the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hpcfed.client.state_store import ClientStates
+from hpcfed.config.limits import next_kept
+from hpcfed.errors import EnvironmentFailure
+from hpcfed.io.atomic import to_disk, write_whole
+from hpcfed.ranks.threads import start
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.checkpoint.layout import NO_FILE_ERRORS, SUFFIXES, Manifest, RecordLayout, stem
+from hpcfed.run_folder.folder import RunFolder
+from hpcfed.types import State
+
+log = logging.getLogger("hpcfed")
+
+CHECKPOINT_FILES = re.compile(
+    r"round-\d{8,}\.(json|server|clients)"
+    r"|\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)"
+)
+"""Names that this package gives to files in ``checkpoints/``; all others are the user's."""
+PIECE, BUFFERED = 1 << 16, 1 << 20
+"""Bytes per read when a file is hashed, and per write of small records."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A simulation after a round: references only.
+
+    Attributes:
+        round: t.
+        replicated: vectors and scalars that are the same on every rank.
+        touched: clients that have a state on any rank, (n,) int64, by the rank that they are at home on and by number.
+        sections: how many are at home on each rank, (P,).
+        clients: states of those at home here.
+        progress: plain JSON, the same on every rank.
+    """
+
+    round: int
+    replicated: Mapping[str, Tensor]
+    touched: np.ndarray
+    sections: Sequence[int]
+    clients: Mapping[int, State]
+    progress: Mapping[str, Any]
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time into a run folder.
+
+    Args:
+        folder: ``checkpoints/`` of the run folder.
+        recipe: digest of the recipe.
+        keep: how many checkpoints stay, or ``spaced``.
+        layout: of the clients' records.
+        states: the store that keeps a snapshot's states while it is written.
+        initial: returns the state of a client that has taken part, but has kept the one that it began with.
+        session: a name unique to this job in this folder.
+        world: the ranks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: str,
+        keep: int | str,
+        layout: RecordLayout,
+        states: ClientStates,
+        initial: Callable[[], State],
+        session: str,
+        world: World,
+    ):
+        self._folder, self._recipe, self._keep, self._layout = folder, recipe, keep, layout
+        self._states, self._initial, self._session, self._world = states, initial, session, world
+        self._thread: threading.Thread | None = None
+        self._pending: Manifest | None = None
+        self._failure: EnvironmentFailure | None = None
+        self._done = 0
+        self.seconds = 0.0
+        """Seconds of the last checkpoint, from snapshot to the end of this rank's part."""
+
+    @property
+    def written(self) -> int:
+        """Round of the last checkpoint of which this rank's part is on disk."""
+        return self._done
+
+    @property
+    def failure(self) -> EnvironmentFailure | None:
+        """The error with which this rank's part could not be written, or None."""
+        return self._failure
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begin to write; `wait` has ended the write before, whose checkpoint is valid by now or never will be."""
+        self._pending = None
+        self._thread = start(threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True))
+
+    def wait(self) -> None:
+        """Wait until this rank's part is on disk, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._states.end_snapshot()
+
+    def awaits(self, written_everywhere: int) -> bool:
+        """Whether this rank is rank 0 and has to make valid the checkpoint that all ranks have written."""
+        return self._pending is not None and self._pending.round == written_everywhere
+
+    def settle(self, run: RunFolder) -> None:
+        """Make the checkpoint valid: rename its files, write the manifest, remove the oldest checkpoint.
+
+        The run's record must have the checkpoint's rounds on disk before. An OSError becomes the `failure`.
+        """
+        manifest, self._pending = self._pending, None
+        if manifest is None:
+            return
+        try:
+            run.to_disk()
+            for suffix in ("server", "clients") if manifest.num_clients else ("server",):
+                self._temporary(manifest.round, suffix).replace(self._folder / f"{stem(manifest.round)}.{suffix}")
+            write_whole(self._folder / f"{stem(manifest.round)}.json", manifest.to_json())
+            to_disk(self._folder)  # the names, before older ones go
+            remove_all_but(self._folder, self._keep)
+        except OSError as error:
+            self._failure = self._refused(manifest.round, error)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        started = time.perf_counter()
+        try:
+            self._write_clients(snapshot)
+            if self._world.is_root:
+                digest, sha256 = self._write_server(snapshot)
+                known = snapshot.round, self._recipe, digest, len(snapshot.touched), dict(snapshot.progress)
+                self._pending = Manifest(*known, sha256=sha256, sections=snapshot.sections)
+        except Exception as error:  # an exception that ends a thread is lost otherwise
+            log.error("the checkpoint of round %d cannot be written", snapshot.round, exc_info=error)
+            self._failure = self._refused(snapshot.round, error)
+            return
+        self.seconds = time.perf_counter() - started
+        self._done = snapshot.round
+
+    def _write_clients(self, snapshot: Snapshot) -> None:
+        """Write this rank's records."""
+        first = sum(snapshot.sections[: self._world.rank])
+        mine = snapshot.touched[first : first + snapshot.sections[self._world.rank]].tolist()
+        if not mine:
+            return
+        path = self._temporary(snapshot.round, "clients")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", BUFFERED) as file:
+            file.seek(int(self._layout.offsets(snapshot.sections)[first]))
+            for client in mine:
+                state = snapshot.clients.get(client) or self._initial()
+                self._layout.write(file, client, snapshot.round, state)
+                self._states.release(client)
+            file.flush()
+            os.fsync(file)
+
+    def _write_server(self, snapshot: Snapshot) -> tuple[str, str]:
+        """Write the replicated tensors, straight from their memory, and return the file's XXH3-128 and SHA-256.
+
+        safetensors leaves a temporary file of unknown name if it is killed, so it writes into a separate folder. It
+        also makes the file unreadable to others, under any umask; a file created before shows the right mode.
+        """
+        path, folder = (self._temporary(snapshot.round, suffix) for suffix in ("server", "folder"))
+        folder.mkdir()
+        written = folder / "server"
+        written.touch()
+        allowed = stat.S_IMODE(written.stat().st_mode)
+        save_file(_apart(snapshot.replicated), written)
+        written.chmod(allowed)
+        written.replace(path)
+        folder.rmdir()
+        to_disk(path)
+        digest, sha256 = xxhash.xxh3_128(), hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+                sha256.update(piece)
+        return digest.hexdigest(), sha256.hexdigest()
+
+    def _temporary(self, round: int, suffix: str) -> Path:
+        return self._folder / f".{stem(round)}.{self._session}.{suffix}"
+
+    def _refused(self, round: int, error: Exception) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"the checkpoint of round {round} cannot be written",
+            where=str(self._folder),
+            got=getattr(error, "strerror", None) or str(error),
+            remedy="free space there; the run goes on from the checkpoint before",
+        )
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors, those that share memory as copies: safetensors refuses shared memory."""
+    places = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+    return {
+        name: tensor.clone() if places[tensor.untyped_storage().data_ptr()] > 1 else tensor.contiguous()
+        for name, tensor in tensors.items()
+    }
+
+
+def manifests(folder: Path) -> list[Path]:
+    """Return the manifests of a folder, newest first; none if there is no folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return sorted((path for path in _ours(folder) if path.name[0] != "." and path.suffix == ".json"), reverse=True)
+
+
+def _ours(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if CHECKPOINT_FILES.fullmatch(path.name)]
+    except OSError as error:
+        if error.errno in NO_FILE_ERRORS:
+            return []
+        raise
+
+
+def remove_all_but(folder: Path, keep: int | str) -> None:
+    """Remove the checkpoints that do not stay, manifest first: one that is half removed is then no checkpoint."""
+    for manifest in _superfluous(manifests(folder), keep):
+        for suffix in reversed(SUFFIXES):
+            manifest.with_suffix(f".{suffix}").unlink(missing_ok=True)
+
+
+def _superfluous(newest_first: list[Path], keep: int | str) -> list[Path]:
+    """Return the manifests of checkpoints that do not stay; see `hpcfed.config.limits.Checkpoint`."""
+    if isinstance(keep, int):
+        return newest_first[keep:]
+    found, wanted = [], 0
+    for manifest in reversed(newest_first[2:]):
+        round = round_of(manifest)
+        if round < wanted:
+            found.append(manifest)
+        else:
+            wanted = next_kept(round)
+    return found
+
+
+def round_of(manifest: Path) -> int:
+    """Return the round of a checkpoint, from its manifest's name."""
+    return int(manifest.stem.removeprefix("round-"))
+
+
+def remove_remains(folder: Path, done: int) -> None:
+    """Remove temporary files of a killed job, files without a manifest, and damaged checkpoints, which are those after
+    round `done`. Files whose names do not match `CHECKPOINT_FILES` are the user's and stay.
+    """
+    whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
+    for path in _ours(folder):
+        if path.suffix == ".folder":
+            shutil.rmtree(path)
+        elif path.stem not in whole:
+            path.unlink(missing_ok=True)

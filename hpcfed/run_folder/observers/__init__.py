@@ -1,0 +1,143 @@
+"""Observers of a run: objects called on rank 0 at its start, after each round and at its end, without effect on it.
+
+An observer is any object with one or more of these methods:
+
+    start(run)      before the first round of this job; see `Started`
+    round(row)      after each round: a copy of its row of ``metrics.jsonl``
+    end(status)     ``finished``, ``stopped``, ``diverged`` or ``failed``
+
+An observer that raises is logged once, and not called again.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfed.config import registry
+from hpcfed.config.factory import imported, made
+from hpcfed.config.load import to_plain
+from hpcfed.config.observer import Observer
+from hpcfed.config.recipe import Recipe
+from hpcfed.config.user_code.blame import place_of
+from hpcfed.errors import RAISED, InputError
+from hpcfed.ranks.world import World
+from hpcfed.run_folder.outcome import status_of
+
+log = logging.getLogger("hpcfed")
+METHODS = ("start", "round", "end")
+
+
+@dataclass(frozen=True)
+class Started:
+    """The argument of ``start``: the resolved recipe and the environment as plain data (copies), and the number of
+    rounds done before, more than 0 if the run goes on from a checkpoint.
+    """
+
+    name: str
+    folder: Path
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    done: int
+
+
+def check_observers(sections: Sequence[Observer], python_path: Sequence[Path]) -> None:
+    """Check that the recipe's observers can be imported, without making any.
+
+    Raises:
+        InputError: a library is not installed, or a factory cannot be imported.
+    """
+    for section in sections:
+        if section.factory is not None:
+            imported(section.factory, python_path, "observers.factory")
+        elif importlib.util.find_spec(str(section.name)) is None:
+            remedy = f"pip install {section.name}"
+            raise InputError(f"observers: {section.name}, which is not installed", remedy=remedy)
+
+
+class Observers:
+    """The observers of one job; on ranks other than 0 there are none.
+
+    Raises:
+        InputError: one of them cannot be made. The same on every rank.
+    """
+
+    def __init__(self, recipe: Recipe, world: World):
+        self._recipe = recipe
+        self._observers: list[tuple[str, Any]] = []
+        world.on_root(self._make)
+
+    @contextmanager
+    def watching(self, environment: Mapping[str, Any], done: int) -> Iterator[None]:
+        """Call each observer's ``start``, and its ``end`` however the block ends."""
+        for name, observer in [*self._observers]:
+            recipe, facts = to_plain(self._recipe), copy.deepcopy(dict(environment))
+            self._call(name, observer, "start", Started(self._recipe.name, self._recipe.output, recipe, facts, done))
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            for name, observer in [*self._observers]:
+                self._call(name, observer, "end", status_of(error))
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Call each observer's ``round``."""
+        for name, observer in [*self._observers]:
+            self._call(name, observer, "round", copy.deepcopy(dict(row)))
+
+    def _make(self) -> None:
+        for section in self._recipe.observers:
+            with _leaving_no_trace():
+                self._observers.append((str(section.name or section.factory), _made(section, self._recipe.python_path)))
+
+    def _call(self, name: str, observer: Any, method: str, argument: Any) -> None:
+        function = getattr(observer, method, None)
+        if function is None:
+            return
+        try:
+            with _leaving_no_trace():
+                function(argument)
+        except RAISED as error:  # an observer's error of any kind must not end the run
+            place = place_of(error)
+            words = f"{method} raised" + (f" at {place}" if place else "")
+            log.warning("observer %s: %s; it is not called again", name, words, exc_info=error)
+            self._observers.remove((name, observer))
+
+
+def _made(section: Observer, python_path: Sequence[Path]) -> Any:
+    if section.factory is None:
+        return registry.entry(__name__, str(section.name)).observer(section.args)
+    observer = made(section.factory, section.args, python_path, "observers.factory", "check its args")
+    if not any(callable(getattr(observer, method, None)) for method in METHODS):
+        expected = f"an object with {', '.join(METHODS)}, or one of them"
+        raise InputError(
+            f"observers.factory {section.factory!r}", expected=expected, got=f"a {type(observer).__name__}"
+        )
+    return observer
+
+
+@contextmanager
+def _leaving_no_trace() -> Iterator[None]:
+    """Restore the torch settings that decide a run's numbers; random streams are seeded at each use."""
+    import torch
+
+    threads, dtype, gradients = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != deterministic:
+            torch.use_deterministic_algorithms(deterministic, warn_only=True)

@@ -1,1 +1,0 @@
-"""Tools around a run: benchmarks, and the estimate of a recipe's time and memory."""
