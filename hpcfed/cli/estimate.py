@@ -102,7 +102,7 @@ def _rows(costs: Estimate) -> Iterator[tuple[str, str, str]]:
         yield "GPU memory, a rank", decimal(costs.device_bytes_per_rank), "measured here, and its share likewise"
     yield "clients' states", decimal(costs.state_bytes), f"{computed}, over all ranks"
     yield "a checkpoint", decimal(costs.checkpoint_bytes), f"{computed}, at most"
-    yield "checkpoints on disk", decimal(costs.checkpoints_bytes), f"{computed}, at most"
+    yield "checkpoints on disk", decimal(costs.checkpoints_bytes), f"{computed}: {costs.num_checkpoints} kept, at most"
     yield "record on disk", decimal(costs.record_bytes), f"{computed}, roughly"
     yield (
         "models on disk",

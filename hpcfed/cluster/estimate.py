@@ -69,7 +69,8 @@ class Estimate:
         idle: how many ranks have nothing to train, in words; "" if none.
         reduced_bytes: of one round's Allreduce, on each rank.
         state_bytes: of clients' states after all possible participants have taken part.
-        checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once.
+        checkpoint_bytes: of one checkpoint at that time; `checkpoints_bytes`: of all that are on disk at once, the
+            `num_checkpoints` that are kept and one that is being written.
         record_bytes: of ``metrics.jsonl`` and ``clients.csv``, for all seeds.
         models_bytes: of the last and the evaluated model, for all seeds; without private parts.
     """
@@ -91,6 +92,7 @@ class Estimate:
     reduced_bytes: int
     state_bytes: int
     checkpoint_bytes: int
+    num_checkpoints: int
     checkpoints_bytes: int
     record_bytes: int
     models_bytes: int
@@ -134,7 +136,8 @@ def estimate(
     simulation = Simulation(few)
     with parts.clients:
         measured, num_vectors = _measure(recipe, few, simulation, evaluator)
-        checkpoint = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation).bytes_at_most()
+        checkpoints = Checkpoints(recipe, RunFolder(recipe.output), parts, simulation)
+        checkpoint, num_kept = checkpoints.bytes_at_most(), checkpoints.most_kept()
         state = sum(tensor.nbytes for tensor in parts.method.local.begin(simulation.w).values())
     slowest, average = _work(recipe, parts, whole, ranks)
     kind = KINDS[recipe.reduction]
@@ -165,9 +168,8 @@ def estimate(
         reduced_bytes=reduced,
         state_bytes=states,
         checkpoint_bytes=checkpoint,
-        checkpoints_bytes=checkpoint * (recipe.checkpoint.most_kept(recipe.rounds) + 1)
-        if recipe.checkpoint.every
-        else 0,
+        num_checkpoints=num_kept if recipe.checkpoint.every else 0,
+        checkpoints_bytes=checkpoint * (num_kept + 1) if recipe.checkpoint.every else 0,
         record_bytes=seeds * _record_bytes(recipe, parts),
         models_bytes=seeds * (1 + (recipe.evaluate.model != "last")) * parts.initial_w.nbytes,
     )

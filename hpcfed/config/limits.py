@@ -114,15 +114,18 @@ def a_batch_size(value: Any) -> Any:
     raise ValueError(f"a whole number from 1 to {MAX_COUNT}, or 'full'")
 
 
-A_KEEP = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, {"const": "spaced"}]}
+NAMED_KEEPS = ("even", "spaced")
+A_KEEP = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_COUNT}, {"enum": [*NAMED_KEEPS]}]}
 """JSON Schema of the values that `a_keep` accepts."""
+MOST_STATES, MOST_BYTES_OF_STATES = 20, 1 << 30
+"""Evenly spaced checkpoints that ``keep: even`` keeps, while they take less than so many bytes."""
 
 
 def a_keep(value: Any) -> Any:
-    """Validate a number of checkpoints, or ``spaced``."""
-    if value == "spaced" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
+    """Validate a number of checkpoints, ``even`` or ``spaced``."""
+    if value in NAMED_KEEPS or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
         return value
-    raise ValueError(f"a whole number from 1 to {MAX_COUNT}, or 'spaced'")
+    raise ValueError(f"a whole number from 1 to {MAX_COUNT}, {' or '.join(map(repr, NAMED_KEEPS))}")
 
 
 def a_guess(value: Any) -> Any:
@@ -167,18 +170,31 @@ class LrFrom(Section):
 
 
 class Checkpoint(Section):
-    """When to save the run, in rounds or in time (0: only if it is stopped early), and how many checkpoints to keep.
+    """When to save the run, in rounds or in time (0: only if it is stopped early), and which checkpoints to keep.
 
-    ``keep: spaced`` keeps the newest two, and each whose round is at least 5/4 of the one kept before it: ten a decade.
+    ``keep: even`` keeps the newest two and, so that `verify` and `replay` can enter near any round, 20 more at equal
+    distances, which are written even if none is due by `every`; fewer where they would take 1 GiB. ``keep: spaced``
+    keeps the newest two, and each whose round is at least 5/4 of the one kept before it: ten a decade.
     """
 
     every: Annotated[int | str, PlainValidator(a_period), WithJsonSchema(A_PERIOD)] = "10min"
-    keep: Annotated[int | Literal["spaced"], PlainValidator(a_keep), WithJsonSchema(A_KEEP)] = 2
+    keep: Annotated[int | Literal["even", "spaced"], PlainValidator(a_keep), WithJsonSchema(A_KEEP)] = "even"
+
+    def num_states(self, rounds: int, each: int) -> int:
+        """Return how many evenly spaced checkpoints a run of so many rounds keeps, of at most `each` bytes."""
+        if not self.every or self.keep != "even":
+            return 0
+        return min(MOST_STATES, (MOST_BYTES_OF_STATES - 1) // max(each, 1), rounds)
+
+    @property
+    def newest_kept(self) -> int:
+        """How many of the newest checkpoints are kept."""
+        return self.keep if isinstance(self.keep, int) else 2
 
     def most_kept(self, rounds: int) -> int:
-        """Return how many checkpoints a run of so many rounds keeps at most."""
+        """Return how many checkpoints a run of so many rounds keeps at most, without evenly spaced ones."""
         if self.keep != "spaced":
-            return self.keep
+            return self.newest_kept
         count, round = 2, 1
         while round <= rounds:
             count, round = count + 1, next_kept(round)
@@ -188,3 +204,11 @@ class Checkpoint(Section):
 def next_kept(round: int) -> int:
     """Return the first round whose checkpoint ``keep: spaced`` keeps after one of `round`."""
     return round + max(1, -(-round // 4))
+
+
+def stretch_of(round: int, rounds: int, states: int) -> int:
+    """Return the stretch that begins with the state after a round, of `states` equal ones over all rounds.
+
+    A state is due after each round with which another stretch begins: after the first, ⌈T/states⌉.
+    """
+    return round * states // rounds

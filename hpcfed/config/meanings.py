@@ -101,9 +101,9 @@ MEANINGS = {
         "`accuracy` or `loss` on the test set"
     ),
     "checkpoint": (
-        "`{every: 10min, keep: 2}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped "
-        "early. The run goes on from it, on any number of ranks. `keep: spaced` keeps ten a decade of rounds, "
-        "so that `verify` and `replay` begin near by"
+        "`{every: 10min, keep: even}`: in rounds (`every: 50`) or in time; 0: only when the run is stopped early. "
+        "`even` keeps two and, for `verify` and `replay`, 20 at equal distances, while they take less than 1 GiB; "
+        "`spaced` ten a decade of rounds; `2` two"
     ),
     "update_hashes": (
         "`true`: a 64-bit hash of each client's update, 8 bytes a client and round in `update-hashes.bin`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from hpcfed.io.text import MAX_YAML_LENGTH, Malformed, parse_json, parse_yaml, r
 from hpcfed.run_folder.code import ACCEPTED_CODE_FILE, CODE_FILE
 from hpcfed.run_folder.update_hashes import UPDATE_HASHES
 
-LOCK, RECIPE, CLIENTS = ".lock", "recipe.yaml", "clients.csv"
+LOCK, RECIPE, CLIENTS, RESULT = ".lock", "recipe.yaml", "clients.csv", "result.json"
 CERTIFICATE, SIGNATURE = "certificate.json", "certificate.json.sig"
 RUN_FILES = (
     "metrics.jsonl",
     CLIENTS,
     UPDATE_HASHES,
-    "result.json",
+    RESULT,
     CERTIFICATE,
     SIGNATURE,
     "environment.json",
@@ -35,6 +36,10 @@ RUN_FILES = (
 PRIVATE_FILES = re.compile(r"(client-\d+|initial)\.safetensors")
 """Files in ``private/``: the private parameters and buffers of each client, and those that all begin with."""
 INITIAL = "private/initial.safetensors"
+STATES = re.compile(r"round-\d{8,}\.(json|server|clients)")
+"""Files in ``checkpoints/``."""
+HALF_STATES = re.compile(r"\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)")
+"""Temporary files in ``checkpoints/``; what has another name there is the user's."""
 ASIDE = "previous-*"
 """Folders of earlier runs."""
 EARLY_ENTRIES = (LOCK, "logs", "checkpoints", CODE_FILE)
@@ -110,6 +115,9 @@ def put_aside(folder: Path) -> Path | None:
     number = 1
     while (aside := folder / f"previous-{number}").exists():
         number += 1
+    for entry in (folder / "checkpoints").glob(".*"):
+        if HALF_STATES.fullmatch(entry.name):  # of a job that was killed before the first checkpoint was whole
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     aside.mkdir()
     if (folder / RECIPE).exists():
         write_whole(aside / RECIPE, (folder / RECIPE).read_bytes())

@@ -159,7 +159,7 @@ def test_the_environment_names_what_the_bits_depend_on(finished):
 
 def test_progress_into_a_file_is_few_plain_lines(finished):
     room, first, last, done = finished[1].stdout.splitlines()
-    assert re.fullmatch(r"checkpoints: up to 3 of [\d.]+ \w+ in 2 files each, [\d.]+ [TGM]B free", room)
+    assert re.fullmatch(r"checkpoints: up to 23 of [\d.]+ \w+ in 2 files each, [\d.]+ [TGM]B free", room)
     for number, line in ((1, first), (ROUNDS, last)):
         assert re.match(rf"recipe: round {number}/{ROUNDS}  η_g [\d.]+  local loss [\d.]+  test loss", line)
         assert re.search(r"accuracy [\d.]+ %  [\d.]+ (rounds/s|s/round)  \d+:\d\d left$", line)

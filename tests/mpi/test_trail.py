@@ -17,7 +17,7 @@ from hpcfed.ranks.world import World
 from hpcfed.reduce.buffer import RoundBuffer
 from hpcfed.reduce.update_hash import hash_of_update
 from hpcfed.run_folder.certificate import faults, read_certificate
-from hpcfed.run_folder.checkpoint.writer import remove_all_but, round_of
+from hpcfed.run_folder.checkpoint.writer import Retention, remove_all_but, round_of
 from hpcfed.run_folder.update_hashes import read_update_hashes
 from tests.mpi.recipes import METHODS, small, write_small
 
@@ -135,7 +135,7 @@ def test_spaced_checkpoints_are_few_and_near_to_every_round(tmp_path):
     last = 300
     for round in range(1, last + 1):
         (tmp_path / f"round-{round:08}.json").touch()
-        remove_all_but(tmp_path, "spaced")
+        remove_all_but(tmp_path, Retention(Checkpoint(keep="spaced")))
         kept = sorted(map(round_of, tmp_path.iterdir()))
         assert kept[-2:] == [*range(max(1, round - 1), round + 1)]
         assert len(kept) <= Checkpoint(keep="spaced").most_kept(round)

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from rich.filesize import decimal
 
-from hpcfed.config.limits import seconds_of
+from hpcfed.config.limits import seconds_of, stretch_of
 from hpcfed.config.recipe import Recipe
 from hpcfed.errors import EnvironmentFailure, InputError
 from hpcfed.parts import Parts
 from hpcfed.run_folder.checkpoint import restore
 from hpcfed.run_folder.checkpoint.layout import PAGE, RecordLayout
-from hpcfed.run_folder.checkpoint.writer import CheckpointWriter, Snapshot, remove_remains
+from hpcfed.run_folder.checkpoint.writer import CheckpointWriter, Retention, Snapshot, remove_remains
 from hpcfed.run_folder.code import FRESH
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.run_folder.identity import identities, identity
@@ -46,10 +46,11 @@ class Checkpoints:
         self._folder = folder.path / "checkpoints"
         self._world = parts.world
         self._layout = RecordLayout(parts.method.local.begin(simulation.w))
+        self._states = recipe.checkpoint.num_states(recipe.rounds, self.bytes_at_most())
         self._writer = CheckpointWriter(
             self._folder,
             identity(recipe),
-            recipe.checkpoint.keep,
+            Retention(recipe.checkpoint, self._states, recipe.rounds),
             self._layout,
             parts.clients,
             lambda: parts.method.local.begin(parts.initial_w),
@@ -123,7 +124,7 @@ class Checkpoints:
         except OSError as error:
             what = error.strerror or str(error)
             raise InputError("checkpoints cannot be written", where=str(self._folder), got=what) from None
-        each, copies = self.bytes_at_most(), self._recipe.checkpoint.most_kept(self._recipe.rounds) + 1
+        each, copies = self.bytes_at_most(), self.most_kept() + 1
         if each * copies > free:
             raise EnvironmentFailure(
                 "checkpoints do not fit",
@@ -135,6 +136,10 @@ class Checkpoints:
         files = 3 if self._parts.method.local.stateful else 2
         when = "" if self._recipe.checkpoint.every else " at an early stop alone"
         return f"checkpoints{when}: up to {copies} of {decimal(each)} in {files} files each, {decimal(free)} free"
+
+    def most_kept(self) -> int:
+        """Return how many checkpoints are kept at most."""
+        return self._recipe.checkpoint.most_kept(self._recipe.rounds) + self._states
 
     def bytes_at_most(self) -> int:
         """Return the largest size of a checkpoint: with a state of every client that can have taken part."""
@@ -166,6 +171,7 @@ class Checkpoints:
         if every == 0 and not early:
             return
         self._is_due |= last or Request.CHECKPOINT in requests or (isinstance(every, int) and round % every == 0)
+        self._is_due |= self._begins_stretch(round)
         if last:
             self.finish()
         if self._is_due and (last or self._saved_round <= max(written, self.done)):  # the one before must be valid
@@ -173,6 +179,13 @@ class Checkpoints:
             self._last = time.monotonic()
             self._saved_round = round
             self._writer.start(self._snapshot(round, progress))
+        if not last and self._begins_stretch(round + 1):  # whose reduction then says that this one is written
+            self._writer.wait()
+
+    def _begins_stretch(self, round: int) -> bool:
+        """Whether one of the evenly spaced states is due after a round."""
+        before, now = (stretch_of(one, self._recipe.rounds, self._states) for one in (round - 1, round))
+        return now > before
 
     def _snapshot(self, round: int, progress: Mapping[str, Any]) -> Snapshot:
         simulation, touched = self._simulation, np.flatnonzero(self._simulation.touched)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import shutil
 import stat
 import threading
@@ -27,22 +26,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hpcfed.client.state_store import ClientStates
-from hpcfed.config.limits import next_kept
+from hpcfed.config.limits import Checkpoint, next_kept, stretch_of
 from hpcfed.errors import EnvironmentFailure
 from hpcfed.io.atomic import to_disk, write_whole
 from hpcfed.ranks.threads import start
 from hpcfed.ranks.world import World
 from hpcfed.run_folder.checkpoint.layout import NO_FILE_ERRORS, SUFFIXES, Manifest, RecordLayout, stem
+from hpcfed.run_folder.files import HALF_STATES, STATES
 from hpcfed.run_folder.folder import RunFolder
 from hpcfed.types import State
 
 log = logging.getLogger("hpcfed")
 
-CHECKPOINT_FILES = re.compile(
-    r"round-\d{8,}\.(json|server|clients)"
-    r"|\.round-\d{8,}\.([0-9a-f]{8}\.(server|clients|folder)|json\.\d+\.tmp)"
-)
-"""Names that this package gives to files in ``checkpoints/``; all others are the user's."""
 PIECE, BUFFERED = 1 << 16, 1 << 20
 """Bytes per read when a file is hashed, and per write of small records."""
 
@@ -74,7 +69,7 @@ class CheckpointWriter:
     Args:
         folder: ``checkpoints/`` of the run folder.
         recipe: digest of the recipe.
-        keep: how many checkpoints stay, or ``spaced``.
+        keep: which checkpoints stay.
         layout: of the clients' records.
         states: the store that keeps a snapshot's states while it is written.
         initial: returns the state of a client that has taken part, but has kept the one that it began with.
@@ -86,7 +81,7 @@ class CheckpointWriter:
         self,
         folder: Path,
         recipe: str,
-        keep: int | str,
+        keep: Retention,
         layout: RecordLayout,
         states: ClientStates,
         initial: Callable[[], State],
@@ -232,32 +227,46 @@ def manifests(folder: Path) -> list[Path]:
 
 def _ours(folder: Path) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if CHECKPOINT_FILES.fullmatch(path.name)]
+        return [path for path in folder.iterdir() if any(names.fullmatch(path.name) for names in (STATES, HALF_STATES))]
     except OSError as error:
         if error.errno in NO_FILE_ERRORS:
             return []
         raise
 
 
-def remove_all_but(folder: Path, keep: int | str) -> None:
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay; see `hpcfed.config.limits.Checkpoint`.
+
+    Attributes:
+        section: the recipe's ``checkpoint``.
+        states: evenly spaced ones over `rounds`, beside the newest.
+        rounds: T.
+    """
+
+    section: Checkpoint
+    states: int = 0
+    rounds: int = 1
+
+    def superfluous(self, newest_first: Sequence[int]) -> list[int]:
+        """Return the rounds whose checkpoints do not stay."""
+        found, wanted, stretch = [], 0 if self.section.keep == "spaced" else None, 0
+        for round in reversed(newest_first[self.section.newest_kept :]):
+            stays = False
+            if wanted is not None and round >= wanted:
+                stays, wanted = True, next_kept(round)
+            if self.states and stretch_of(round, self.rounds, self.states) > stretch:
+                stays, stretch = True, stretch_of(round, self.rounds, self.states)
+            if not stays:
+                found.append(round)
+        return found
+
+
+def remove_all_but(folder: Path, keep: Retention) -> None:
     """Remove the checkpoints that do not stay, manifest first: one that is half removed is then no checkpoint."""
-    for manifest in _superfluous(manifests(folder), keep):
+    for round in keep.superfluous([round_of(manifest) for manifest in manifests(folder)]):
         for suffix in reversed(SUFFIXES):
-            manifest.with_suffix(f".{suffix}").unlink(missing_ok=True)
-
-
-def _superfluous(newest_first: list[Path], keep: int | str) -> list[Path]:
-    """Return the manifests of checkpoints that do not stay; see `hpcfed.config.limits.Checkpoint`."""
-    if isinstance(keep, int):
-        return newest_first[keep:]
-    found, wanted = [], 0
-    for manifest in reversed(newest_first[2:]):
-        round = round_of(manifest)
-        if round < wanted:
-            found.append(manifest)
-        else:
-            wanted = next_kept(round)
-    return found
+            (folder / f"{stem(round)}.{suffix}").unlink(missing_ok=True)
 
 
 def round_of(manifest: Path) -> int:
@@ -267,7 +276,7 @@ def round_of(manifest: Path) -> int:
 
 def remove_remains(folder: Path, done: int) -> None:
     """Remove temporary files of a killed job, files without a manifest, and damaged checkpoints, which are those after
-    round `done`. Files whose names do not match `CHECKPOINT_FILES` are the user's and stay.
+    round `done`. The user's files stay.
     """
     whole = {path.stem for path in manifests(folder) if path.stem <= stem(done)}
     for path in _ours(folder):
