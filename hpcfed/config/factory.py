@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from hpcfed.config.metrics import references
 from hpcfed.config.recipe import Local, Recipe
 from hpcfed.config.user_code.blame import defined_at, described, place_of, refusal
-from hpcfed.config.user_code.modules import search
+from hpcfed.config.user_code.finder import import_named
 from hpcfed.errors import RAISED, InputError, did_you_mean, nearest, shown
 
 STEP = ("parameters", "batch", "context")
@@ -41,9 +40,10 @@ def imported(reference: str, python_path: Sequence[Path], key: str) -> Callable[
         InputError: no such module or name, or the module raises while it is imported.
     """
     module_name, _, function_name = reference.partition(":")
-    search(python_path)
     try:
-        module = import_module(module_name)
+        module = import_named(module_name, python_path, key)
+    except InputError:
+        raise
     except RAISED as error:  # the user's module may raise anything
         place = place_of(error)
         looked = f"looked in {', '.join(map(str, python_path)) or 'the installed packages'}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpcfed.config import metrics
 from hpcfed.config.recipe import Recipe
-from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, search, source_in_notebook
+from hpcfed.config.user_code.modules import Source, is_installed, loaded, read_source, source_in_notebook
 from hpcfed.errors import InputError, first_of
 from hpcfed.io.atomic import write_whole
 from hpcfed.io.text import parse_json, read_text
@@ -64,10 +64,9 @@ NO_CODE: Mapping[str, Any] = {"files": {}, "since": 1, "before": []}
 
 def references(recipe: Recipe) -> list[str]:
     """Return a recipe's references to user code that decides its result; installed packages are left out."""
-    search(recipe.python_path)
     factories = recipe.algorithm.factory, recipe.model.factory, recipe.loss.factory, recipe.local.step
     named = [*factories, *metrics.references(recipe.evaluate.metrics)]
-    return [reference for reference in named if reference is not None and not is_installed(reference)]
+    return [one for one in named if one is not None and not is_installed(one, recipe.python_path)]
 
 
 def own_code(recipe: Recipe) -> dict[str, Source]:
@@ -102,6 +101,14 @@ def check_hosts(recipe: Recipe, world: World) -> None:
                     got=f"one on {world.hosts[0]} and another on {world.hosts[rank]}",
                     remedy="keep the recipe and its code in a folder that all hosts share",
                 )
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """The user's modules of the rounds from `since` on."""
+
+    since: int
+    files: Mapping[str, Source]
 
 
 class CodeRecord:
@@ -139,12 +146,28 @@ class CodeRecord:
         """Name the recorded files that differ from those loaded, or on disk if not loaded yet; "" if none."""
         return first_of(list(self.changed(recipe).values()), 3)
 
+    def versions(self) -> list[CodeVersion]:
+        """Return the code of the rounds, in their order; one without files if none is recorded.
+
+        Raises:
+            InputError: the file is malformed.
+        """
+        found = self._read()
+        return [
+            CodeVersion(one["since"], {name: Source(**entry) for name, entry in one["files"].items()})
+            for one in (*found["before"], found)
+        ]
+
     def changed(self, recipe: Recipe) -> dict[str, str]:
         """Return the recorded modules that differ, each with what its file does."""
+        return self.changed_from(recipe, self._files())
+
+    def changed_from(self, recipe: Recipe, files: Mapping[str, Source]) -> dict[str, str]:
+        """Return which of some recorded modules differ, each with what its file does."""
         if not references(recipe):
             return {}
         here, changed = own_code(recipe), {}
-        for name, then in self._files().items():
+        for name, then in files.items():
             now = here.get(name) or _now(then, recipe.python_path)
             if now.hash == then.hash:  # "" if it was gone, too, when the code was last accepted
                 continue

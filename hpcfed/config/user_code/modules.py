@@ -1,33 +1,26 @@
-"""User code: its loaded modules, and their sources as this process imported them.
-
-A file is user code if it belongs neither to Python, nor to an installed package, nor to hpcfed.
-"""
+"""User code: its loaded modules, and their sources as this process imported them."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import xxhash
 
+from hpcfed.config.user_code.finder import find_in, is_own
 from hpcfed.io.text import open_file
 
-INSTALLED = ("site-packages", "dist-packages")
-"""Folders of installed packages, in any environment."""
-CELLS = ("<ipython-input", "<stdin>")
-"""File names of code typed at a prompt; a notebook's cells name a file in a temporary folder."""
 NOTEBOOK = "__main__"
 
 
@@ -47,6 +40,11 @@ class Source:
     hash: str
     text: str | None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text has the hash."""
+        return self.text is not None and xxhash.xxh3_128_hexdigest(self.text.encode()) == self.hash
+
     def differs_at(self, other: Source) -> int | None:
         """Return the first line, from 1, in which two texts differ."""
         if self.text is None or other.text is None:
@@ -60,29 +58,6 @@ class Source:
 
 _loaded: dict[str, tuple[object, Source]] = {}
 """Module → the stamp of its import (see `_stamp`), and its source as read right after."""
-
-
-def is_own(file: str) -> bool:
-    """Whether a file, as named by a module or a frame, is user code."""
-    if file.startswith("<"):
-        return file.startswith(CELLS)
-    return not file.startswith(_libraries()) and not any(name in INSTALLED for name in Path(file).parts)
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    """Folders of Python, of its packages, and of hpcfed, as path prefixes."""
-    python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = Path(__file__).parents[2]
-    folders = [*python, str(ours), str(ours.with_name("data_prep"))]
-    return tuple({f"{folder}{os.sep}" for path in folders for folder in (path, os.path.realpath(path))})
-
-
-def search(python_path: Sequence[Path]) -> None:
-    """Put these folders, in this order, at the front of the import path."""
-    wanted = [str(folder) for folder in python_path]
-    if sys.path[: len(wanted)] != wanted:
-        sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
 
 
 def outdated(python_path: Sequence[Path]) -> list[str]:
@@ -113,7 +88,7 @@ def forget(names: Iterable[str]) -> None:
 
 def _is_found_elsewhere(name: str, python_path: Sequence[Path]) -> bool:
     """Whether the recipe's folders have another file for a loaded module."""
-    spec = PathFinder.find_spec(name, [str(folder) for folder in python_path])
+    spec = find_in(python_path, name)
     file = _file_of(sys.modules[name]) if name in sys.modules else None
     found = None if spec is None else spec.origin
     return found is not None and file is not None and os.path.realpath(found) != os.path.realpath(file)
@@ -134,7 +109,7 @@ def loaded(folders: Sequence[Path], references: Iterable[str], leave_out: Iterab
         leave_out: modules to leave out.
     """
     references = [*references]
-    ignored, roots = {*leave_out}, _with_real([*folders, *_homes(references)])
+    ignored, roots = {*leave_out}, _with_real([*folders, *_homes(references, folders)])
     found = {}
     for name, file in _own_files():
         root = next((root for root in roots if file.startswith(root)), None)
@@ -156,24 +131,47 @@ def _of_main(references: Sequence[str]) -> dict[str, Source]:
 
 
 def source_in_notebook(name: str) -> Source:
-    """Return the source of a notebook's function or class, with all the notebook's definitions that it uses."""
-    parts: dict[str, str] = {}
-    variables = vars(sys.modules[NOTEBOOK])
-    pending = [name]
-    while pending:
-        used = pending.pop()
-        if used in parts or used not in variables:
-            continue
+    """Return the source of a notebook's function or class, with the notebook's definitions and imports that it uses.
+
+    What is used stands before its user, so that the text runs by itself.
+    """
+    parts, seen, variables = list[str](), set[str](), vars(sys.modules[NOTEBOOK])
+
+    def add(used: str) -> None:
+        if used in seen or used not in variables:
+            return
+        seen.add(used)
         value = variables[used]
-        if inspect.isclass(value) or inspect.isfunction(value):
-            if value.__module__ == NOTEBOOK:
-                codes = [*_codes_of(value)]
-                parts[used] = _text_of(value, codes)
-                pending += [other for code in codes for other in code.co_names]
-        elif isinstance(value, bool | int | float | str | tuple | None):
-            parts[used] = f"{used} = {value!r}\n"
-    text = "\n".join(parts[used] for used in sorted(parts))
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == NOTEBOOK:
+            codes = [*_codes_of(value)]
+            text = _text_of(value, codes)
+            for other in sorted({*_names_in(text), *(name for code in codes for name in code.co_names)}):
+                add(other)
+            parts.append(text)
+        elif inspect.ismodule(value):
+            parts.append(f"import {value.__name__} as {used}\n")
+        elif inspect.isclass(value) or inspect.isroutine(value):
+            if value.__module__ and value.__qualname__ == value.__name__:
+                parts.append(f"from {value.__module__} import {value.__name__} as {used}\n")
+        elif isinstance(value, bool | int | float | str | tuple | list | dict | None):
+            parts.append(f"{used} = {value!r}\n")
+
+    add(name)
+    text = "\n".join(parts)
     return Source(f"{NOTEBOOK}:{name}", "", xxhash.xxh3_128_hexdigest(text.encode()) if text else "", text)
+
+
+def _names_in(text: str) -> Iterator[str]:
+    """Yield the names that a definition uses when it is made: decorators, bases, defaults, class variables."""
+    with suppress(SyntaxError, ValueError):
+        pending: list[ast.AST] = [*ast.parse(textwrap.dedent(text)).body]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ast.Name):
+                yield node.id
+            later = {*node.body} if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else set()
+            inner = (one for one in ast.iter_child_nodes(node) if one not in later)
+            pending += [one for one in inner if not isinstance(one, ast.Lambda)]
 
 
 def _text_of(value: Any, codes: Sequence[CodeType]) -> str:
@@ -243,26 +241,39 @@ def _with_real(folders: Iterable[Path]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{path.rstrip(os.sep)}{os.sep}" for path in paths))
 
 
-def is_installed(reference: str) -> bool:
+def is_installed(reference: str, python_path: Sequence[Path]) -> bool:
     """Whether ``package.module:name`` is in hpcfed, in an installed package or in Python itself."""
-    origin = _origin(reference)
+    origin = _origin(reference, python_path)
     return origin is not None and not is_own(origin)
 
 
-def _homes(references: Iterable[str]) -> Iterator[Path]:
+def _homes(references: Iterable[str], python_path: Sequence[Path]) -> Iterator[Path]:
     """Yield the folders in which the packages of the user's references lie."""
-    for origin in dict.fromkeys(_origin(reference) for reference in references):
+    for origin in dict.fromkeys(_origin(reference, python_path) for reference in references):
         if origin is not None:
             path = Path(origin)
             yield path.parent.parent if path.name == "__init__.py" else path.parent
 
 
-def _origin(reference: str) -> str | None:
+def _origin(reference: str, python_path: Sequence[Path]) -> str | None:
     """Return the file of a reference's top-level package; None if it has none, and for ``__main__``."""
     package = reference.partition(":")[0].partition(".")[0]
     if package == NOTEBOOK:
         return None
     with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(package)
+        spec = find_in(python_path, package) or importlib.util.find_spec(package)
         return spec.origin if spec is not None and spec.has_location else None
     return None
+
+
+def at_hand(files: Mapping[str, Source], references: Sequence[str], python_path: Sequence[Path]) -> bool:
+    """Whether an import from the recipe's folders, or the running script, gives just these sources."""
+    roots = [Path(root) for root in _with_real([*python_path, *_homes(references, python_path)])]
+    main = _of_main(references)
+
+    def is_there(name: str, then: Source) -> bool:
+        if name.partition(":")[0] == NOTEBOOK:
+            return name in main and main[name].hash == then.hash
+        return any(read_source(then.file, str(root / then.file)).hash == then.hash for root in roots)
+
+    return all(is_there(name, then) for name, then in files.items())
